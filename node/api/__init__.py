@@ -1,0 +1,1 @@
+"""Local interfaces of a running daemon: the control socket."""

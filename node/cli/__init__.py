@@ -1,0 +1,1 @@
+"""The ``farflung`` command: one module a command."""

@@ -1,0 +1,1 @@
+"""One role's life a module; which role is decided by ``protocol.roles``."""

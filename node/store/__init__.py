@@ -1,0 +1,1 @@
+"""Durable state: the SQLite log store, the blob store and the data directory."""

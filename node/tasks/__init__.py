@@ -1,0 +1,1 @@
+"""Verifiable tasks and their rewards, in a sandboxed child process."""

@@ -1,0 +1,1 @@
+"""Child processes that own torch; the daemon only speaks to them through ``node.workers.client``."""

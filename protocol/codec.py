@@ -1,0 +1,171 @@
+"""Canonical msgpack: the only encoder and decoder of anything that is hashed or signed.
+
+1. Values are arrays, integers 0 to 2**63 - 1, bytes, printable-ASCII strings and nil. No floats, booleans,
+   maps or extension types: their encodings are not unique, or their equality differs between languages.
+2. Bytes are decoded, re-encoded and compared; a difference is a ``PeerError`` (over-long integers, trailing
+   bytes and duplicate encodings pass msgpack's own decoder silently).
+3. Size and depth are bounded before anything is built from them.
+4. The shape of a decoded value is checked by a schema (``Int``, ``Bytes``, ``Text``, ``Optional``, ``Many``,
+   ``Array``), so that the code behind it indexes without fear.
+
+Format: https://github.com/msgpack/msgpack/blob/master/spec.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from protocol.constants import MAX_DEPTH
+from protocol.errors import LocalError, PeerError
+
+MAX_INT = 2**63 - 1
+
+# A value of the canonical subset: int, bytes, str, None, or a list or tuple of values.
+Value = Any
+
+
+def _check(value: Value, depth: int) -> None:
+    if value is None or type(value) is bytes:
+        return
+    if type(value) is int:
+        if not 0 <= value <= MAX_INT:
+            raise ValueError("an integer is out of range")
+    elif type(value) is str:
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError("a string is not printable ASCII")
+    elif type(value) in (list, tuple):
+        if depth == 0:
+            raise ValueError("nesting is too deep")
+        for item in value:
+            _check(item, depth - 1)
+    else:
+        raise ValueError(f"a {type(value).__name__} has no canonical encoding")
+
+
+def encode(value: Value) -> bytes:
+    """The one encoding of ``value``. Raises ``LocalError`` for anything outside the canonical subset."""
+    try:
+        _check(value, MAX_DEPTH)
+    except ValueError as error:
+        raise LocalError(f"cannot encode: {error}") from None
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes, *, max_bytes: int, what: str = "object") -> Value:
+    """Decode ``data`` into lists, ints, bytes, strings and None, or raise ``PeerError``.
+
+    ``max_bytes`` bounds the input, ``what`` names it in the error.
+    """
+    if len(data) > max_bytes:
+        raise PeerError(f"{what}: {len(data)} bytes, at most {max_bytes} are allowed")
+    try:
+        # Each nesting level costs at least one byte; msgpack's own recursion limit is 1024 (StackError is a ValueError).
+        value = msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
+        _check(value, MAX_DEPTH)
+        canonical = msgpack.packb(value, use_bin_type=True)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise PeerError(f"{what}: not canonical msgpack ({error})") from None
+    if canonical != data:
+        raise PeerError(f"{what}: not the canonical encoding")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """An integer ``low <= value <= high``."""
+
+    low: int = 0
+    high: int = MAX_INT
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A byte string of exactly ``size`` bytes, or of at most ``most`` where ``size`` is None."""
+
+    size: int | None = None
+    most: int = MAX_INT
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A printable-ASCII string of at most ``most`` characters, one of ``choices`` where given."""
+
+    most: int = 255
+    choices: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """nil or a value of ``schema``."""
+
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """An array of at least ``least`` and at most ``most`` values of one ``schema``."""
+
+    schema: Schema
+    most: int
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array with exactly these fields, named for error messages."""
+
+    fields: tuple[tuple[str, Schema], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any canonical value: checked later, once a field before it tells which schema holds."""
+
+
+Schema = Int | Bytes | Text | Optional | Many | Array | Anything
+
+HASH = Bytes(32)
+KEY = Bytes(32)
+SIGNATURE = Bytes(64)
+
+
+def check(value: Value, schema: Schema, what: str) -> None:
+    """Check ``value`` against ``schema``; raises ``PeerError`` naming the first field that does not fit."""
+    match schema:
+        case Int(low, high):
+            if type(value) is not int or not low <= value <= high:
+                raise PeerError(f"{what}: expected an integer from {low} to {high}")
+        case Bytes(size, most):
+            if type(value) is not bytes:
+                raise PeerError(f"{what}: expected bytes")
+            if (size is not None and len(value) != size) or len(value) > most:
+                raise PeerError(f"{what}: wrong length ({len(value)} bytes)")
+        case Text(most, choices):
+            if type(value) is not str or len(value) > most or (choices is not None and value not in choices):
+                raise PeerError(f"{what}: expected " + (f"one of {', '.join(choices)}" if choices else "a short string"))
+        case Optional(inner):
+            if value is not None:
+                check(value, inner, what)
+        case Many(inner, most, least):
+            if type(value) is not list or not least <= len(value) <= most:
+                raise PeerError(f"{what}: expected an array of {least} to {most} items")
+            for item in value:
+                check(item, inner, what)
+        case Array(fields):
+            if type(value) is not list or len(value) != len(fields):
+                raise PeerError(f"{what}: expected an array of {len(fields)} fields")
+            for item, (name, inner) in zip(value, fields, strict=True):
+                check(item, inner, f"{what}.{name}")
+        case Anything():
+            pass
+
+
+def parse(data: bytes, schema: Schema, *, max_bytes: int, what: str) -> Value:
+    """``decode`` and check in one go: the way every parser of the protocol begins."""
+    value = decode(data, max_bytes=max_bytes, what=what)
+    check(value, schema, what)
+    return value

@@ -1,0 +1,68 @@
+"""Every number that two nodes must agree on, each with what breaks if it changes.
+
+None of these is read from the environment. A change of any of them is a change of the protocol.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FORMAT: Final = 1
+"""First field of every signed object. A change makes old and new nodes refuse each other's objects."""
+
+MILLION: Final = 1_000_000
+"""Rewards, log-probabilities, shares and scores are integers in millionths. A change rescales all of them."""
+
+MAX_DEPTH: Final = 8
+"""Deepest nesting of canonical msgpack. Lower refuses valid objects, higher lets a peer build deep recursion."""
+
+MAX_ENTRY_BYTES: Final = 4096
+"""Largest entry body. Replicas with different limits would hold different feeds."""
+
+MAX_ENTRIES_PER_ANCHOR: Final = 256
+"""Entries of one author that may stand on one anchor. A rule of validity: a change splits replicas."""
+
+MAX_CUT_BYTES: Final = 4 << 20
+"""Largest encoded cut with its certificate. A smaller limit stops nodes from following many authors."""
+
+MAX_GENESIS_BYTES: Final = 64 << 10
+"""Largest signed genesis. A node with a smaller limit cannot join."""
+
+MAX_PRESENCE_BYTES: Final = 4096
+"""Largest signed presence. Larger ones are dropped, and their nodes get no role."""
+
+MAX_MANIFEST_BYTES: Final = 32 << 20
+"""Largest weight manifest: 32 bytes a MiB of weights and about 100 bytes a tensor. Bounds the model's size."""
+
+MAX_SUBMISSION_BYTES: Final = 64 << 20
+"""Largest rollout submission. An inference node above it is judged malformed."""
+
+MAX_STEP_BLOB_BYTES: Final = 1 << 20
+"""Largest blob that a ``step`` entry names. Bounds the submissions of one step."""
+
+MAX_BLOB_BYTES: Final = 256 << 20
+"""Largest other blob (model configuration, tokenizer, a JSONL task set)."""
+
+CHUNK_BYTES: Final = 1 << 20
+"""Size of a weight chunk. Part of the hash of the whole: a change renames every version."""
+
+PROOF_CHUNK_TOKENS: Final = 32
+"""Response tokens that one activation commitment covers (TOPLOC's batch). A change breaks every proof."""
+
+PROOF_TOPK_SMALL: Final = 32
+"""Values a commitment holds where the hidden size is below ``PROOF_HIDDEN_LARGE``."""
+
+PROOF_TOPK_LARGE: Final = 128
+"""Values a commitment holds where the hidden size is at least ``PROOF_HIDDEN_LARGE`` (TOPLOC's k)."""
+
+PROOF_HIDDEN_LARGE: Final = 512
+"""Hidden size from which on ``PROOF_TOPK_LARGE`` applies."""
+
+FIELD_PRIME: Final = 65_497
+"""Modulus of the commitment's polynomials: the largest prime whose residues TOPLOC's format uses."""
+
+MAX_DUE_VALIDATORS: Final = 3
+"""Validators that are due to audit one submission. A change alters who decides."""
+
+KEPT_VERSIONS: Final = 5
+"""Newest versions that every holder keeps. Fewer, and a validator can no longer replay what still counts."""

@@ -1,0 +1,33 @@
+"""The error tree: who is at fault decides the class.
+
+1. ``LocalError`` is our own bug or misuse: it must never be caused by bytes from outside.
+2. ``PeerError`` is rubbish from a peer: it is logged once, counted and scored, and stops nothing else.
+3. ``Evidence`` is misbehaviour that carries a signature: it can be shown to others.
+
+Parsers of bytes from outside raise ``PeerError`` or ``Evidence`` and nothing else.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of every error that Farflung raises on purpose."""
+
+
+class LocalError(Error):
+    """A mistake of this program or of its caller."""
+
+
+class PeerError(Error):
+    """A peer sent something malformed, oversized, unsigned or out of place."""
+
+
+class Evidence(PeerError):
+    """A peer signed something that proves misbehaviour.
+
+    ``proof`` is the encoded proof object (for a fork, see ``protocol.feed.ForkProof``).
+    """
+
+    def __init__(self, message: str, proof: bytes) -> None:
+        super().__init__(message)
+        self.proof = proof

@@ -1,0 +1,67 @@
+"""Ed25519 identities (RFC 8032, through PyNaCl alone: mixing libraries would split replicas on edge cases).
+
+1. A node id is the 32-byte Ed25519 public key; the libp2p PeerId is the same key in an identity multihash.
+2. A signature covers ``context ‖ message``; the context ends in a NUL byte and differs for every kind of
+   object, so that a signature over one kind never passes for another.
+"""
+
+from __future__ import annotations
+
+import base58
+from nacl.exceptions import BadSignatureError, CryptoError
+from nacl.signing import SigningKey, VerifyKey
+
+from protocol.errors import LocalError, PeerError
+
+ENTRY = b"farflung/entry/v1\0"
+GENESIS = b"farflung/genesis/v1\0"
+PRESENCE = b"farflung/presence/v1\0"
+REPORT = b"farflung/report/v1\0"
+VOTE = b"farflung/vote/v1\0"
+GRANT = b"farflung/grant/v1\0"
+DRAW = b"farflung/draw/v1\0"
+"""A validator's signature over a submission's hash, which draws the groups it replays."""
+
+# protobuf PublicKey{Type: Ed25519, Data: 32 bytes} in an identity multihash (libp2p peer-ids specification)
+_PEER_ID_PREFIX = b"\x00\x24\x08\x01\x12\x20"
+
+
+class Identity:
+    """A private key with its node id. ``seed`` is 32 secret bytes."""
+
+    __slots__ = ("_key", "node", "seed")
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != 32:
+            raise LocalError(f"an Ed25519 seed has 32 bytes, not {len(seed)}")
+        self.seed = seed
+        self._key = SigningKey(seed)
+        self.node = bytes(self._key.verify_key)
+
+    def sign(self, context: bytes, message: bytes) -> bytes:
+        """The 64-byte signature over ``context ‖ message``."""
+        return bytes(self._key.sign(context + message).signature)
+
+
+def verify(node: bytes, context: bytes, message: bytes, signature: bytes, what: str = "object") -> None:
+    """Raise ``PeerError`` unless ``signature`` is ``node``'s over ``context ‖ message``."""
+    try:
+        VerifyKey(node).verify(context + message, signature)
+    except (BadSignatureError, CryptoError, ValueError, TypeError):
+        raise PeerError(f"{what}: the signature is wrong") from None
+
+
+def peer_id(node: bytes) -> str:
+    """The base58 libp2p PeerId ("12D3KooW…") of a node id."""
+    return base58.b58encode(_PEER_ID_PREFIX + node).decode()
+
+
+def node_id(peer: str) -> bytes:
+    """The node id of a base58 libp2p PeerId; raises ``PeerError`` for anything but an Ed25519 one."""
+    try:
+        raw = base58.b58decode(peer)
+    except ValueError:
+        raise PeerError(f"{peer!r} is not a peer id") from None
+    if len(raw) != 38 or not raw.startswith(_PEER_ID_PREFIX):
+        raise PeerError(f"{peer!r} is not an Ed25519 peer id")
+    return raw[6:]
