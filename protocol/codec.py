@@ -63,7 +63,7 @@ def decode(data: bytes, *, max_bytes: int, what: str = "object") -> Value:
     if len(data) > max_bytes:
         raise PeerError(f"{what}: {len(data)} bytes, at most {max_bytes} are allowed")
     try:
-        # Each nesting level costs at least one byte; msgpack's own recursion limit is 1024 (StackError is a ValueError).
+        # msgpack's own recursion limit is 1024 (its StackError is a ValueError); ours is checked below.
         value = msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
         _check(value, MAX_DEPTH)
         canonical = msgpack.packb(value, use_bin_type=True)
@@ -146,7 +146,9 @@ def check(value: Value, schema: Schema, what: str) -> None:
                 raise PeerError(f"{what}: wrong length ({len(value)} bytes)")
         case Text(most, choices):
             if type(value) is not str or len(value) > most or (choices is not None and value not in choices):
-                raise PeerError(f"{what}: expected " + (f"one of {', '.join(choices)}" if choices else "a short string"))
+                raise PeerError(
+                    f"{what}: expected " + (f"one of {', '.join(choices)}" if choices else "a short string")
+                )
         case Optional(inner):
             if value is not None:
                 check(value, inner, what)

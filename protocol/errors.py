@@ -22,7 +22,7 @@ class PeerError(Error):
     """A peer sent something malformed, oversized, unsigned or out of place."""
 
 
-class Evidence(PeerError):
+class Evidence(Error):
     """A peer signed something that proves misbehaviour.
 
     ``proof`` is the encoded proof object (for a fork, see ``protocol.feed.ForkProof``).

@@ -53,13 +53,13 @@ def verify(node: bytes, context: bytes, message: bytes, signature: bytes, what: 
 
 def peer_id(node: bytes) -> str:
     """The base58 libp2p PeerId ("12D3KooW…") of a node id."""
-    return base58.b58encode(_PEER_ID_PREFIX + node).decode()
+    return str(base58.b58encode(_PEER_ID_PREFIX + node), "ascii")
 
 
 def node_id(peer: str) -> bytes:
     """The node id of a base58 libp2p PeerId; raises ``PeerError`` for anything but an Ed25519 one."""
     try:
-        raw = base58.b58decode(peer)
+        raw = bytes(base58.b58decode(peer))
     except ValueError:
         raise PeerError(f"{peer!r} is not a peer id") from None
     if len(raw) != 38 or not raw.startswith(_PEER_ID_PREFIX):
