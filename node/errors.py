@@ -1,0 +1,14 @@
+"""Errors of the world outside the protocol.
+
+1. A ``UserError`` is something its user can put right: a busy port, an unreadable key, a full disk. Its text is
+   one line that names the thing and the remedy. A command prints it and exits with 2, without a traceback.
+2. It is raised at start only: a node that runs pauses or retries instead.
+"""
+
+from __future__ import annotations
+
+from protocol.errors import Error
+
+
+class UserError(Error):
+    """Something the user can put right; the message is one line with the remedy."""
