@@ -1,0 +1,308 @@
+"""The payloads of log entries: one class a kind, and the blob that a ``step`` entry names.
+
+1. A payload is an array with exactly the fields of its class, in the order in which the class declares them.
+2. Everything is an integer, bytes or printable ASCII. "micro" means millionths. Times are milliseconds measured
+   by the author: they inform people and decide nothing.
+3. ``join`` opens a feed (see ``protocol.entry``); ``leave`` and ``role`` change what its author stands for.
+4. ``weights``: number 0 has no predecessor and no step; every other number has a predecessor. The ``step`` is
+   also missing where unchanged weights are announced again.
+5. ``verdict``: "accepted" goes with severity "none" and reason "ok" and neither appears elsewhere; "rejected" is
+   "soft" or "hard"; "void" (nobody could decide, or the submission counts for nothing) is always "soft".
+6. Kinds of a later protocol (``amend``, ``close``, ``rebind``) are refused until it defines them.
+
+``parse_payload`` and ``StepBlob.parse`` raise ``PeerError`` and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final
+
+from protocol import codec
+from protocol.codec import Array, Bytes, Int, Many, Optional, Schema, Text
+from protocol.constants import (
+    FORMAT,
+    MAX_BLOB_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_STEP_BLOB_BYTES,
+    MAX_SUBMISSION_BYTES,
+    MILLION,
+)
+from protocol.errors import LocalError, PeerError
+
+ROLES: Final = ("trainer", "relay", "validator", "inference", "none")
+OUTCOMES: Final = ("accepted", "rejected", "void")
+SEVERITIES: Final = ("none", "soft", "hard")
+
+_COUNT = Int(0, 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Base of all payloads; ``KIND`` is the entry kind that carries the class."""
+
+    KIND: ClassVar[str] = ""
+    SCHEMA: ClassVar[tuple[tuple[str, Schema], ...]] = ()
+
+    def to_value(self) -> list[Any]:
+        """The fields in declaration order, ready for ``codec.encode``."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def problem(self) -> str | None:
+        """What is wrong between fields that each fit their own schema, or None."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Payload):
+    """Opens a feed. ``recovery`` is SHA-256 of the recovery public key, ``agent`` names the program."""
+
+    KIND: ClassVar[str] = "join"
+    SCHEMA: ClassVar = (("recovery", codec.HASH), ("agent", Text(64)), ("name", Text(32)))
+
+    recovery: bytes
+    agent: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Payload):
+    """The author no longer takes part; a later ``role`` entry brings it back."""
+
+    KIND: ClassVar[str] = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Role(Payload):
+    """The role that the author now stands for, one of ``ROLES``."""
+
+    KIND: ClassVar[str] = "role"
+    SCHEMA: ClassVar = (("role", Text(16, ROLES)),)
+
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weights(Payload):
+    """A version: ``manifest`` is the BLAKE3 of the manifest blob, ``whole`` the hash of all weight bytes."""
+
+    KIND: ClassVar[str] = "weights"
+    SCHEMA: ClassVar = (
+        ("term", Int(1)),
+        ("number", Int()),
+        ("predecessor", Optional(codec.HASH)),
+        ("manifest", codec.HASH),
+        ("manifest_size", Int(1, MAX_MANIFEST_BYTES)),
+        ("whole", codec.HASH),
+        ("size", Int(1)),
+        ("step", Optional(codec.HASH)),
+    )
+
+    term: int
+    number: int
+    predecessor: bytes | None
+    manifest: bytes
+    manifest_size: int
+    whole: bytes
+    size: int
+    step: bytes | None
+
+    def problem(self) -> str | None:
+        if (self.number == 0) != (self.predecessor is None):
+            return "version 0 and no other has no predecessor"
+        if self.number == 0 and self.step is not None:
+            return "no step makes version 0"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout(Payload):
+    """Announces a submission of ``groups`` consecutive groups, ``responses`` responses and ``tokens`` response
+    tokens in all, generated with the version whose entry id is ``weights``; the file has ``size`` bytes."""
+
+    KIND: ClassVar[str] = "rollout"
+    SCHEMA: ClassVar = (
+        ("weights", codec.HASH),
+        ("first_counter", Int(0, 2**62)),
+        ("groups", Int(1, 2**16)),
+        ("responses", Int(1, 2**20)),
+        ("tokens", Int(1, 2**31 - 1)),
+        ("submission", codec.HASH),
+        ("size", Int(1, MAX_SUBMISSION_BYTES)),
+    )
+
+    weights: bytes
+    first_counter: int
+    groups: int
+    responses: int
+    tokens: int
+    submission: bytes
+    size: int
+
+    def problem(self) -> str | None:
+        if not self.groups <= self.responses <= self.tokens:
+            return "every group has a response and every response a token"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Payload):
+    """A validator's result for the rollout entry ``rollout``. ``score`` is in micro; ``draw`` is the validator's
+    signature over the submission's hash (context ``identity.DRAW``); ``audited`` counts replayed groups."""
+
+    KIND: ClassVar[str] = "verdict"
+    SCHEMA: ClassVar = (
+        ("rollout", codec.HASH),
+        ("outcome", Text(16, OUTCOMES)),
+        ("severity", Text(16, SEVERITIES)),
+        ("reason", Text(32)),
+        ("score", Int()),
+        ("draw", codec.SIGNATURE),
+        ("audited", Int(0, 2**16)),
+    )
+
+    rollout: bytes
+    outcome: str
+    severity: str
+    reason: str
+    score: int
+    draw: bytes
+    audited: int
+
+    def problem(self) -> str | None:
+        if not self.reason:
+            return "a verdict gives a reason"
+        accepted = self.outcome == "accepted"
+        if accepted != (self.severity == "none") or accepted != (self.reason == "ok"):
+            return "accepted, severity none and reason ok go together"
+        if self.outcome == "void" and self.severity != "soft":
+            return "a void verdict is soft"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Payload):
+    """A training step that makes version (``term``, ``number``) from the weights entry ``base``.
+
+    ``blob`` names the ``StepBlob``. ``reward`` is the mean over all accepted responses gathered, before any is
+    dropped, and ``lag_mean`` the mean policy lag, both in micro. ``accepted``, ``rejected`` (refused or rejected
+    since the last step) and ``trained`` count responses, ``tokens`` response tokens trained on.
+    """
+
+    KIND: ClassVar[str] = "step"
+    SCHEMA: ClassVar = (
+        ("term", Int(1)),
+        ("number", Int(1)),
+        ("base", codec.HASH),
+        ("blob", codec.HASH),
+        ("blob_size", Int(1, MAX_STEP_BLOB_BYTES)),
+        ("reward", Int(0, MILLION)),
+        ("lag_mean", Int()),
+        ("lag_max", _COUNT),
+        ("groups", _COUNT),
+        ("accepted", _COUNT),
+        ("rejected", _COUNT),
+        ("trained", _COUNT),
+        ("tokens", Int()),
+        ("train_ms", Int()),
+        ("wait_ms", Int()),
+        ("publish_ms", Int()),
+    )
+
+    term: int
+    number: int
+    base: bytes
+    blob: bytes
+    blob_size: int
+    reward: int
+    lag_mean: int
+    lag_max: int
+    groups: int
+    accepted: int
+    rejected: int
+    trained: int
+    tokens: int
+    train_ms: int
+    wait_ms: int
+    publish_ms: int
+
+    def problem(self) -> str | None:
+        if self.trained > self.accepted:
+            return "a step trains on accepted responses only"
+        if self.lag_mean > self.lag_max * MILLION:
+            return "the mean lag exceeds the largest"
+        return None
+
+
+Record = Join | Leave | Role | Weights | Rollout | Verdict | Step
+
+_CLASSES: Final[dict[str, type[Record]]] = {
+    cls.KIND: cls for cls in (Join, Leave, Role, Weights, Rollout, Verdict, Step)
+}
+KINDS: Final = tuple(_CLASSES)
+_SCHEMAS: Final[dict[str, Array]] = {kind: Array(cls.SCHEMA) for kind, cls in _CLASSES.items()}
+
+
+def parse_payload(kind: str, value: codec.Value) -> Record:
+    """The payload that ``value`` (decoded msgpack) is for ``kind``; ``PeerError`` for anything else."""
+    cls = _CLASSES.get(kind)
+    if cls is None:
+        raise PeerError(f"entry: unknown kind {kind!r}")
+    codec.check(value, _SCHEMAS[kind], kind)
+    record = cls(*value)
+    problem = record.problem()
+    if problem is not None:
+        raise PeerError(f"{kind}: {problem}")
+    return record
+
+
+_STEP_BLOB: Final = Array(
+    (
+        ("format", Int(FORMAT, FORMAT)),
+        (
+            "submissions",
+            Many(Array((("rollout", codec.HASH), ("verdicts", Many(codec.HASH, most=64)))), most=MAX_STEP_BLOB_BYTES),
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBlob:
+    """What a step was trained on: (rollout entry id, ids of the verdicts it was accepted by) pairs, each rollout
+    once. The order is the trainer's own."""
+
+    submissions: tuple[tuple[bytes, tuple[bytes, ...]], ...]
+
+    def encode(self) -> bytes:
+        """The blob's bytes; ``LocalError`` where they exceed ``MAX_STEP_BLOB_BYTES``."""
+        data = codec.encode([FORMAT, [[rollout, list(verdicts)] for rollout, verdicts in self.submissions]])
+        if len(data) > MAX_STEP_BLOB_BYTES:
+            raise LocalError(f"a step blob of {len(data)} bytes is too large")
+        return data
+
+    @classmethod
+    def parse(cls, data: bytes) -> StepBlob:
+        """Strict parser; raises ``PeerError``."""
+        value = codec.parse(data, _STEP_BLOB, max_bytes=MAX_STEP_BLOB_BYTES, what="step blob")
+        blob = cls(tuple((rollout, tuple(verdicts)) for rollout, verdicts in value[1]))
+        if len({rollout for rollout, _ in blob.submissions}) != len(blob.submissions):
+            raise PeerError("step blob: a rollout is listed twice")
+        return blob
+
+
+_BLOB: Final = Array((("hash", Bytes(32)), ("size", Int(1, MAX_BLOB_BYTES))))
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A named blob: BLAKE3 ``hash`` of its bytes and their number."""
+
+    SCHEMA: ClassVar[Array] = _BLOB
+
+    hash: bytes
+    size: int
+
+    def to_value(self) -> list[Any]:
+        """``[hash, size]``, ready for ``codec.encode``."""
+        return [self.hash, self.size]
