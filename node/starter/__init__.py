@@ -1,0 +1,1 @@
+"""The starter model: a small causal language model with its tokenizer, as package data, and the script that made it."""

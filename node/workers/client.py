@@ -1,0 +1,262 @@
+"""The daemon's side of a child process: start it, call it, and never outlive or leak it. Imports no torch.
+
+1. A child is started from the main thread, because Linux ties ``PR_SET_PDEATHSIG`` to the thread that forks (trio's
+   own ``open_process`` forks in a worker thread that ends after ten idle seconds).
+2. It gets a session of its own and only the environment it needs; leaving ``open_worker`` kills its whole process
+   group, whatever was going on, and waits for it for a bounded time even under cancellation.
+3. One call at a time. A call ends with the child's answer, the child's death (noticed at once through its pidfd), or
+   its timeout. After a timeout or a cancellation the stream is out of step, so the child is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+
+import node
+from node.workers import wire
+from protocol.errors import Error, LocalError
+
+_CLOSE_SECONDS = 3.0
+_STDERR_TAIL = 8192
+# What a child may inherit: where programs, libraries, temporary files and GPUs are. Nothing else of the operator's.
+_INHERITED = ("PATH", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+
+Kind = Literal["user", "internal", "died", "timeout"]
+
+
+class WorkerError(Error):
+    """A call to a child failed.
+
+    ``kind``: "user" (a mistake that a person can mend), "internal" (the operation failed; the child lives on), "died"
+    or "timeout" (the child is gone and must be started anew).
+    """
+
+    def __init__(self, message: str, kind: Kind) -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+
+    @property
+    def gone(self) -> bool:
+        """Whether the child is dead, so that only a new one can go on."""
+        return self.kind in ("died", "timeout")
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a child; ``extra`` wins over the defaults."""
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    environment |= {
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # five of reasoning-gym's generators depend on it
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    root = Path(node.__file__).resolve().parents[1]
+    # Run from a source tree, the child (python -P) needs to be told where the packages are. An installed one finds
+    # them, and must not have all of site-packages put before the standard library.
+    if str(root) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        environment["PYTHONPATH"] = str(root)
+    return environment | dict(extra)
+
+
+class Worker:
+    """One running child. Made by ``open_worker`` only."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], stream: trio.SocketStream, stderr: int) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._stream = stream
+        self._stderr = stderr
+        self._tail = b""
+        self._lock = trio.Lock()
+        self._out_of_step = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child can take another call."""
+        return not self._out_of_step and self._reap() is None
+
+    def _reap(self) -> int | None:
+        """The child's exit code, None while it runs. What a dead child left running in its group is killed."""
+        if self._process.returncode is None:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # a zombie still holds its number, so nobody else is hit
+            self._process.poll()
+        return self._process.returncode
+
+    async def wait_dead(self) -> None:
+        """Return once the child's process has ended."""
+        while self._reap() is None:  # not reaped, so the number is still this child's
+            # A descriptor of its own: trio lets one task alone wait for each.
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                await trio.lowlevel.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
+
+    async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
+        """Run operation ``op`` in the child and return its answer.
+
+        ``timeout`` in seconds counts from when the child is free; the first call also waits for the child to start (a
+        torch child takes about three seconds). Raises ``WorkerError``.
+        """
+        frame = wire.pack({"op": op, **arguments})
+        async with self._lock:
+            if not self.alive:
+                raise self._death(op)
+            self._out_of_step = True
+            try:
+                with trio.move_on_after(timeout) as deadline:
+                    answer = await self._exchange(frame)
+            except trio.Cancelled:
+                self.kill()
+                raise
+            if deadline.cancelled_caught:
+                self.kill()
+                raise WorkerError(f"{self.name}: {op} took longer than {timeout:g} s, the child was killed", "timeout")
+            if answer is None:
+                self.kill()  # it closed its end, or sent rubbish, or is dead already
+                with trio.move_on_after(_CLOSE_SECONDS):
+                    await self.wait_dead()
+                raise self._death(op)
+            self._out_of_step = False
+        return self._read(op, answer)
+
+    def _read(self, op: str, answer: wire.Message) -> dict[str, Any]:
+        result = answer.get("ok")
+        if isinstance(result, dict):
+            return result
+        kind: Kind = "user" if answer.get("kind") == "user" else "internal"
+        raise WorkerError(f"{self.name}: {op}: {answer.get('error', 'an answer of no known form')}", kind)
+
+    async def _exchange(self, frame: bytes) -> wire.Message | None:
+        """Send ``frame`` and return the answer, or None where the child died or spoke rubbish."""
+        answer: wire.Message | None = None
+
+        async def talk() -> None:
+            nonlocal answer
+            with suppress(trio.BrokenResourceError, LocalError):
+                await self._stream.send_all(frame)
+                size = wire.body_size(await self._receive(wire.HEADER_BYTES))
+                answer = wire.unpack(await self._receive(size))
+            nursery.cancel_scope.cancel()
+
+        async def watch() -> None:
+            # A descendant may keep the child's end of the pair open, so the stream alone does not tell of its death.
+            await self.wait_dead()
+            nursery.cancel_scope.cancel()
+
+        async def drain() -> None:
+            while self._drain_stderr():
+                await trio.lowlevel.wait_readable(self._stderr)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(talk)
+            nursery.start_soon(watch)
+            nursery.start_soon(drain)
+        return answer
+
+    async def _receive(self, size: int) -> bytes:
+        buffer = bytearray()
+        while len(buffer) < size:
+            part = await self._stream.receive_some(min(1 << 20, size - len(buffer)))
+            if not part:
+                raise LocalError("the child closed its end")
+            buffer += part
+        return bytes(buffer)
+
+    def _drain_stderr(self) -> bool:
+        """Keep the tail of what the child wrote to standard error; False once it is closed."""
+        with suppress(BlockingIOError):
+            while True:
+                part = os.read(self._stderr, 65536)
+                if not part:
+                    return False
+                self._tail = (self._tail + part)[-_STDERR_TAIL:]
+        return True
+
+    def _death(self, op: str) -> WorkerError:
+        self._drain_stderr()
+        code = self._reap()
+        if code is None:
+            how = "does not answer in step"
+        elif code < 0:
+            how = f"was ended by signal {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()
+        last = f" ({lines[-1].strip()[:300]})" if lines else ""
+        return WorkerError(f"{self.name}: {op}: the child {how}{last}", "died")
+
+    def kill(self) -> None:
+        """Kill the child's process group now. Calling it again does no harm."""
+        self._out_of_step = True
+        # Once reaped, its number may belong to somebody else, so ask before signalling.
+        if self._reap() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _close(self) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
+            self.kill()
+            await self.wait_dead()
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(self._stream)
+        os.close(self._stderr)
+
+
+def _spawn(module: str, name: str, environment: Mapping[str, str], prefix: Sequence[str]) -> Worker:
+    ours, theirs = socket.socketpair()
+    stderr_read, stderr_write = os.pipe()
+    os.set_blocking(stderr_read, False)
+    try:
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=stderr_write,
+            stderr=stderr_write,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+            env=child_environment(environment),
+        )
+    except OSError as error:
+        ours.close()
+        os.close(stderr_read)
+        raise WorkerError(f"{name}: cannot start the child: {error}", "died") from None
+    finally:
+        theirs.close()
+        os.close(stderr_write)
+    ours.setblocking(False)
+    return Worker(name, process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), stderr_read)
+
+
+@asynccontextmanager
+async def open_worker(
+    module: str, *, name: str, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> AsyncIterator[Worker]:
+    """Start ``python -P -m module`` as a child and yield it; leaving the block kills it.
+
+    ``name`` is what people read in errors. ``environment`` adds to the little that a child gets. ``prefix`` goes before
+    the command line (a sandbox). Call it from the main thread. Raises ``WorkerError`` where it cannot be started.
+    """
+    worker = _spawn(module, name, environment or {}, prefix)
+    try:
+        yield worker
+    finally:
+        await worker._close()
