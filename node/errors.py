@@ -7,8 +7,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from protocol.errors import Error
 
 
 class UserError(Error):
-    """Something the user can put right; the message is one line with the remedy."""
+    """Something the user can put right; the message is one line with the remedy.
+
+    ``problem`` names the thing that is wrong, ``remedy`` what to do about it, where that is not said already.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(" ".join((f"{problem}; {remedy}" if remedy else problem).split()))

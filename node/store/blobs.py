@@ -1,0 +1,139 @@
+"""Content-addressed files: ``blobs/ab/<hex>`` holds the bytes whose BLAKE3 hash is ``<hex>`` (``ab…``).
+
+A file of that name is always whole: it is written elsewhere, synced and renamed. The plain methods may be called from
+any thread; the ``_async`` ones do the same work off the trio loop.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import trio
+from blake3 import blake3
+
+from node.store.files import sync_directory
+
+
+def hash_bytes(data: bytes) -> bytes:
+    """BLAKE3 of ``data``, 32 bytes."""
+    digest: bytes = blake3(data).digest()
+    return digest
+
+
+def hash_file(path: Path) -> tuple[bytes, int]:
+    """BLAKE3 and size of a file, read in pieces. Raises ``OSError``."""
+    state = blake3()
+    size = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            state.update(piece)
+            size += len(piece)
+    return bytes(state.digest()), size
+
+
+class BlobStore:
+    """The blobs below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in self._temporary.iterdir():
+            leftover.unlink()
+
+    def path(self, digest: bytes) -> Path:
+        """Where the blob is or would be."""
+        name = digest.hex()
+        return self.folder / name[:2] / name
+
+    def has(self, digest: bytes) -> bool:
+        """Whether the blob is here."""
+        return self.path(digest).is_file()
+
+    def size(self, digest: bytes) -> int | None:
+        """Bytes of the blob, or None where it is not here."""
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def put(self, data: bytes) -> bytes:
+        """Store ``data`` durably and return its hash. Raises ``OSError``, for one where the disk is full."""
+        digest = hash_bytes(data)
+        if not self.has(digest):
+            temporary = self._temporary / secrets.token_hex(16)
+            try:
+                with temporary.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._place(temporary, digest)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        return digest
+
+    def adopt(self, path: Path) -> tuple[bytes, int]:
+        """Move the file ``path`` (same file system, no longer written to) in; returns its hash and size."""
+        digest, size = hash_file(path)
+        if self.has(digest):
+            path.unlink()
+        else:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._place(path, digest)
+        return digest, size
+
+    def _place(self, temporary: Path, digest: bytes) -> None:
+        target = self.path(digest)
+        if not target.parent.is_dir():
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(self.folder)
+        os.replace(temporary, target)
+        sync_directory(target.parent)
+
+    def get(self, digest: bytes, *, max_bytes: int, verify: bool = True) -> bytes | None:
+        """The blob, or None where it is not here or larger than ``max_bytes``.
+
+        With ``verify`` its hash is computed again; a blob that a failing disk damaged is deleted: it is not here.
+        """
+        try:
+            with self.path(digest).open("rb") as file:
+                data = file.read(max_bytes + 1)
+        except FileNotFoundError:
+            return None
+        if len(data) > max_bytes:
+            return None
+        if verify and hash_bytes(data) != digest:
+            self.delete(digest)
+            return None
+        return data
+
+    def delete(self, digest: bytes) -> None:
+        """Forget the blob; nothing happens where it is not here."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def held(self) -> Iterator[bytes]:
+        """The hashes of all blobs, in no particular order."""
+        for folder in self.folder.iterdir():
+            if len(folder.name) == 2:
+                for file in folder.iterdir():
+                    yield bytes.fromhex(file.name)
+
+    async def put_async(self, data: bytes) -> bytes:
+        """``put`` in a thread."""
+        return await trio.to_thread.run_sync(self.put, data)
+
+    async def adopt_async(self, path: Path) -> tuple[bytes, int]:
+        """``adopt`` in a thread."""
+        return await trio.to_thread.run_sync(self.adopt, path)
+
+    async def get_async(self, digest: bytes, *, max_bytes: int, verify: bool = True) -> bytes | None:
+        """``get`` in a thread."""
+        return await trio.to_thread.run_sync(lambda: self.get(digest, max_bytes=max_bytes, verify=verify))

@@ -1,0 +1,80 @@
+"""Content-addressed files: whole or absent, and what they say they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from node.store.blobs import BlobStore, hash_file
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def test_put_and_get(blobs: BlobStore) -> None:
+    digest = blobs.put(b"hello")
+    assert digest == blake3(b"hello").digest()
+    assert blobs.put(b"hello") == digest
+    assert blobs.has(digest)
+    assert blobs.size(digest) == 5
+    assert blobs.path(digest).read_bytes() == b"hello"
+    assert blobs.get(digest, max_bytes=5) == b"hello"
+    assert blobs.get(digest, max_bytes=4) is None
+    assert list(blobs.held()) == [digest]
+    blobs.delete(digest)
+    blobs.delete(digest)
+    assert not blobs.has(digest)
+    assert blobs.size(digest) is None
+    assert blobs.get(digest, max_bytes=5) is None
+    assert list(blobs.held()) == []
+
+
+def test_a_damaged_blob_is_not_here(blobs: BlobStore) -> None:
+    digest = blobs.put(b"hello")
+    blobs.path(digest).write_bytes(b"hellO")
+    assert blobs.get(digest, max_bytes=5, verify=False) == b"hellO"
+    assert blobs.get(digest, max_bytes=5) is None
+    assert not blobs.has(digest)
+    assert blobs.get(blobs.put(b"hello"), max_bytes=5) == b"hello"
+
+
+def test_adopt(blobs: BlobStore, tmp_path: Path) -> None:
+    for _ in range(2):
+        path = tmp_path / "file"
+        path.write_bytes(b"x" * 3_000_000)
+        digest, size = blobs.adopt(path)
+        assert (digest, size) == (blake3(b"x" * 3_000_000).digest(), 3_000_000)
+        assert not path.exists()
+        assert hash_file(blobs.path(digest)) == (digest, size)
+
+
+def test_a_failed_write_leaves_nothing(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="No space"):
+            blobs.put(b"hello")
+    assert list(blobs.held()) == []
+    assert list((blobs.folder / "tmp").iterdir()) == []
+
+
+def test_leftovers_of_a_crash_are_removed(blobs: BlobStore) -> None:
+    (blobs.folder / "tmp" / "half").write_bytes(b"he")
+    BlobStore(blobs.folder)
+    assert list((blobs.folder / "tmp").iterdir()) == []
+
+
+async def test_async(blobs: BlobStore, tmp_path: Path) -> None:
+    digest = await blobs.put_async(b"hello")
+    assert await blobs.get_async(digest, max_bytes=5) == b"hello"
+    (tmp_path / "file").write_bytes(b"bye")
+    adopted, size = await blobs.adopt_async(tmp_path / "file")
+    assert size == 3
+    assert await blobs.get_async(adopted, max_bytes=5) == b"bye"
