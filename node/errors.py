@@ -7,18 +7,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from protocol.errors import Error
 
 
 class UserError(Error):
-    """Something the user can put right; the message is one line with the remedy.
+    """Something the user can put right.
 
-    ``problem`` names the thing that is wrong, ``remedy`` what to do about it, where that is not said already.
+    ``message`` names the thing and what is wrong with it, ``remedy`` says what to do; where the message already
+    says both, the remedy is left out.
     """
 
-    exit_code: ClassVar[int] = 2
-
-    def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(" ".join((f"{problem}; {remedy}" if remedy else problem).split()))
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        text = message if remedy is None else f"{message}; {remedy}"
+        # One line, whatever an operating system or a parser put into the message.
+        super().__init__(" ".join(text.split()))
+        self.remedy = remedy

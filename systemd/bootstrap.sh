@@ -1,0 +1,259 @@
+#!/bin/sh
+# Installs Farflung into ./.venv beside its sources and runs it. A second run installs nothing.
+#
+#   sh systemd/bootstrap.sh devnet [arguments]          a whole network on this machine
+#   sh systemd/bootstrap.sh test [--all] [arguments]    ruff, mypy and pytest; --all adds slow, root and gpu
+#   sh systemd/bootstrap.sh COMMAND [arguments]         any other command of farflung
+#
+# FARFLUNG_PYTHON names the Python to use instead of the first fitting one.
+# Everything stands in functions and the last line calls main, so a truncated copy of this file does nothing.
+
+set -eu
+
+# The CPU build of torch that machines without an NVIDIA GPU get: plain "torch" would bring gigabytes of CUDA.
+TORCH_CPU="2.13.0+cpu"
+TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
+
+say() {
+    printf 'farflung: %s\n' "$*" >&2
+}
+
+fail() {
+    say "$@"
+    exit 2
+}
+
+usage() {
+    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+}
+
+# Runs a phase of the installation with its output in the log; shows the end of the log where it fails.
+phase() {
+    title=$1
+    shift
+    say "$title"
+    if ! "$@" >>"$log" 2>&1 </dev/null; then
+        tail -n 15 "$log" >&2
+        fail "this failed: $title (whole output: $log). Put it right and run the same command again: it resumes."
+    fi
+}
+
+# Prints what the Python "$1" lacks, as words of "venv headers"; fails where it is no usable Python at all.
+python_lacks() {
+    "$1" -c '
+import importlib.util, os, sys, sysconfig
+if sys.version_info < (3, 11) or "musl" in str(sysconfig.get_config_var("SOABI")):
+    sys.exit(1)
+words = []
+if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+    words.append("venv")
+if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+    words.append("headers")
+print(*words)
+' 2>/dev/null
+}
+
+# Sets python to the first fitting Python that lacks nothing, else to the first fitting one; lacks tells what it lacks.
+find_python() {
+    python="" lacks=""
+    for candidate in ${FARFLUNG_PYTHON:-python3.11 python3.12 python3.13 python3}; do
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        words=$(python_lacks "$candidate") || continue
+        if [ -z "$python" ] || [ -z "$words" ]; then
+            python=$candidate lacks=$words
+        fi
+        [ -n "$words" ] || return 0
+    done
+}
+
+# Sets missing to the system packages to install ("" where all is there), by their names on Debian.
+find_missing() {
+    find_python
+    missing=""
+    prefix=python3
+    if [ -z "$python" ]; then
+        [ -z "${FARFLUNG_PYTHON:-}" ] || fail "FARFLUNG_PYTHON=$FARFLUNG_PYTHON is not Python 3.11 or newer on glibc; name one that is."
+        missing=" python3 python3-venv python3-dev"
+    elif [ -n "$lacks" ]; then
+        version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        base=$("$python" -c 'import sys; print(sys.base_prefix)')
+        [ "$base" = /usr ] || fail "$python (in $base) lacks its $lacks, which no system package brings; set FARFLUNG_PYTHON to another Python 3.11 or newer."
+        # A Python that is not the system's own default has packages of its own name.
+        [ "$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$version" ] || prefix=python$version
+        for word in $lacks; do
+            case $word in
+                venv) missing="$missing $prefix-venv" ;;
+                headers) missing="$missing $prefix-dev" ;;
+            esac
+        done
+    fi
+    # libp2p needs fastecdsa and miniupnpc, which are compiled: they want a compiler, Python's headers and GMP's.
+    if ! command -v gcc >/dev/null 2>&1; then
+        missing="$missing gcc"
+    fi
+    if ! echo '#include <gmp.h>' | gcc -E - >/dev/null 2>&1; then
+        missing="$missing libgmp-dev"
+    fi
+    # Scorers of tasks read text that strangers wrote: they run in bubblewrap's sandbox.
+    if ! command -v bwrap >/dev/null 2>&1; then
+        missing="$missing bubblewrap"
+    fi
+    missing=${missing# }
+}
+
+# Brings what the system lacks, as root on Debian and its like, or names the one line to run.
+check_system() {
+    find_missing
+    [ -n "$missing" ] || return 0
+    if ! command -v apt-get >/dev/null 2>&1; then
+        fail "this machine lacks what Debian calls: $missing. Install it with this system's package manager, then run the same command again."
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        fail "run this first: sudo apt-get install -y $missing"
+    fi
+    phase "asking the system for its list of packages" apt-get -q -o DPkg::Lock::Timeout=120 update
+    # shellcheck disable=SC2086  # a list of package names
+    phase "installing $missing" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 \
+        install -y --no-install-recommends $missing
+    find_missing
+    [ -z "$missing" ] || fail "still missing after apt-get: $missing (Farflung needs Python 3.11 or newer: Debian 12, Ubuntu 24.04 or later have it)."
+}
+
+check_machine() {
+    [ "$(uname -s)" = Linux ] || fail "Farflung runs on Linux; this is $(uname -s)."
+    case $(uname -m) in
+        x86_64 | aarch64 | arm64) ;;
+        *) fail "Farflung runs on x86-64 and aarch64; this machine is $(uname -m)." ;;
+    esac
+}
+
+check_disk() {
+    if [ "$mode" = cpu ]; then need=2500; else need=9000; fi
+    # What is already installed needs no room a second time.
+    ! ls "$venv"/lib/python3*/site-packages/torch/__init__.py >/dev/null 2>&1 || need=500
+    free=$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1024) }')
+    [ "$free" -ge "$need" ] || fail "the installation needs $need MB in $root and $free MB are free; make room there and run the same command again."
+}
+
+# cuda where the machine has an NVIDIA GPU with its driver, else cpu.
+find_mode() {
+    mode=cpu
+    if [ -e /proc/driver/nvidia/version ] || { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }; then
+        mode=cuda
+    fi
+}
+
+# What the installation depends on: a change of any of it makes the next run install again.
+fingerprint() {
+    {
+        cat "$root/pyproject.toml" "$root/systemd/bootstrap.sh"
+        echo "$root $mode"
+        "$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null || echo "no python"
+    } | sha256sum | cut -c 1-64
+}
+
+installed() {
+    [ -f "$venv/.farflung-$1" ] && [ "$(cat "$venv/.farflung-$1")" = "$(fingerprint)" ]
+}
+
+pip() {
+    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 "$venv/bin/python" -m pip "$@"
+}
+
+make_venv() {
+    if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        # pip takes a package for installed whose files an interruption cut short: only RECORD is written last.
+        for folder in "$venv"/lib/python3*/site-packages/*.dist-info; do
+            [ ! -d "$folder" ] || [ -f "$folder/RECORD" ] || rm -r "$folder"
+        done
+        return 0
+    fi
+    if [ -e "$venv" ] && [ ! -f "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv")" ]; then
+        fail "$venv is there and is no virtual environment; move it away and run the same command again."
+    fi
+    phase "making .venv with $("$python" --version)" "$python" -m venv --clear "$venv"
+}
+
+torch_version() {
+    "$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null
+}
+
+install_torch() {
+    if [ "$mode" = cuda ]; then
+        torch_version >/dev/null || pip install "torch>=2.9,<3" || return 1
+    elif [ "$(torch_version)" != "$TORCH_CPU" ]; then
+        pip install --no-deps "torch==$TORCH_CPU" ||
+            pip install --no-deps --index-url "$TORCH_CPU_INDEX" "torch==$TORCH_CPU" || return 1
+    fi
+    # Keeps the steps that follow from replacing this build by another.
+    echo "torch==$(torch_version)" >"$venv/constraints.txt"
+}
+
+install_farflung() {
+    pip install -c "$venv/constraints.txt" -e "$root$1" && "$venv/bin/farflung" --version
+}
+
+# Brings .venv up to date for "$1": base, or test, which adds what the tests need.
+install() {
+    find_mode
+    ! installed "$1" || return 0
+    # One installation at a time; the lock ends with this shell's descriptor.
+    exec 9<"$root"
+    ! command -v flock >/dev/null 2>&1 || flock 9
+    if ! installed "$1"; then
+        log=$(mktemp "${TMPDIR:-/tmp}/farflung-bootstrap.XXXXXX")
+        check_system
+        check_disk
+        make_venv
+        phase "installing torch ($mode)" install_torch
+        if [ "$1" = test ]; then
+            phase "installing farflung and what its tests need" install_farflung "[test]"
+            fingerprint >"$venv/.farflung-test"
+        else
+            phase "installing farflung" install_farflung ""
+        fi
+        fingerprint >"$venv/.farflung-base"
+        rm -f "$log"
+        say "installed into $venv"
+    fi
+    exec 9<&-
+}
+
+run_tests() {
+    markers="not slow and not root and not gpu"
+    if [ "${1:-}" = --all ]; then
+        markers=""
+        shift
+    fi
+    cd "$root"
+    status=0
+    "$venv/bin/ruff" check . || status=1
+    "$venv/bin/ruff" format --check . || status=1
+    "$venv/bin/mypy" node proofs protocol tests || status=1
+    # pytest comes last, so that its summary is the last line.
+    "$venv/bin/python" -m pytest -m "$markers" "$@" || status=1
+    return "$status"
+}
+
+main() {
+    [ $# -gt 0 ] || usage
+    check_machine
+    root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
+    [ -f "$root/pyproject.toml" ] || fail "run this script where it lies in Farflung's sources: sh systemd/bootstrap.sh"
+    venv=$root/.venv
+    case $1 in
+        -h | --help) usage ;;
+        test)
+            shift
+            install test
+            run_tests "$@"
+            ;;
+        *)
+            install base
+            exec "$venv/bin/farflung" "$@"
+            ;;
+    esac
+}
+
+main "$@"
