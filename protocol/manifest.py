@@ -1,0 +1,175 @@
+"""The weight manifest: what one version's weights are, and the hashes that its bytes are checked with.
+
+1. The weights' bytes are the raw little-endian tensors, row-major, in the manifest's order, with nothing before,
+   between or after them.
+2. They are cut into chunks of ``CHUNK_BYTES``; the last may be shorter. A chunk's hash is BLAKE3 over its bytes, and
+   the hash of the whole is BLAKE3 over the concatenated chunk hashes: a chunk is checked the moment it arrives.
+3. A manifest is the canonical array ``[FORMAT, size, tensors, chunk hashes in one byte string, checksum]``, a tensor
+   ``[name, dtype, shape]``. It is named by the BLAKE3 hash of its bytes, which a ``weights`` entry signs.
+4. Names are unique and of letters, digits, ``_``, ``.`` and ``-``, and do not begin with a dot: they become keys and
+   file names. The sizes of the tensors add up to ``size``, and there are exactly as many hashes as chunks.
+5. The checksum does not depend on how an engine lays tensors out: it is the sum, modulo 2⁶³, over all values of
+   ``L(bits)``, where bits are those of the value widened to float32 and L is the mixer of ``proofs.sampling`` (rule
+   3 there). L(0) = 0, so padding with zeros changes nothing. A sum of 0 is written as 1; 0 is invalid.
+   The manifest's tensors count once each; an engine that ties or fuses some of them counts each value once too.
+
+``parse`` raises ``PeerError`` and nothing else; ``verify_chunk`` likewise.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from blake3 import blake3
+
+from protocol import codec
+from protocol.codec import MAX_INT, Array, Bytes, Int, Many, Text
+from protocol.constants import CHUNK_BYTES, FORMAT, MAX_MANIFEST_BYTES
+from protocol.errors import LocalError, PeerError
+
+DTYPES: Final = {"F32": 4, "BF16": 2, "F16": 2}
+"""Bytes a value of each tensor type."""
+
+MAX_TENSORS: Final = 2**18
+MAX_DIMENSIONS: Final = 8
+MAX_NAME: Final = 200
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_SCHEMA: Final = Array(
+    (
+        ("format", Int(FORMAT, FORMAT)),
+        ("size", Int(1)),
+        (
+            "tensors",
+            Many(
+                Array(
+                    (
+                        ("name", Text(MAX_NAME)),
+                        ("dtype", Text(8, tuple(DTYPES))),
+                        ("shape", Many(Int(1, 2**40), most=MAX_DIMENSIONS)),
+                    )
+                ),
+                most=MAX_TENSORS,
+                least=1,
+            ),
+        ),
+        ("chunks", Bytes(most=MAX_MANIFEST_BYTES)),
+        ("checksum", Int(1, MAX_INT)),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor: its name, type ("F32", "BF16" or "F16") and shape (empty for a single number)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest. ``size`` is in bytes, ``chunks`` are 32-byte hashes, ``checksum`` follows rule 5."""
+
+    size: int
+    tensors: tuple[TensorInfo, ...]
+    chunks: tuple[bytes, ...]
+    checksum: int
+
+    @property
+    def whole(self) -> bytes:
+        """The hash of the whole (32 bytes)."""
+        return whole_hash(self.chunks)
+
+    @property
+    def digest(self) -> bytes:
+        """The BLAKE3 hash (32 bytes) of the encoded manifest, which names it as a blob."""
+        return blake3(self.encode()).digest()
+
+    def encode(self) -> bytes:
+        """The manifest's bytes; ``LocalError`` for one that others would refuse."""
+        tensors = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in self.tensors]
+        data = codec.encode([FORMAT, self.size, tensors, b"".join(self.chunks), self.checksum])
+        try:
+            parse(data)
+        except PeerError as error:
+            raise LocalError(str(error)) from None
+        return data
+
+    def tensor_offsets(self) -> dict[str, tuple[int, int]]:
+        """Where each tensor lies in the bytes: name → (offset, size), in order."""
+        offsets: dict[str, tuple[int, int]] = {}
+        offset = 0
+        for tensor in self.tensors:
+            offsets[tensor.name] = (offset, tensor.size)
+            offset += tensor.size
+        return offsets
+
+    def chunk_size(self, index: int) -> int:
+        """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
+        if not 0 <= index < len(self.chunks):
+            raise LocalError(f"there is no chunk {index} of {len(self.chunks)}")
+        return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
+
+
+def make(tensors: Iterable[TensorInfo], data: bytes | bytearray | memoryview, checksum: int) -> Manifest:
+    """The manifest of the weight bytes ``data``; ``LocalError`` where they do not fit the tensors."""
+    tensors = tuple(tensors)
+    size = sum(tensor.size for tensor in tensors)
+    view = memoryview(data).cast("B")
+    if len(view) != size:
+        raise LocalError(f"the tensors take {size} bytes, but there are {len(view)}")
+    return Manifest(size, tensors, tuple(chunk_hashes(view)), checksum)
+
+
+def parse(data: bytes) -> Manifest:
+    """The manifest in ``data``; raises ``PeerError`` where a rule is broken."""
+    _, size, tensors, chunks, checksum = codec.parse(data, _SCHEMA, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
+    infos = tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in tensors)
+    for info in infos:
+        if not _NAME.fullmatch(info.name):
+            raise PeerError(f"manifest: {info.name!r} is not a tensor's name")
+    if len({info.name for info in infos}) != len(infos):
+        raise PeerError("manifest: two tensors have the same name")
+    if sum(info.size for info in infos) != size:
+        raise PeerError("manifest: the tensors do not add up to the size")
+    if len(chunks) != 32 * chunk_count(size):
+        raise PeerError("manifest: wrong number of chunk hashes")
+    hashes = tuple(chunks[start : start + 32] for start in range(0, len(chunks), 32))
+    return Manifest(size, infos, hashes, checksum)
+
+
+def chunk_count(size: int) -> int:
+    """The number of chunks of ``size`` bytes."""
+    return -(-size // CHUNK_BYTES)
+
+
+def chunk_hashes(data: bytes | bytearray | memoryview) -> list[bytes]:
+    """The BLAKE3 hashes of the chunks of ``data``."""
+    view = memoryview(data).cast("B")
+    return [blake3(view[start : start + CHUNK_BYTES]).digest() for start in range(0, len(view), CHUNK_BYTES)]
+
+
+def whole_hash(chunks: Sequence[bytes]) -> bytes:
+    """The hash of the whole from its chunks' hashes."""
+    return blake3(b"".join(chunks)).digest()
+
+
+def verify_chunk(manifest: Manifest, index: int, data: bytes | bytearray | memoryview) -> None:
+    """Raise ``PeerError`` unless ``data`` is chunk ``index``; ``LocalError`` where there is no such chunk."""
+    size = manifest.chunk_size(index)
+    view = memoryview(data).cast("B")
+    if len(view) != size:
+        raise PeerError(f"chunk {index} has {len(view)} bytes, not {size}")
+    if blake3(view).digest() != manifest.chunks[index]:
+        raise PeerError(f"chunk {index} has the wrong hash")

@@ -1,0 +1,83 @@
+"""Who has to do what, from hashes alone: prompts, audits, and how old a rollout may be.
+
+1. The seed of a prompt is SHA-256(``"farflung/seed/v1\\0"`` ‖ domain ‖ weights entry id ‖ node ‖ u64 counter):
+   a node cannot choose its prompts, and everybody can recompute them. Hashed integers are big-endian.
+2. The prompt is a task, drawn by the weights of the genesis, and an item of it, both from
+   SHA-256(``"farflung/task/v1\\0"`` ‖ seed), which is not the noise's hash.
+3. The groups that a validator replays follow from SHA-256 of its signature over the submission's hash (context
+   ``identity.DRAW``): the author cannot foresee them, and anyone can check them. The groups of lowest
+   SHA-256(``"farflung/audit/v1\\0"`` ‖ that hash ‖ u32 group) are taken, the share rounded up, at least one.
+4. Due are the ``MAX_DUE_VALIDATORS`` validators of lowest SHA-256(weights ‖ author ‖ u64 first counter ‖ validator).
+5. The policy lag is the number of the version a step starts from minus that of the version which generated.
+   A rollout counts while its lag is from 0 to ``async_level``; a negative one was generated with weights
+   that the step does not follow from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Final
+
+from protocol.constants import MAX_DUE_VALIDATORS, MILLION
+from protocol.errors import LocalError
+
+SEED_CONTEXT: Final = b"farflung/seed/v1\0"
+TASK_CONTEXT: Final = b"farflung/task/v1\0"
+AUDIT_CONTEXT: Final = b"farflung/audit/v1\0"
+
+
+def seed(domain: bytes, weights: bytes, node: bytes, counter: int) -> bytes:
+    """The 32-byte seed of the prompt that ``node`` answers at ``counter`` with the version ``weights``."""
+    _ids(domain, weights, node)
+    return sha256(SEED_CONTEXT + domain + weights + node + counter.to_bytes(8, "big")).digest()
+
+
+def choose_task(prompt_seed: bytes, weights: Sequence[int]) -> tuple[int, int]:
+    """``(task index, item)`` of a seed; ``weights`` are the tasks' shares, and the item is below 2³¹."""
+    total = sum(weights)
+    if total <= 0 or min(weights) < 0:
+        raise LocalError("a domain's tasks need positive weights")
+    digest = sha256(TASK_CONTEXT + prompt_seed).digest()
+    ticket = int.from_bytes(digest[:16], "big") % total
+    item = int.from_bytes(digest[16:20], "big") >> 1
+    for index, weight in enumerate(weights):
+        if ticket < weight:
+            return index, item
+        ticket -= weight
+    raise LocalError("the weights of the tasks do not add up")
+
+
+def audited_groups(draw: bytes, groups: int, share: int) -> tuple[int, ...]:
+    """The ascending indices of the ``groups`` groups that the owner of the signature ``draw`` replays.
+
+    ``share`` is in micro, 0 to 1,000,000.
+    """
+    if groups < 1 or not 0 <= share <= MILLION:
+        raise LocalError(f"cannot audit a share of {share} of {groups} groups")
+    count = max(1, -(-groups * share // MILLION))
+    lot = AUDIT_CONTEXT + sha256(draw).digest()
+    ranked = sorted(range(groups), key=lambda index: sha256(lot + index.to_bytes(4, "big")).digest())
+    return tuple(sorted(ranked[:count]))
+
+
+def due_validators(weights: bytes, author: bytes, first_counter: int, validators: Iterable[bytes]) -> tuple[bytes, ...]:
+    """The validators that are to audit a submission, the lowest rank first."""
+    prefix = weights + author + first_counter.to_bytes(8, "big")
+    ranked = sorted(set(validators), key=lambda validator: sha256(prefix + validator).digest())
+    return tuple(ranked[:MAX_DUE_VALIDATORS])
+
+
+def lag(base_number: int, version_number: int) -> int:
+    """The policy lag of a rollout of version ``version_number`` in a step that starts from ``base_number``."""
+    return base_number - version_number
+
+
+def usable(policy_lag: int, async_level: int) -> bool:
+    """Whether a rollout of this lag still counts."""
+    return 0 <= policy_lag <= async_level
+
+
+def _ids(*ids: bytes) -> None:
+    if any(len(value) != 32 for value in ids):
+        raise LocalError("ids and keys have 32 bytes")
