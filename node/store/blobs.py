@@ -15,6 +15,7 @@ import trio
 from blake3 import blake3
 
 from node.store.files import sync_directory
+from protocol.constants import MAX_BLOB_BYTES
 
 
 def hash_bytes(data: bytes) -> bytes:
@@ -98,7 +99,7 @@ class BlobStore:
         os.replace(temporary, target)
         sync_directory(target.parent)
 
-    def get(self, digest: bytes, *, max_bytes: int, verify: bool = True) -> bytes | None:
+    def get(self, digest: bytes, *, max_bytes: int = MAX_BLOB_BYTES, verify: bool = True) -> bytes | None:
         """The blob, or None where it is not here or larger than ``max_bytes``.
 
         With ``verify`` its hash is computed again; a blob that a failing disk damaged is deleted: it is not here.
@@ -134,6 +135,6 @@ class BlobStore:
         """``adopt`` in a thread."""
         return await trio.to_thread.run_sync(self.adopt, path)
 
-    async def get_async(self, digest: bytes, *, max_bytes: int, verify: bool = True) -> bytes | None:
+    async def get_async(self, digest: bytes, *, max_bytes: int = MAX_BLOB_BYTES, verify: bool = True) -> bytes | None:
         """``get`` in a thread."""
         return await trio.to_thread.run_sync(lambda: self.get(digest, max_bytes=max_bytes, verify=verify))

@@ -7,7 +7,7 @@
     peers.json      addresses of known peers     lock           flock of the running daemon, holds its pid
     control.sock    the running daemon's socket  log/log.db     the replicated log
     blobs/          content-addressed files      versions/      weights
-    work/           scratch of child processes, emptied at each start
+    trainer/        the trainer's checkpoints   work/          scratch of children, emptied at each start
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class DataDirectory:
         self.log_database = self.log / "log.db"
         self.blobs = self.path / "blobs"
         self.versions = self.path / "versions"
+        self.trainer = self.path / "trainer"
         self.work = self.path / "work"
 
     def exists(self) -> bool:
@@ -64,7 +65,7 @@ class DataDirectory:
         """Make the folders that are missing, for this user only."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self.log, self.blobs, self.versions, self.work):
+            for folder in (self.log, self.blobs, self.versions, self.trainer, self.work):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except FileExistsError:
             raise UserError(f"{self.path}: a file stands where a folder belongs", "choose another folder") from None
