@@ -13,7 +13,7 @@
    3 there). L(0) = 0, so padding with zeros changes nothing. A sum of 0 is written as 1; 0 is invalid.
    The manifest's tensors count once each; an engine that ties or fuses some of them counts each value once too.
 
-``parse`` raises ``PeerError`` and nothing else; ``verify_chunk`` likewise.
+``Manifest.parse`` raises ``PeerError`` and nothing else.
 """
 
 from __future__ import annotations
@@ -96,12 +96,44 @@ class Manifest:
         """The BLAKE3 hash (32 bytes) of the encoded manifest, which names it as a blob."""
         return blake3(self.encode()).digest()
 
+    @classmethod
+    def of_file(
+        cls, tensors: Iterable[tuple[str, str, Sequence[int]]], data: bytes | bytearray | memoryview, checksum: int
+    ) -> Manifest:
+        """The manifest of the weight bytes ``data`` that hold ``tensors``, rows of name, dtype and shape.
+
+        ``LocalError`` where the two do not fit.
+        """
+        infos = tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in tensors)
+        size = sum(info.size for info in infos)
+        view = memoryview(data).cast("B")
+        if len(view) != size:
+            raise LocalError(f"the tensors take {size} bytes, but there are {len(view)}")
+        return cls(size, infos, tuple(chunk_hashes(view)), checksum)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """The manifest in ``data``; raises ``PeerError`` where a rule is broken."""
+        _, size, tensors, chunks, checksum = codec.parse(data, _SCHEMA, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
+        infos = tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in tensors)
+        for info in infos:
+            if not _NAME.fullmatch(info.name):
+                raise PeerError(f"manifest: {info.name!r} is not a tensor's name")
+        if len({info.name for info in infos}) != len(infos):
+            raise PeerError("manifest: two tensors have the same name")
+        if sum(info.size for info in infos) != size:
+            raise PeerError("manifest: the tensors do not add up to the size")
+        if len(chunks) != 32 * chunk_count(size):
+            raise PeerError("manifest: wrong number of chunk hashes")
+        hashes = tuple(chunks[start : start + 32] for start in range(0, len(chunks), 32))
+        return cls(size, infos, hashes, checksum)
+
     def encode(self) -> bytes:
         """The manifest's bytes; ``LocalError`` for one that others would refuse."""
         tensors = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in self.tensors]
         data = codec.encode([FORMAT, self.size, tensors, b"".join(self.chunks), self.checksum])
         try:
-            parse(data)
+            self.parse(data)
         except PeerError as error:
             raise LocalError(str(error)) from None
         return data
@@ -120,33 +152,6 @@ class Manifest:
         if not 0 <= index < len(self.chunks):
             raise LocalError(f"there is no chunk {index} of {len(self.chunks)}")
         return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
-
-
-def make(tensors: Iterable[TensorInfo], data: bytes | bytearray | memoryview, checksum: int) -> Manifest:
-    """The manifest of the weight bytes ``data``; ``LocalError`` where they do not fit the tensors."""
-    tensors = tuple(tensors)
-    size = sum(tensor.size for tensor in tensors)
-    view = memoryview(data).cast("B")
-    if len(view) != size:
-        raise LocalError(f"the tensors take {size} bytes, but there are {len(view)}")
-    return Manifest(size, tensors, tuple(chunk_hashes(view)), checksum)
-
-
-def parse(data: bytes) -> Manifest:
-    """The manifest in ``data``; raises ``PeerError`` where a rule is broken."""
-    _, size, tensors, chunks, checksum = codec.parse(data, _SCHEMA, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
-    infos = tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in tensors)
-    for info in infos:
-        if not _NAME.fullmatch(info.name):
-            raise PeerError(f"manifest: {info.name!r} is not a tensor's name")
-    if len({info.name for info in infos}) != len(infos):
-        raise PeerError("manifest: two tensors have the same name")
-    if sum(info.size for info in infos) != size:
-        raise PeerError("manifest: the tensors do not add up to the size")
-    if len(chunks) != 32 * chunk_count(size):
-        raise PeerError("manifest: wrong number of chunk hashes")
-    hashes = tuple(chunks[start : start + 32] for start in range(0, len(chunks), 32))
-    return Manifest(size, infos, hashes, checksum)
 
 
 def chunk_count(size: int) -> int:

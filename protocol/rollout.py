@@ -12,8 +12,8 @@
 6. The recipe bounds everything: exactly ``groups_per_submission`` groups of exactly ``group_size`` responses,
    1 to ``max_prompt_tokens`` and 1 to ``max_response_tokens`` tokens, one log-probability a token.
 
-What a submission *means* (prompt, vocabulary, end token, proofs) is checked in ``proofs``. ``parse`` raises
-``PeerError`` and nothing else.
+What a submission *means* (prompt, vocabulary, end token, proofs) is checked in ``proofs``. ``Submission.parse``
+raises ``PeerError`` and nothing else.
 """
 
 from __future__ import annotations
@@ -84,6 +84,14 @@ class Submission:
         """The BLAKE3 hash (32 bytes) of the encoded file."""
         return blake3(self.encode()).digest()
 
+    @classmethod
+    def parse(cls, data: bytes, recipe: Recipe) -> Submission:
+        """The submission in ``data``, which a peer of a domain with this recipe wrote; raises ``PeerError``."""
+        value = codec.parse(data, _schema(recipe), max_bytes=MAX_SUBMISSION_BYTES, what="submission")
+        _, domain, weights, author, first_counter, groups = value
+        parsed = tuple(_group(first_counter + index, *group) for index, group in enumerate(groups))
+        return cls(domain, weights, author, first_counter, parsed)
+
     def encode(self) -> bytes:
         """The file's bytes. ``LocalError`` for counters out of sequence, negative numbers, or a file too large."""
         groups: list[Any] = []
@@ -123,19 +131,6 @@ def scaled_logprob(logprob: float) -> int:
     if logprob * -MILLION >= MAX_LOGPROB:
         return MAX_LOGPROB
     return max(0, round(-logprob * MILLION))
-
-
-def parse(data: bytes, recipe: Recipe) -> Submission:
-    """The submission in ``data``, which a peer of a domain with this recipe wrote; raises ``PeerError``."""
-    value = codec.parse(data, _schema(recipe), max_bytes=MAX_SUBMISSION_BYTES, what="submission")
-    _, domain, weights, author, first_counter, groups = value
-    return Submission(
-        domain,
-        weights,
-        author,
-        first_counter,
-        tuple(_group(first_counter + index, *group) for index, group in enumerate(groups)),
-    )
 
 
 def _schema(recipe: Recipe) -> Array:

@@ -1,0 +1,133 @@
+"""A node's advert of itself: who it is, what it can do, what it is willing to be, which versions it holds.
+
+1. A presence travels as ``[body, signature]``; the node named in the body signs the body (``identity.PRESENCE``).
+2. ``(boot, counter)`` orders a node's presences: the boot counter grows with each start, the counter with each
+   presence. One that is not newer than the newest known is stale and changes nothing.
+3. A presence lapses three intervals after it was received, by the receiver's monotonic clock. No clock of the
+   sender's is read, and a stale copy that comes round again revives nobody.
+4. Hardware numbers are claims; ``tokens_per_second`` and ``bandwidth_kbps`` are what the node measured, 0 where it
+   did not. Versions are entry ids of ``weights`` entries whose bytes the node holds whole.
+
+``Presence.parse`` raises ``PeerError`` and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from protocol import codec, identity
+from protocol.codec import Array, Bytes, Int, Many, Text
+from protocol.constants import FORMAT, MAX_PRESENCE_BYTES
+from protocol.errors import LocalError, PeerError
+from protocol.identity import Identity
+from protocol.records import ROLES
+
+LAPSE_INTERVALS: Final = 3
+MAX_ADDRESSES: Final = 8
+MAX_VERSIONS: Final = 8
+MAX_KNOWN: Final = 2**16
+"""Presences a table remembers; beyond it those not heard for longest are forgotten."""
+
+WILLING: Final = tuple(role for role in ROLES if role != "none")
+
+_FIELDS: Final = (
+    ("domain", codec.HASH),
+    ("node", codec.KEY),
+    ("boot", Int()),
+    ("counter", Int()),
+    ("name", Text(32)),
+    ("role", Text(16, ROLES)),
+    ("willing", Many(Text(16, WILLING), most=len(WILLING))),
+    ("addresses", Many(Text(128), most=MAX_ADDRESSES)),
+    ("versions", Many(codec.HASH, most=MAX_VERSIONS)),
+    ("cpus", Int(0, 2**20)),
+    ("memory_mb", Int(0, 2**40)),
+    ("gpu_mb", Int(0, 2**40)),
+    ("tokens_per_second", Int(0, 2**40)),
+    ("bandwidth_kbps", Int(0, 2**40)),
+    ("load", Int()),
+    ("paused", Int(0, 1)),
+)
+_BODY: Final = Array((("format", Int(FORMAT, FORMAT)), *_FIELDS))
+_WIRE: Final = Array((("body", Bytes(most=MAX_PRESENCE_BYTES)), ("signature", codec.SIGNATURE)))
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """One presence. ``domain``, ``node`` and the versions have 32 bytes, ``addresses`` are multiaddress texts,
+    ``memory_mb`` and ``gpu_mb`` are MiB, ``load`` is in micro, ``paused`` 0 or 1."""
+
+    domain: bytes
+    node: bytes
+    boot: int
+    counter: int
+    name: str
+    role: str
+    willing: tuple[str, ...]
+    addresses: tuple[str, ...]
+    versions: tuple[bytes, ...]
+    cpus: int
+    memory_mb: int
+    gpu_mb: int
+    tokens_per_second: int
+    bandwidth_kbps: int
+    load: int
+    paused: int
+
+    @classmethod
+    def parse(cls, data: bytes) -> Presence:
+        """Parse and verify the wire form; raises ``PeerError``."""
+        body, signature = codec.parse(data, _WIRE, max_bytes=MAX_PRESENCE_BYTES, what="presence")
+        value = codec.parse(body, _BODY, max_bytes=MAX_PRESENCE_BYTES, what="presence")
+        values: list[Any] = [tuple(item) if type(item) is list else item for item in value[1:]]
+        presence = cls(*values)
+        for several in (presence.willing, presence.addresses, presence.versions):
+            if len(set(several)) != len(several):
+                raise PeerError("presence: something is listed twice")
+        identity.verify(presence.node, identity.PRESENCE, body, signature, "presence")
+        return presence
+
+    def sign(self, key: Identity) -> bytes:
+        """The signed wire form; ``LocalError`` for a key that is not the node's or a presence others would refuse."""
+        if key.node != self.node:
+            raise LocalError("a presence is signed by its own node")
+        value = [getattr(self, item.name) for item in fields(self)]
+        body = codec.encode([FORMAT, *(list(item) if type(item) is tuple else item for item in value)])
+        data = codec.encode([body, key.sign(identity.PRESENCE, body)])
+        try:
+            self.parse(data)
+        except PeerError as error:
+            raise LocalError(str(error)) from None
+        return data
+
+
+class PresenceTable:
+    """The newest presence of each node of one domain. ``interval`` is the domain's presence interval in seconds."""
+
+    def __init__(self, domain: bytes, interval: float) -> None:
+        self._domain = domain
+        self._lifetime = LAPSE_INTERVALS * interval
+        # ordered by the time of receipt, oldest first
+        self._heard: dict[bytes, tuple[float, Presence]] = {}
+
+    def update(self, presence: Presence, now: float) -> bool:
+        """Take a presence in at monotonic time ``now`` (seconds); False where it is stale.
+
+        ``PeerError`` for a presence of another domain.
+        """
+        if presence.domain != self._domain:
+            raise PeerError("presence: it belongs to another domain")
+        known = self._heard.get(presence.node)
+        if known is not None:
+            if (presence.boot, presence.counter) <= (known[1].boot, known[1].counter):
+                return False
+            del self._heard[presence.node]
+        elif len(self._heard) >= MAX_KNOWN:
+            del self._heard[next(iter(self._heard))]
+        self._heard[presence.node] = (now, presence)
+        return True
+
+    def live(self, now: float) -> dict[bytes, Presence]:
+        """The presences that have not lapsed at monotonic time ``now``, by node."""
+        return {node: presence for node, (heard, presence) in self._heard.items() if now - heard <= self._lifetime}
