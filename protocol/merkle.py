@@ -1,0 +1,194 @@
+"""Merkle trees of RFC 9162 section 2.1 over SHA-256.
+
+1. The root of no leaves is SHA-256 of nothing; a leaf is hashed behind a 0x00 byte, an inner node behind 0x01.
+2. A tree of n > 1 leaves splits at the largest power of two below n.
+3. A ``CompactRange`` keeps only the roots of the perfect subtrees, largest first: enough to append and to give
+   the root, so old leaves may be forgotten.
+4. A consistency proof from size 0 proves nothing and is refused; who wants to accept an empty past does so
+   outside the verifier.
+
+Verifiers raise ``PeerError``; the proof makers raise ``LocalError`` for sizes that do not exist.
+https://www.rfc-editor.org/rfc/rfc9162.html#section-2.1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from protocol.errors import LocalError, PeerError
+
+EMPTY_ROOT: Final = sha256(b"").digest()
+
+
+def leaf_hash(data: bytes) -> bytes:
+    """The 32-byte hash of a leaf that holds ``data``."""
+    return sha256(b"\x00" + data).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The 32-byte hash of an inner node."""
+    return sha256(b"\x01" + left + right).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class CompactRange:
+    """The first ``size`` leaves of a tree, as the roots of its perfect subtrees, largest first."""
+
+    size: int = 0
+    nodes: tuple[bytes, ...] = ()
+
+    def append(self, data: bytes) -> CompactRange:
+        """The range with one more leaf that holds ``data``."""
+        node = leaf_hash(data)
+        nodes = list(self.nodes)
+        full = self.size
+        while full & 1:
+            node = node_hash(nodes.pop(), node)
+            full >>= 1
+        return CompactRange(self.size + 1, (*nodes, node))
+
+    @property
+    def root(self) -> bytes:
+        """The root of the tree over these leaves."""
+        if not self.nodes:
+            return EMPTY_ROOT
+        node = self.nodes[-1]
+        for left in reversed(self.nodes[:-1]):
+            node = node_hash(left, node)
+        return node
+
+
+EMPTY_RANGE: Final = CompactRange()
+
+
+def root(leaves: Sequence[bytes]) -> bytes:
+    """The root over leaves that hold these byte strings."""
+    return _subroot([leaf_hash(leaf) for leaf in leaves])
+
+
+def _subroot(hashes: Sequence[bytes]) -> bytes:
+    """The root over leaf hashes, pairing level by level: an odd node moves up unchanged, as rule 2 has it."""
+    if not hashes:
+        return EMPTY_ROOT
+    level = list(hashes)
+    while len(level) > 1:
+        paired = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = paired + level[len(level) & ~1 :]
+    return level[0]
+
+
+def _split(size: int) -> int:
+    """The largest power of two below ``size`` (at least 2)."""
+    return 1 << ((size - 1).bit_length() - 1)
+
+
+def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
+    """The audit path of leaf ``index``, lowest sibling first (RFC 9162 section 2.1.3.1)."""
+    if not 0 <= index < len(leaves):
+        raise LocalError(f"there is no leaf {index} of {len(leaves)}")
+    hashes = [leaf_hash(leaf) for leaf in leaves]
+    path: list[bytes] = []
+    low, high = 0, len(hashes)
+    while high - low > 1:
+        middle = low + _split(high - low)
+        if index < middle:
+            path.append(_subroot(hashes[middle:high]))
+            high = middle
+        else:
+            path.append(_subroot(hashes[low:middle]))
+            low = middle
+    return path[::-1]
+
+
+def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], tree_root: bytes) -> None:
+    """Raise ``PeerError`` unless the leaf hash ``leaf`` stands at ``index`` in the tree of ``size`` leaves with
+    root ``tree_root`` (RFC 9162 section 2.1.3.2)."""
+    if not 0 <= index < size:
+        raise PeerError("inclusion proof: the index lies outside the tree")
+    _hashes([leaf, tree_root, *proof], "inclusion proof")
+    position, last = index, size - 1
+    node = leaf
+    for sibling in proof:
+        if last == 0:
+            raise PeerError("inclusion proof: too long")
+        if position & 1 or position == last:
+            node = node_hash(sibling, node)
+            # A last node without a right sibling has moved up unchanged: skip the levels it skipped.
+            while not position & 1 and position:
+                position >>= 1
+                last >>= 1
+        else:
+            node = node_hash(node, sibling)
+        position >>= 1
+        last >>= 1
+    if last != 0:
+        raise PeerError("inclusion proof: too short")
+    if node != tree_root:
+        raise PeerError("inclusion proof: it leads to another root")
+
+
+def consistency_proof(leaves: Sequence[bytes], size: int) -> list[bytes]:
+    """The proof that the tree of the first ``size`` leaves is a prefix of the tree of all (section 2.1.4.1)."""
+    if not 0 < size <= len(leaves):
+        raise LocalError(f"there is no consistency proof from {size} to {len(leaves)} leaves")
+    hashes = [leaf_hash(leaf) for leaf in leaves]
+    path: list[bytes] = []
+    low, high, whole = 0, len(hashes), True
+    while size != high:
+        middle = low + _split(high - low)
+        if size <= middle:
+            path.append(_subroot(hashes[middle:high]))
+            high = middle
+        else:
+            path.append(_subroot(hashes[low:middle]))
+            low, whole = middle, False
+    if not whole:
+        path.append(_subroot(hashes[low:high]))
+    return path[::-1]
+
+
+def verify_consistency(size1: int, size2: int, proof: Sequence[bytes], root1: bytes, root2: bytes) -> None:
+    """Raise ``PeerError`` unless the tree of ``size1`` leaves with ``root1`` is a prefix of the tree of ``size2``
+    leaves with ``root2`` (RFC 9162 section 2.1.4.2). ``size1`` 0 is refused."""
+    if not 0 < size1 <= size2:
+        raise PeerError("consistency proof: the sizes are out of order")
+    if size1 == size2:
+        if proof or root1 != root2:
+            raise PeerError("consistency proof: equal sizes need equal roots and no proof")
+        return
+    _hashes([root1, root2, *proof], "consistency proof")
+    path = list(proof)
+    if size1 & (size1 - 1) == 0:
+        path.insert(0, root1)
+    if not path:
+        raise PeerError("consistency proof: too short")
+    position, last = size1 - 1, size2 - 1
+    while position & 1:
+        position >>= 1
+        last >>= 1
+    first = second = path[0]
+    for node in path[1:]:
+        if last == 0:
+            raise PeerError("consistency proof: too long")
+        if position & 1 or position == last:
+            first = node_hash(node, first)
+            second = node_hash(node, second)
+            while not position & 1 and position:
+                position >>= 1
+                last >>= 1
+        else:
+            second = node_hash(second, node)
+        position >>= 1
+        last >>= 1
+    if last != 0:
+        raise PeerError("consistency proof: too short")
+    if first != root1 or second != root2:
+        raise PeerError("consistency proof: it leads to other roots")
+
+
+def _hashes(values: Sequence[bytes], what: str) -> None:
+    if any(len(value) != 32 for value in values):
+        raise PeerError(f"{what}: a hash has 32 bytes")

@@ -1,0 +1,423 @@
+"""Electors: head reports, votes, cuts and term grants.
+
+1. Of n electors f = ⌊(n−1)/3⌋ may be faulty; q = ⌊(n+f)/2⌋ + 1 make a quorum, so two quorums share an honest one.
+2. A cut's body names its height (1, 2, … along the chain of cuts), the epoch (a counter of attempts, never time) in
+   which it was proposed, the cut before (the domain's id for the first), the heads root over every author's
+   certified head, and the rows that moved since the cut before, ascending by author.
+   ``id = SHA-256("farflung/cut-id/v1\\0" ‖ body)``. A cut that changes nothing is malformed.
+3. An elector's vote is its signature over the cut's body (``identity.VOTE``); q votes certify it. The certificate is
+   ``[body, [[elector, signature], …]]``, ascending by elector, and is not part of the id.
+4. An elector signs a report of its heads each epoch: those above the newest cut it knows, and the highest (term,
+   number) among the weights it holds on the lineage. Reports only grow and never switch branches.
+5. The proposer of an epoch is elector ``epoch mod n``. For each author it takes the highest head of its own replica
+   that q reports cover, joined with the votes it knows.
+6. A voter votes at most once an epoch, only for what it holds, and only for a vector that extends its last vote,
+   which it stores before it sends it.
+7. A grant gives a term to one trainer on a base version; an elector grants a term once. Its certificate has the form
+   of a cut's, under ``identity.GRANT``. Before version 0 the base is the domain's id, with base term and number 0.
+
+Parsers raise ``PeerError`` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any, Final
+
+from protocol import codec, identity
+from protocol.codec import Array, Bytes, Int, Many
+from protocol.constants import FORMAT, MAX_CUT_BYTES
+from protocol.domain import MAX_ELECTORS
+from protocol.errors import LocalError, PeerError
+from protocol.heads import FROZEN, HEAD, Head, heads_root
+from protocol.identity import Identity
+
+CUT_CONTEXT: Final = b"farflung/cut-id/v1\0"
+GRANT_CONTEXT: Final = b"farflung/grant-id/v1\0"
+MAX_CHANGES: Final = 2**15
+"""Most authors that one cut moves or one report lists; with it the largest body stays below ``MAX_CUT_BYTES``."""
+MAX_GRANT_BYTES: Final = 16 << 10
+
+_COUNTER = Int(0, 2**62)
+_CUT: Final = Array(
+    (
+        ("format", Int(FORMAT, FORMAT)),
+        ("domain", codec.HASH),
+        ("height", Int(1, 2**62)),
+        ("epoch", _COUNTER),
+        ("prev", codec.HASH),
+        ("heads_root", codec.HASH),
+        ("changes", Many(HEAD, most=MAX_CHANGES, least=1)),
+    )
+)
+_REPORT: Final = Array(
+    (
+        ("format", Int(FORMAT, FORMAT)),
+        ("domain", codec.HASH),
+        ("elector", codec.KEY),
+        ("epoch", _COUNTER),
+        ("newest_cut", codec.HASH),
+        ("heads", Many(HEAD, most=MAX_CHANGES)),
+        ("term", _COUNTER),
+        ("number", _COUNTER),
+    )
+)
+_GRANT: Final = Array(
+    (
+        ("format", Int(FORMAT, FORMAT)),
+        ("domain", codec.HASH),
+        ("term", Int(1, 2**62)),
+        ("trainer", codec.KEY),
+        ("base", codec.HASH),
+        ("base_term", _COUNTER),
+        ("base_number", _COUNTER),
+    )
+)
+_SIGNED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("signature", codec.SIGNATURE)))
+_CERTIFIED: Final = Array(
+    (
+        ("body", Bytes(most=MAX_CUT_BYTES)),
+        (
+            "votes",
+            Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=MAX_ELECTORS, least=1),
+        ),
+    )
+)
+
+Votes = tuple[tuple[bytes, bytes], ...]
+"""(elector, signature) pairs, ascending by elector."""
+
+
+def faults(electors: int) -> int:
+    """How many of ``electors`` may be faulty."""
+    return (electors - 1) // 3
+
+
+def quorum(electors: int) -> int:
+    """How many of ``electors`` certify something."""
+    return (electors + faults(electors)) // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A vector of heads, as the rows that moved since the cut ``prev``. Make it with ``make`` or ``parse``."""
+
+    domain: bytes
+    height: int
+    epoch: int
+    prev: bytes
+    heads_root: bytes
+    changes: tuple[Head, ...]
+    body: bytes
+    id: bytes = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", sha256(CUT_CONTEXT + self.body).digest())
+
+    @classmethod
+    def make(cls, domain: bytes, height: int, epoch: int, prev: bytes, root: bytes, changes: Iterable[Head]) -> Cut:
+        """A new cut; raises ``LocalError`` for one that others would refuse."""
+        rows = sorted(changes, key=lambda head: head.author)
+        body = codec.encode([FORMAT, domain, height, epoch, prev, root, [head.to_value() for head in rows]])
+        try:
+            return cls.parse(body)
+        except PeerError as error:
+            raise LocalError(str(error)) from None
+
+    @classmethod
+    def parse(cls, body: bytes) -> Cut:
+        """Parse a cut's body; raises ``PeerError``."""
+        value = codec.parse(body, _CUT, max_bytes=MAX_CUT_BYTES, what="cut")
+        _, domain, height, epoch, prev, root, changes = value
+        if (height == 1) != (prev == domain):
+            raise PeerError("cut: the first cut and no other follows the domain's id")
+        return cls(domain, height, epoch, prev, root, _rows(changes, "cut"), body)
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedCut:
+    """A cut with the votes of a quorum."""
+
+    cut: Cut
+    votes: Votes
+
+    def encode(self) -> bytes:
+        """The wire form ``[body, [[elector, signature], …]]``."""
+        return codec.encode([self.cut.body, self.votes])
+
+    @classmethod
+    def parse(cls, data: bytes, electors: Sequence[bytes]) -> CertifiedCut:
+        """Parse a certificate and verify every vote in it; raises ``PeerError``."""
+        body, votes = _certificate(data, electors, identity.VOTE, MAX_CUT_BYTES, "cut")
+        return cls(Cut.parse(body), votes)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A term for ``trainer`` from the weights entry ``base`` on, whose term and number are ``base_*``."""
+
+    domain: bytes
+    term: int
+    trainer: bytes
+    base: bytes
+    base_term: int
+    base_number: int
+    body: bytes
+    id: bytes = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", sha256(GRANT_CONTEXT + self.body).digest())
+
+    @classmethod
+    def make(cls, domain: bytes, term: int, trainer: bytes, base: bytes, base_term: int, base_number: int) -> Grant:
+        """A new grant; raises ``LocalError`` for one that others would refuse."""
+        body = codec.encode([FORMAT, domain, term, trainer, base, base_term, base_number])
+        try:
+            return cls.parse(body)
+        except PeerError as error:
+            raise LocalError(str(error)) from None
+
+    @classmethod
+    def parse(cls, body: bytes) -> Grant:
+        """Parse a grant's body; raises ``PeerError``."""
+        value = codec.parse(body, _GRANT, max_bytes=MAX_GRANT_BYTES, what="grant")
+        _, domain, term, trainer, base, base_term, base_number = value
+        if base == domain:
+            if base_term or base_number:
+                raise PeerError("grant: before version 0 the base has term and number 0")
+        elif not 0 < base_term < term:
+            raise PeerError("grant: the base is not of an earlier term")
+        return cls(domain, term, trainer, base, base_term, base_number, body)
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedGrant:
+    """A grant with the signatures of a quorum."""
+
+    grant: Grant
+    votes: Votes
+
+    def encode(self) -> bytes:
+        """The wire form ``[body, [[elector, signature], …]]``."""
+        return codec.encode([self.grant.body, self.votes])
+
+    @classmethod
+    def parse(cls, data: bytes, electors: Sequence[bytes]) -> CertifiedGrant:
+        """Parse a certificate and verify every signature in it; raises ``PeerError``."""
+        body, votes = _certificate(data, electors, identity.GRANT, MAX_GRANT_BYTES, "grant")
+        return cls(Grant.parse(body), votes)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an elector holds: its heads above ``newest_cut`` (a cut's id, or the domain's), and the highest (term,
+    number) of the weights it holds, (0, 0) before version 0."""
+
+    domain: bytes
+    elector: bytes
+    epoch: int
+    newest_cut: bytes
+    heads: tuple[Head, ...]
+    term: int
+    number: int
+
+    def sign(self, elector: Identity) -> bytes:
+        """The wire form ``[body, signature]``."""
+        if elector.node != self.elector:
+            raise LocalError("a report is signed by the elector that it names")
+        rows = [head.to_value() for head in sorted(self.heads, key=lambda head: head.author)]
+        value = [FORMAT, self.domain, self.elector, self.epoch, self.newest_cut, rows, self.term, self.number]
+        body = codec.encode(value)
+        return codec.encode([body, elector.sign(identity.REPORT, body)])
+
+    @classmethod
+    def parse(cls, data: bytes, electors: Sequence[bytes]) -> Report:
+        """Parse and verify a report; raises ``PeerError``."""
+        body, signature = codec.parse(data, _SIGNED, max_bytes=MAX_CUT_BYTES, what="report")
+        value = codec.parse(body, _REPORT, max_bytes=MAX_CUT_BYTES, what="report")
+        _, domain, elector, epoch, newest_cut, heads, term, number = value
+        if elector not in electors:
+            raise PeerError("report: its author is no elector")
+        identity.verify(elector, identity.REPORT, body, signature, "report")
+        return cls(domain, elector, epoch, newest_cut, _rows(heads, "report"), term, number)
+
+
+def vote(elector: Identity, cut: Cut) -> tuple[bytes, bytes]:
+    """(elector, signature): a vote for ``cut``, to be stored before it is sent."""
+    return elector.node, elector.sign(identity.VOTE, cut.body)
+
+
+def verify_vote(cut: Cut, elector: bytes, signature: bytes, electors: Sequence[bytes]) -> None:
+    """Raise ``PeerError`` unless this is an elector's vote for ``cut``."""
+    _verify(cut.body, elector, signature, electors, identity.VOTE, "vote")
+
+
+def grant_vote(elector: Identity, grant: Grant) -> tuple[bytes, bytes]:
+    """(elector, signature): the elector's part of a grant's certificate."""
+    return elector.node, elector.sign(identity.GRANT, grant.body)
+
+
+def verify_grant_vote(grant: Grant, elector: bytes, signature: bytes, electors: Sequence[bytes]) -> None:
+    """Raise ``PeerError`` unless this is an elector's signature for ``grant``."""
+    _verify(grant.body, elector, signature, electors, identity.GRANT, "grant")
+
+
+def certify(cut: Cut, votes: Mapping[bytes, bytes], electors: Sequence[bytes]) -> CertifiedCut:
+    """The certificate from verified votes (elector → signature); ``LocalError`` below a quorum."""
+    return CertifiedCut(cut, _enough(votes, electors))
+
+
+def certify_grant(grant: Grant, votes: Mapping[bytes, bytes], electors: Sequence[bytes]) -> CertifiedGrant:
+    """The certificate from verified signatures (elector → signature); ``LocalError`` below a quorum."""
+    return CertifiedGrant(grant, _enough(votes, electors))
+
+
+Held = Callable[[bytes, int], Head | None]
+"""``held(author, seq)``: the head that the own replica's feed of ``author`` had at ``seq``, or None."""
+
+
+def proposer(epoch: int, electors: Sequence[bytes]) -> bytes:
+    """The elector that proposes in this epoch."""
+    return electors[epoch % len(electors)]
+
+
+def propose(
+    domain: bytes,
+    height: int,
+    epoch: int,
+    prev: bytes,
+    certified: Mapping[bytes, Head],
+    reports: Iterable[Report],
+    electors: Sequence[bytes],
+    held: Held,
+    votes: Iterable[Cut] = (),
+) -> Cut | None:
+    """The cut of ``height`` that follows ``prev``, whose vector is ``certified``, or None where nothing moved.
+
+    Of each elector the last report of the iterable counts. ``votes`` are cuts of this height that electors voted
+    for already: the proposal covers what they cover, as far as the own replica holds it.
+    """
+    newest = {report.elector: report for report in reports if report.elector in electors}
+    rows: dict[bytes, list[Head]] = {}
+    for report in newest.values():
+        for head in report.heads:
+            own = held(head.author, head.seq)
+            if own is not None and own.entry_id == head.entry_id and own.feed_root == head.feed_root:
+                rows.setdefault(head.author, []).append(head)
+    need = quorum(len(electors))
+    chosen: dict[bytes, Head] = {}
+    for author, heads in rows.items():
+        if len(heads) >= need:
+            seq = sorted((head.seq for head in heads), reverse=True)[need - 1]
+            frozen = sum(head.status == FROZEN for head in heads) >= need
+            _take(chosen, held(author, seq), FROZEN if frozen else None)
+    for voted in votes:
+        if voted.prev == prev:
+            for head in voted.changes:
+                own = held(head.author, head.seq)
+                if own is not None and own.entry_id == head.entry_id:
+                    _take(chosen, own, head.status)
+    changes = {author: head for author, head in chosen.items() if _moves(certified.get(author), head)}
+    if not changes:
+        return None
+    root = heads_root({**certified, **changes}.values())
+    return Cut.make(domain, height, epoch, prev, root, changes.values())
+
+
+def vote_problem(
+    cut: Cut,
+    *,
+    domain: bytes,
+    height: int,
+    newest: bytes,
+    certified: Mapping[bytes, Head],
+    held: Held,
+    last: Cut | None,
+) -> str | None:
+    """Why an elector may not vote for ``cut``, or None where it may.
+
+    ``height`` and ``newest`` are those of the newest cut it knows (0 and the domain's id before the first), whose
+    vector is ``certified``; ``last`` is the cut that it voted for last. Row status 1 is for the caller to check: it
+    votes for one only where it holds the fork proof.
+    """
+    if cut.domain != domain:
+        return "another domain"
+    if cut.height != height + 1 or cut.prev != newest:
+        return "it does not follow the newest cut"
+    if last is not None and cut.epoch <= last.epoch:
+        return "a vote was cast in this epoch or a later one"
+    for head in cut.changes:
+        own = held(head.author, head.seq)
+        if own is None:
+            return "entries are missing"
+        if own.entry_id != head.entry_id or own.feed_root != head.feed_root:
+            return "another branch is held"
+        if not _moves(certified.get(head.author), head):
+            return "a row does not move forward"
+    vector = {**certified, **{head.author: head for head in cut.changes}}
+    if heads_root(vector.values()) != cut.heads_root:
+        return "the heads root is wrong"
+    for head in last.changes if last is not None else ():
+        new = vector.get(head.author)
+        before = held(head.author, head.seq)
+        if new is None or new.seq < head.seq or before is None or before.entry_id != head.entry_id:
+            return "it does not extend the last vote"
+    return None
+
+
+def _take(chosen: dict[bytes, Head], head: Head | None, status: int | None) -> None:
+    """Raise the row of an author to ``head`` (never lower it); ``status`` None means live."""
+    if head is None:
+        return
+    old = chosen.get(head.author)
+    best = head if old is None or head.seq > old.seq else old
+    frozen = status == FROZEN or (old is not None and old.status == FROZEN)
+    chosen[head.author] = Head(best.author, best.seq, best.entry_id, best.feed_root, int(frozen))
+
+
+def _moves(old: Head | None, new: Head) -> bool:
+    """Whether a row may follow ``old``: a longer feed, or the same one frozen; nothing follows a frozen row."""
+    if old is None:
+        return True
+    if old.status == FROZEN:
+        return False
+    return new.seq > old.seq or (new.seq == old.seq and new.entry_id == old.entry_id and new.status == FROZEN)
+
+
+def _rows(values: list[Any], what: str) -> tuple[Head, ...]:
+    heads = tuple(Head(*value) for value in values)
+    if any(left.author >= right.author for left, right in pairwise(heads)):
+        raise PeerError(f"{what}: the rows are not strictly ascending by author")
+    return heads
+
+
+def _verify(
+    body: bytes, elector: bytes, signature: bytes, electors: Sequence[bytes], context: bytes, what: str
+) -> None:
+    if elector not in electors:
+        raise PeerError(f"{what}: a signer is no elector")
+    identity.verify(elector, context, body, signature, what)
+
+
+def _certificate(
+    data: bytes, electors: Sequence[bytes], context: bytes, max_bytes: int, what: str
+) -> tuple[bytes, Votes]:
+    body, signatures = codec.parse(data, _CERTIFIED, max_bytes=max_bytes, what=f"certified {what}")
+    votes = tuple((elector, signature) for elector, signature in signatures)
+    if any(left[0] >= right[0] for left, right in pairwise(votes)):
+        raise PeerError(f"{what}: the signers are not strictly ascending")
+    if len(votes) < quorum(len(electors)):
+        raise PeerError(f"{what}: {len(votes)} signatures are no quorum of {len(electors)} electors")
+    for elector, signature in votes:
+        _verify(body, elector, signature, electors, context, what)
+    return body, votes
+
+
+def _enough(votes: Mapping[bytes, bytes], electors: Sequence[bytes]) -> Votes:
+    chosen = tuple(sorted((elector, signature) for elector, signature in votes.items() if elector in electors))
+    if len(chosen) < quorum(len(electors)):
+        raise LocalError(f"{len(chosen)} votes are no quorum of {len(electors)} electors")
+    return chosen
