@@ -172,8 +172,8 @@ def _cut(scaled: Tensor, min_p: float) -> Tensor:
     return scaled.amax(dim=1, keepdim=True) + math.log(min_p)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """The mixer L of rule 3, in place on an int32 tensor: masks turn int32's arithmetic shifts into logical ones,
+def mix(x: Tensor) -> Tensor:
+    """The mixer L of rule 3, in place on a writable int32 tensor, which is returned. Masks turn int32's arithmetic shifts into logical ones,
     and products wrap modulo 2³² whatever the sign."""
     x ^= (x >> 16) & 0xFFFF
     x *= _MIX_1
@@ -188,9 +188,9 @@ def _bits(keys: Tensor, vocabulary: int) -> Tensor:
     signed = (keys - ((keys >> 31) << 32)).to(torch.int32)
     tokens = torch.arange(vocabulary, dtype=torch.int32, device=keys.device) * _GOLDEN
     x = tokens[None, :] + signed[:, :1]
-    _mix(x)
+    mix(x)
     x ^= signed[:, 1:]
-    return _mix(x)
+    return mix(x)
 
 
 def _gumbel(keys: Tensor, vocabulary: int) -> Tensor:
