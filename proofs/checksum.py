@@ -4,8 +4,8 @@
    of the results modulo 2⁶³, and 1 where that is 0.
 2. A sum does not care where values stand, so an engine that fuses, splits or reorders tensors gets the same; L(0) = 0,
    so padding with zeros changes nothing. An engine that ties or copies tensors must pass each value once.
-3. It catches a reload that silently kept old tensors: a training step changes too little for any probe of outputs to see.
-   It is no defence against forgery; the chunk hashes are.
+3. It catches a reload that silently kept old tensors: a training step changes too little for any probe of outputs to
+   see. It is no defence against forgery; the chunk hashes are.
 
 Needs torch.
 """

@@ -173,8 +173,10 @@ def _cut(scaled: Tensor, min_p: float) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """The mixer L of rule 3, in place on a writable int32 tensor, which is returned. Masks turn int32's arithmetic shifts into logical ones,
-    and products wrap modulo 2³² whatever the sign."""
+    """The mixer L of rule 3, in place on a writable int32 tensor, which is returned.
+
+    Masks turn int32's arithmetic shifts into logical ones, and products wrap modulo 2³² whatever the sign.
+    """
     x ^= (x >> 16) & 0xFFFF
     x *= _MIX_1
     x ^= (x >> 15) & 0x1FFFF
