@@ -320,7 +320,7 @@ def propose(
                 own = held(head.author, head.seq)
                 if own is not None and own.entry_id == head.entry_id:
                     _take(chosen, own, head.status)
-    changes = {author: head for author, head in chosen.items() if _moves(certified.get(author), head)}
+    changes = {author: head for author, head in chosen.items() if moves(certified.get(author), head)}
     if not changes:
         return None
     root = heads_root({**certified, **changes}.values())
@@ -355,7 +355,7 @@ def vote_problem(
             return "entries are missing"
         if own.entry_id != head.entry_id or own.feed_root != head.feed_root:
             return "another branch is held"
-        if not _moves(certified.get(head.author), head):
+        if not moves(certified.get(head.author), head):
             return "a row does not move forward"
     vector = {**certified, **{head.author: head for head in cut.changes}}
     if heads_root(vector.values()) != cut.heads_root:
@@ -378,7 +378,7 @@ def _take(chosen: dict[bytes, Head], head: Head | None, status: int | None) -> N
     chosen[head.author] = Head(best.author, best.seq, best.entry_id, best.feed_root, int(frozen))
 
 
-def _moves(old: Head | None, new: Head) -> bool:
+def moves(old: Head | None, new: Head) -> bool:
     """Whether a row may follow ``old``: a longer feed, or the same one frozen; nothing follows a frozen row."""
     if old is None:
         return True

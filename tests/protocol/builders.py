@@ -16,8 +16,11 @@ from protocol.domain import (
     parse_genesis,
 )
 from protocol.entry import NO_PREV, Entry, make
+from protocol.heads import heads_root
 from protocol.identity import Identity
-from protocol.records import Blob, Join, Record
+from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, grant_vote, vote
+from protocol.records import Blob, Join, Record, Weights
+from protocol.replica import Replica
 
 RECIPE = Recipe(
     async_level=2,
@@ -126,3 +129,28 @@ class Writer:
         entry = make(self.identity, self.domain, len(self.entries), prev, self.anchor, payload)
         self.entries.append(entry)
         return entry
+
+
+def cut_for(replica: Replica, *electors: str, epoch: int | None = None) -> CertifiedCut:
+    """A certified cut over everything that ``replica`` holds and no cut covers; the electors are key names."""
+    cut = Cut.make(
+        replica.domain.id,
+        len(replica.cuts) + 1,
+        (replica.cuts[-1].cut.epoch + 1 if replica.cuts else 1) if epoch is None else epoch,
+        replica.newest_cut_id,
+        heads_root({**replica.certified, **{head.author: head for head in replica.uncovered()}}.values()),
+        replica.uncovered(),
+    )
+    return certify(cut, dict(vote(key(elector), cut) for elector in electors), replica.domain.electors)
+
+
+def grant_for(
+    domain: Domain, term: int, trainer: bytes, base: Entry | None = None, electors: tuple[str, ...] = ("elector",)
+) -> CertifiedGrant:
+    """A certified grant of ``term`` to ``trainer`` on the weights entry ``base`` (None: before version 0)."""
+    if base is None:
+        grant = Grant.make(domain.id, term, trainer, domain.id, 0, 0)
+    else:
+        assert isinstance(base.payload, Weights)
+        grant = Grant.make(domain.id, term, trainer, base.id, base.payload.term, base.payload.number)
+    return certify_grant(grant, dict(grant_vote(key(elector), grant) for elector in electors), domain.electors)

@@ -1,0 +1,388 @@
+"""One domain's log in memory: which entries, cuts, grants and fork proofs a node holds, and what follows from them.
+
+1. Objects may come in any order. What cannot be judged yet is answered with what is missing, not stored, and handed
+   in again later; once everything was taken, the state is the same whatever the order was.
+2. An entry is taken when the one before it and the cut that it anchors on are held. An author's entries are a chain.
+3. A cut is taken when the cut before it and every entry that it covers are held, every row moves forward on the
+   branch held, and the heads root recomputed from its rows is the one that it names.
+4. A second signed entry for a place that is taken is ``Evidence``: the fork proof is kept for ever and freezes the
+   author. Its feed then ends before the lowest place that a known proof names, or at its certified head where that
+   is later, and is shown so (status 1). A cut with status 1 ends the feed at that row whatever else turns up.
+5. Entries beyond such an end leave the log but wait aside: a cut that certifies a branch brings it back.
+6. Grants are kept by term; what a grant means for the weights is the ledger's business.
+
+Nothing here verifies signatures: parsers did. The replica neither reads nor writes storage.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from enum import Enum
+from hashlib import sha256
+from typing import Final
+
+from protocol import codec
+from protocol.domain import Domain
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.feed import FeedState, ForkProof, evidence
+from protocol.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest, bucket_digests, heads_root
+from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, moves
+
+MAX_SHELF: Final = 512
+"""Entries of one frozen author that wait aside. Only entries no cut covers yet can come back from there."""
+
+
+class Outcome(Enum):
+    """What became of an object that was handed to the replica; true in a condition only where it was added."""
+
+    ADDED = "added"
+    KNOWN = "known"
+    MISSING_PREV = "the entry before it is missing"
+    MISSING_ANCHOR = "the cut that it anchors on is missing"
+    MISSING_CUT = "the cut before it is missing"
+    MISSING_ENTRIES = "entries that it covers are missing"
+    FROZEN = "its author is frozen"
+
+    def __bool__(self) -> bool:
+        return self is Outcome.ADDED
+
+
+class _Chain:
+    """The visible entries of one author, with the feed root at each."""
+
+    __slots__ = ("entries", "roots", "state")
+
+    def __init__(self, author: bytes) -> None:
+        self.entries: list[Entry] = []
+        self.roots: list[bytes] = []
+        self.state = FeedState(author)
+
+    def push(self, entry: Entry, anchor_height: int) -> None:
+        self.state = self.state.extend(entry, anchor_height)
+        self.entries.append(entry)
+        self.roots.append(self.state.ids.root)
+
+
+class Replica:
+    """The replica of ``domain``'s log. Dictionaries and lists that are attributes are for reading only.
+
+    ``heads`` and ``certified`` map authors to the newest head held and the newest one certified; ``cuts`` are in
+    order of height; ``grants`` maps terms, ``forks`` authors. ``arrivals`` lists visible entries as they came, and
+    ``rewrites`` counts how often entries had to leave it again (the list is a new one then).
+    """
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+        self.heads: dict[bytes, Head] = {}
+        self.certified: dict[bytes, Head] = {}
+        self.cuts: list[CertifiedCut] = []
+        self.grants: dict[int, CertifiedGrant] = {}
+        self.forks: dict[bytes, ForkProof] = {}
+        self.arrivals: list[Entry] = []
+        self.rewrites = 0
+        self._chains: dict[bytes, _Chain] = {}
+        self._by_id: dict[bytes, Entry] = {}
+        self._shelves: dict[bytes, dict[bytes, Entry]] = {}
+        self._heights: dict[bytes, int] = {domain.id: 0}
+        # Per author the heights of the cuts that moved it and the seqs that they moved it to, both ascending.
+        self._coverage: dict[bytes, tuple[list[int], list[int]]] = {}
+        self._root: bytes | None = None
+        self._buckets: list[bytes] | None = None
+
+    # Adding
+
+    def add_entry(self, entry: Entry) -> Outcome:
+        """Take a parsed entry. Raises ``PeerError`` where it breaks a rule, ``Evidence`` where it proves a fork that
+        was not known (the proof is kept and the author frozen)."""
+        if entry.domain != self.domain.id:
+            raise PeerError("entry: it belongs to another domain")
+        chain = self._chains.get(entry.author) or _Chain(entry.author)
+        if entry.seq < len(chain.entries):
+            held = chain.entries[entry.seq]
+            if held.id == entry.id:
+                return Outcome.KNOWN
+            proof = ForkProof.of(held, entry)
+            self._shelve(entry)
+            if self.add_fork(proof):
+                raise evidence(proof)
+            return Outcome.FROZEN
+        limit = self._limit(entry.author)
+        if limit is not None and entry.seq >= limit:
+            self._shelve(entry)
+            return Outcome.FROZEN
+        if entry.seq > len(chain.entries) or entry.prev != chain.state.head:
+            return Outcome.MISSING_PREV
+        height = self._heights.get(entry.anchor)
+        if height is None:
+            return Outcome.MISSING_ANCHOR
+        chain.push(entry, height)
+        self._chains[entry.author] = chain
+        self._by_id[entry.id] = entry
+        self.arrivals.append(entry)
+        self._show(entry.author)
+        return Outcome.ADDED
+
+    def add_fork(self, proof: ForkProof) -> Outcome:
+        """Take a verified fork proof: ADDED where it is the first of its author or names a lower place."""
+        if proof.domain != self.domain.id:
+            raise PeerError("fork proof: it belongs to another domain")
+        known = self.forks.get(proof.author)
+        if known is not None and known.seq <= proof.seq:
+            return Outcome.KNOWN
+        self.forks[proof.author] = proof
+        self._freeze(proof.author)
+        return Outcome.ADDED
+
+    def add_grant(self, certified: CertifiedGrant) -> Outcome:
+        """Take a verified grant. Raises ``PeerError`` for another one of a term that is granted."""
+        if certified.grant.domain != self.domain.id:
+            raise PeerError("grant: it belongs to another domain")
+        known = self.grants.get(certified.grant.term)
+        if known is None:
+            self.grants[certified.grant.term] = certified
+            return Outcome.ADDED
+        if known.grant.id != certified.grant.id:
+            raise PeerError(f"grant: term {certified.grant.term} is granted already")
+        return Outcome.KNOWN
+
+    def add_cut(self, certified: CertifiedCut) -> Outcome:
+        """Take a verified cut, whole or not at all. Raises ``PeerError`` where it contradicts what is certified."""
+        cut = certified.cut
+        if cut.domain != self.domain.id:
+            raise PeerError("cut: it belongs to another domain")
+        if cut.height <= len(self.cuts):
+            if self.cuts[cut.height - 1].cut.id != cut.id:
+                raise PeerError(f"cut: height {cut.height} is taken by another one")
+            return Outcome.KNOWN
+        if cut.height > len(self.cuts) + 1:
+            return Outcome.MISSING_CUT
+        if cut.prev != self.newest_cut_id:
+            raise PeerError("cut: it does not follow the newest one")
+        if self.cuts and cut.epoch <= self.cuts[-1].cut.epoch:
+            raise PeerError("cut: its epoch is not above the one before")
+        if heads_root({**self.certified, **{head.author: head for head in cut.changes}}.values()) != cut.heads_root:
+            raise PeerError("cut: the heads root is wrong")
+        rebuilt: list[tuple[bytes, _Chain]] = []
+        for head in cut.changes:
+            old = self.certified.get(head.author)
+            if not moves(old, head):
+                raise PeerError("cut: a row does not move forward")
+            chain = self._chains.get(head.author)
+            if chain is None or not _holds(chain, head.seq, head.entry_id):
+                chain = self._switch(head)
+                if chain is None:
+                    return Outcome.MISSING_ENTRIES
+                rebuilt.append((head.author, chain))
+            if chain.roots[head.seq] != head.feed_root:
+                raise PeerError("cut: a feed root is wrong")
+            if old is not None and not _holds(chain, old.seq, old.entry_id):
+                raise PeerError("cut: a row leaves the branch that is certified")
+        for author, chain in rebuilt:
+            self._replace(author, chain)
+        self._heights[cut.id] = cut.height
+        self.cuts.append(certified)
+        for head in cut.changes:
+            self.certified[head.author] = head
+            heights, seqs = self._coverage.setdefault(head.author, ([], []))
+            heights.append(cut.height)
+            seqs.append(head.seq)
+            if head.status == FROZEN or head.author in self.forks:
+                self._freeze(head.author)
+        return Outcome.ADDED
+
+    # Reading
+
+    @property
+    def newest_cut(self) -> CertifiedCut | None:
+        """The cut of greatest height."""
+        return self.cuts[-1] if self.cuts else None
+
+    @property
+    def newest_cut_id(self) -> bytes:
+        """What a new entry anchors on: the newest cut's id, or the domain's before any."""
+        return self.cuts[-1].cut.id if self.cuts else self.domain.id
+
+    def heads_root(self) -> bytes:
+        """The root over all heads held, certified or not."""
+        if self._root is None:
+            self._root = heads_root(self.heads.values())
+        return self._root
+
+    def bucket_digests(self) -> list[bytes]:
+        """The 256 digests over ``heads``."""
+        if self._buckets is None:
+            self._buckets = bucket_digests(self.heads.values())
+        return self._buckets
+
+    def side_digest(self) -> bytes:
+        """32 bytes that are equal where two replicas hold the same grants and know the same forks."""
+        grants = sorted((term, certified.grant.id) for term, certified in self.grants.items())
+        forks = sorted((author, proof.seq) for author, proof in self.forks.items())
+        return sha256(codec.encode([grants, forks])).digest()
+
+    def entry(self, entry_id: bytes) -> Entry | None:
+        """The visible entry of this id."""
+        return self._by_id.get(entry_id)
+
+    def entries(self, author: bytes, first: int = 0, last: int | None = None) -> list[Entry]:
+        """The author's visible entries ``first`` … ``last`` (both included; to its head where ``last`` is None)."""
+        chain = self._chains.get(author)
+        if chain is None:
+            return []
+        return chain.entries[max(first, 0) : len(chain.entries) if last is None else max(last + 1, 0)]
+
+    def next_for(self, author: bytes) -> int:
+        """The seq of the author's next entry."""
+        chain = self._chains.get(author)
+        return 0 if chain is None else len(chain.entries)
+
+    def head_at(self, author: bytes, seq: int) -> Head | None:
+        """The author's head as it was when ``seq`` was its newest entry, with today's status."""
+        chain = self._chains.get(author)
+        if chain is None or not 0 <= seq < len(chain.entries):
+            return None
+        return Head(author, seq, chain.entries[seq].id, chain.roots[seq], self._status(author))
+
+    def id_at(self, author: bytes, seq: int) -> bytes | None:
+        """The id of the author's visible entry at ``seq``."""
+        chain = self._chains.get(author)
+        return None if chain is None or not 0 <= seq < len(chain.entries) else chain.entries[seq].id
+
+    def frozen(self, author: bytes) -> bool:
+        """Whether the author is frozen for a fork."""
+        return self._status(author) == FROZEN
+
+    def uncovered(self) -> list[Head]:
+        """The heads that the newest cut does not cover yet: the rows of an elector's report."""
+        return [head for author, head in self.heads.items() if moves(self.certified.get(author), head)]
+
+    def certified_head(self, author: bytes) -> int:
+        """The highest seq of the author that a cut covers, -1 where none does."""
+        head = self.certified.get(author)
+        return -1 if head is None else head.seq
+
+    def height(self, cut_id: bytes) -> int | None:
+        """The height of a held cut, 0 for the domain's id, None for an unknown one."""
+        return self._heights.get(cut_id)
+
+    def covered_at(self, cut_id: bytes, author: bytes) -> int:
+        """The highest seq of the author that this cut covers: -1 where none, before any cut, or if it is unknown."""
+        height = self._heights.get(cut_id, 0)
+        heights, seqs = self._coverage.get(author, ((), ()))
+        place = bisect_right(heights, height)
+        return seqs[place - 1] if place else -1
+
+    def missing_for(self, cut: Cut) -> list[RangeRequest]:
+        """What to ask for so that ``cut`` can be taken, at most ``MAX_RANGE`` entries an author at a time."""
+        requests = []
+        for head in cut.changes:
+            chain = self._chains.get(head.author)
+            if chain is not None and _holds(chain, head.seq, head.entry_id):
+                continue
+            first = self.next_for(head.author)
+            if head.seq < first or self.frozen(head.author):
+                # The cut is on another branch, or past the end of the visible one: both part above what is certified.
+                first = self.certified_head(head.author) + 1
+                last = head.seq
+                for held in self._waiting(head):
+                    last = held.seq - 1
+                first = max(first, last - MAX_RANGE + 1)
+            else:
+                last = min(head.seq, first + MAX_RANGE - 1)
+            if first <= last:
+                requests.append(RangeRequest(head.author, first, last))
+        return requests
+
+    # Forks
+
+    def _status(self, author: bytes) -> int:
+        certified = self.certified.get(author)
+        frozen = author in self.forks or (certified is not None and certified.status == FROZEN)
+        return FROZEN if frozen else LIVE
+
+    def _limit(self, author: bytes) -> int | None:
+        """How many entries of a frozen author are visible at most; None for a live one."""
+        certified = self.certified.get(author)
+        if certified is not None and certified.status == FROZEN:
+            return certified.seq + 1
+        proof = self.forks.get(author)
+        if proof is None:
+            return None
+        return proof.seq if certified is None else max(proof.seq, certified.seq + 1)
+
+    def _freeze(self, author: bytes) -> None:
+        limit = self._limit(author)
+        chain = self._chains.get(author)
+        if limit is not None and chain is not None and len(chain.entries) > limit:
+            self._replace(author, self._rebuilt(author, chain.entries[:limit]))
+        self._show(author)
+
+    def _replace(self, author: bytes, chain: _Chain) -> None:
+        """Make ``chain`` the author's visible one; entries that are not on it wait aside."""
+        old = self._chains.get(author)
+        kept = {entry.id for entry in chain.entries}
+        gone = [entry for entry in (old.entries if old is not None else ()) if entry.id not in kept]
+        self._chains[author] = chain
+        for entry in gone:
+            del self._by_id[entry.id]
+            self._shelve(entry)
+        if gone:
+            self.rewrites += 1
+            self.arrivals = [entry for entry in self.arrivals if entry.id in self._by_id]
+        shelf = self._shelves.get(author, {})
+        for entry in chain.entries:
+            shelf.pop(entry.id, None)
+            if entry.id not in self._by_id:
+                self._by_id[entry.id] = entry
+                self.arrivals.append(entry)
+        self._show(author)
+
+    def _rebuilt(self, author: bytes, entries: list[Entry]) -> _Chain:
+        chain = _Chain(author)
+        for entry in entries:
+            height = self._heights.get(entry.anchor)
+            if height is None:
+                raise PeerError("cut: it covers an entry whose anchor is not below it")
+            chain.push(entry, height)
+        return chain
+
+    def _switch(self, head: Head) -> _Chain | None:
+        """The chain that ends in ``head``, from entries that are visible and entries that wait aside."""
+        path = list(self._waiting(head))
+        below = path[-1] if path else None
+        keep = head.seq + 1 if below is None else below.seq
+        joint = head.entry_id if below is None else below.prev
+        if keep > 0:
+            chain = self._chains.get(head.author)
+            if chain is None or not _holds(chain, keep - 1, joint):
+                return None
+            return self._rebuilt(head.author, chain.entries[:keep] + path[::-1])
+        return self._rebuilt(head.author, path[::-1])
+
+    def _waiting(self, head: Head) -> Iterator[Entry]:
+        """The entries that wait aside on the branch of ``head``, from it downwards without a gap."""
+        shelf = self._shelves.get(head.author, {})
+        wanted, seq = head.entry_id, head.seq
+        while (entry := shelf.get(wanted)) is not None and entry.seq == seq:
+            yield entry
+            wanted, seq = entry.prev, seq - 1
+
+    def _shelve(self, entry: Entry) -> None:
+        shelf = self._shelves.setdefault(entry.author, {})
+        shelf[entry.id] = entry
+        if len(shelf) > MAX_SHELF:
+            del shelf[next(iter(shelf))]
+
+    def _show(self, author: bytes) -> None:
+        self._root = self._buckets = None
+        head = self.head_at(author, self.next_for(author) - 1)
+        if head is None:
+            self.heads.pop(author, None)
+        else:
+            self.heads[author] = head
+
+
+def _holds(chain: _Chain, seq: int, entry_id: bytes) -> bool:
+    return 0 <= seq < len(chain.entries) and chain.entries[seq].id == entry_id
