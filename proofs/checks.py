@@ -1,0 +1,214 @@
+"""The checks of one submission, a function each, and the table of what a verdict can say.
+
+1. A check looks at values only: what a parsed submission claims, and what the replay child measured (``GroupReplay``).
+   Nothing here needs torch, so that the daemon can judge.
+2. All arithmetic is on integers (micro, counts), so that validators with equal measurements agree.
+3. Statistics are bounded over the whole audit and, ``GROUP_FACTOR`` times as wide, in each group by itself: one wrong
+   group among many right ones cannot hide in their mean. A maximum and a median are bounded in each group.
+4. Bounds on shares allow one place beyond the share, at any size: honest ties exist, and 1 % of 20 tokens is no token.
+   What such a tie may cost is bounded by the deficits, which have no such allowance.
+5. The end token is a token like any other: whether it was the right choice is what replay finds. Termination only asks
+   that a response ends where it must: at its first end token or at the recipe's length.
+6. A scorer that cannot decide (``None``) blames nobody; a reward that is provably wrong is hard, whatever else
+   could not be decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.constants import MILLION
+from protocol.domain import Recipe, Thresholds
+from protocol.errors import LocalError
+from protocol.records import Rollout
+from protocol.rollout import FINISH_END, FINISH_LENGTH, Group, Response, Submission
+
+GROUP_FACTOR: Final = 4
+"""How much wider the bounds are for a single group than for all audited groups together."""
+
+FLOAT32_THRESHOLDS: Final = Thresholds(
+    deficit_mean=1_000,
+    mismatch_share=10_000,
+    activation_mismatch_share=50_000,
+    mantissa_mean=500_000,
+    mantissa_median=0,
+    logprob_error=5_000,
+)
+"""Limits for a domain that generates and verifies in float32.
+
+Honest float32 runs that differ in batch shape, kernel or machine move logits by about 1e-5. So a token is chosen
+otherwise about once in 10⁵ (with a deficit as small), and a log-probability moves as little; a hidden value crosses a
+bfloat16 rounding boundary, by one unit, for well below 1 % of values; and a few of the k largest values change at the
+k-th place. The limits stand a factor of a hundred or more above that, and below what was measured for int8 weights
+(mantissa mean 2.6), for other weights (10 % of tokens differ) and for another temperature (9 %). Where precisions mix,
+limits must be calibrated for the pair: honest bfloat16 exceeds these.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """What a reason code stands for: a verdict's outcome and severity, and words for people."""
+
+    outcome: str
+    severity: str
+    words: str
+
+
+REASONS: Final[Mapping[str, Reason]] = {
+    "ok": Reason("accepted", "none", "everything audited was right"),
+    "malformed": Reason("rejected", "hard", "the file or its proofs break the format"),
+    "wrong-header": Reason("rejected", "hard", "the file is not what its entry announced"),
+    "bounds": Reason("rejected", "hard", "a token is outside the vocabulary"),
+    "wrong-prompt": Reason("rejected", "hard", "a prompt is not the one that the seed prescribes"),
+    "termination": Reason("rejected", "hard", "a response ends where it must not"),
+    "sampling": Reason("rejected", "hard", "the tokens are not those that these weights and this noise choose"),
+    "logprobs": Reason("rejected", "hard", "the log-probabilities are not those of these weights"),
+    "activations": Reason("rejected", "hard", "the activations are not those of these weights"),
+    "reward": Reason("rejected", "hard", "a reward is not what its response earns"),
+    "undecidable": Reason("void", "soft", "a reward could not be decided"),
+    "missing": Reason("rejected", "soft", "the file could not be fetched in time"),
+    "late": Reason("rejected", "soft", "it was announced when its version no longer counted"),
+    "gap": Reason("void", "soft", "counters before it are missing"),
+    "ineligible": Reason("void", "soft", "the author had not joined before the version was made"),
+    "duplicate": Reason("void", "soft", "its counters were announced before"),
+}
+"""Every reason code that a verdict or the ledger gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """A verdict in the making. ``score`` is the mean clipped deficit of the replayed tokens in micro (0: every choice
+    was exactly right), ``audited`` the number of replayed groups."""
+
+    outcome: str
+    severity: str
+    reason: str
+    score: int
+    audited: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReplay:
+    """What replaying one group measured; the replay child sends the fields as a list, in this order.
+
+    ``mismatches`` of the ``tokens`` response tokens have a positive deficit; ``deficit_sum`` adds the deficits up, each
+    clipped at 1, in micro; ``logprob_error_max`` is the largest difference between a reported and a recomputed
+    log-probability in micro. The last four are ``proofs.activation.ActivationResult``: ``activation_values`` is 0
+    where the proofs were malformed.
+    """
+
+    tokens: int
+    mismatches: int
+    deficit_sum: int
+    logprob_error_max: int
+    activation_values: int
+    activation_mismatches: int
+    mantissa_sum: int
+    mantissa_median: int
+
+
+def result(reason: str, *, score: int = 0, audited: int = 0) -> AuditResult:
+    """The result that ``reason`` (a key of ``REASONS``) stands for."""
+    meaning = REASONS[reason]
+    return AuditResult(meaning.outcome, meaning.severity, reason, score, audited, meaning.words)
+
+
+def header_matches(submission: Submission, domain: bytes, author: bytes, rollout: Rollout) -> bool:
+    """Whether the file is the one that ``author``'s entry announced: ids, counters, numbers of things."""
+    return (
+        submission.domain == domain
+        and submission.author == author
+        and submission.weights == rollout.weights
+        and submission.first_counter == rollout.first_counter
+        and len(submission.groups) == rollout.groups
+        and submission.responses == rollout.responses
+        and submission.tokens == rollout.tokens
+    )
+
+
+def within_vocabulary(submission: Submission, vocabulary: int) -> bool:
+    """Whether all tokens are below ``vocabulary``: to be asked before an engine looks any of them up."""
+    return all(
+        max(group.prompt) < vocabulary and all(max(response.tokens) < vocabulary for response in group.responses)
+        for group in submission.groups
+    )
+
+
+def prompt_matches(group: Group, expected: Sequence[int]) -> bool:
+    """Whether the group answers the prompt that its seed prescribes."""
+    return group.prompt == tuple(expected)
+
+
+def terminated(response: Response, recipe: Recipe, end_token: int) -> bool:
+    """Whether the response ends at its first end token or, without one, at the recipe's length, and says which."""
+    if end_token in response.tokens:
+        return response.finish == FINISH_END and response.tokens.index(end_token) == len(response.tokens) - 1
+    return response.finish == FINISH_LENGTH and len(response.tokens) == recipe.max_response_tokens
+
+
+def score(replays: Iterable[GroupReplay]) -> int:
+    """The mean clipped deficit of all replayed tokens, in micro, rounded up; 0 where nothing was replayed."""
+    replays = list(replays)
+    tokens = sum(replay.tokens for replay in replays)
+    return -(-sum(replay.deficit_sum for replay in replays) // tokens) if tokens else 0
+
+
+def proofs_parsed(replays: Iterable[GroupReplay]) -> bool:
+    """Whether the activation proofs of all groups had the exact format."""
+    return all(replay.activation_values > 0 for replay in replays)
+
+
+def sampling_holds(replays: Sequence[GroupReplay], thresholds: Thresholds) -> bool:
+    """Whether the tokens are what replay chooses: the mean clipped deficit and the share of tokens that differ."""
+
+    def holds(part: Sequence[GroupReplay], factor: int) -> bool:
+        tokens = sum(replay.tokens for replay in part)
+        deficit = sum(replay.deficit_sum for replay in part)
+        mismatches = sum(replay.mismatches for replay in part)
+        return deficit <= factor * thresholds.deficit_mean * tokens and _share_holds(
+            mismatches, tokens, factor * thresholds.mismatch_share
+        )
+
+    return holds(replays, 1) and all(holds([replay], GROUP_FACTOR) for replay in replays)
+
+
+def logprobs_hold(replays: Iterable[GroupReplay], thresholds: Thresholds) -> bool:
+    """Whether every reported log-probability is close to the recomputed one."""
+    return all(replay.logprob_error_max <= thresholds.logprob_error for replay in replays)
+
+
+def activations_hold(replays: Sequence[GroupReplay], thresholds: Thresholds) -> bool:
+    """Whether the committed values are the recomputed ones: the share whose sign or exponent differs, and the mean and
+    each group's median of the other values' mantissa errors."""
+
+    def holds(part: Sequence[GroupReplay], factor: int) -> bool:
+        values = sum(replay.activation_values for replay in part)
+        mismatches = sum(replay.activation_mismatches for replay in part)
+        error = sum(replay.mantissa_sum for replay in part)
+        return _share_holds(mismatches, values, factor * thresholds.activation_mismatch_share) and (
+            error * MILLION <= factor * thresholds.mantissa_mean * (values - mismatches)
+        )
+
+    return (
+        holds(replays, 1)
+        and all(holds([replay], GROUP_FACTOR) for replay in replays)
+        and all(replay.mantissa_median * MILLION <= thresholds.mantissa_median for replay in replays)
+    )
+
+
+def rewards_reason(group: Group, rewards: Sequence[int | None]) -> str:
+    """ "ok", "reward" where a claimed reward differs from the recomputed one, else "undecidable" where one is None."""
+    if len(rewards) != len(group.responses):
+        raise LocalError(f"{len(rewards)} rewards for {len(group.responses)} responses")
+    pairs = list(zip(rewards, (response.reward for response in group.responses), strict=True))
+    if any(right is not None and right != claimed for right, claimed in pairs):
+        return "reward"
+    return "undecidable" if None in rewards else "ok"
+
+
+def _share_holds(count: int, total: int, share: int) -> bool:
+    """Whether ``count`` of ``total`` is at most ``share`` (micro), with the allowance of rule 4."""
+    return count <= 1 + share * total // MILLION
