@@ -21,7 +21,6 @@ from typing import Final
 
 from node.store.blobs import hash_bytes
 from node.store.files import sync_directory, write_atomic
-from protocol import manifest as manifests
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.manifest import Manifest, verify_chunk
@@ -132,7 +131,7 @@ class VersionStore:
         ``whole`` must be on the same file system; it is verified and made durable first. Raises ``LocalError``
         where file and manifest do not belong together.
         """
-        parsed = manifests.parse(manifest)
+        parsed = Manifest.parse(manifest)
         digest = hash_bytes(manifest)
         if whole.stat().st_size != parsed.size:
             raise LocalError(f"{whole}: the file has {whole.stat().st_size} bytes, its manifest says {parsed.size}")
@@ -222,7 +221,7 @@ class VersionStore:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
             if hash_bytes(data) != digest:
                 raise PeerError("the manifest is damaged")
-            version = _Version(folder, manifests.parse(data))
+            version = _Version(folder, Manifest.parse(data))
             (folder / "whole.bin").stat()
         except (FileNotFoundError, PeerError):
             # Absent, or damaged by the disk: what is left of it is of no use.

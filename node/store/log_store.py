@@ -1,0 +1,217 @@
+"""The log on disk: one SQLite database, written through aiosqlite under trio-asyncio.
+
+1. WAL with ``synchronous=FULL``: what ``append`` returned from survives a crash and a power cut.
+2. ``append`` is one transaction. Rows of all tables share one counter, ``position``, so that they are read back in
+   the order in which the replica took them, in which every anchor and every covered entry is already known.
+3. Two entries of one author and seq cannot both stand here: the second is an error, not a replacement.
+4. Signatures were verified before rows were stored; ``load`` checks the rules of the chain again, not them.
+
+``node.store.verify`` trusts nothing of this.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import aiosqlite
+import trio
+import trio_asyncio
+
+from node.errors import UserError
+from protocol import entry as entries
+from protocol.domain import Domain
+from protocol.entry import Entry
+from protocol.errors import Error, LocalError
+from protocol.feed import ForkProof
+from protocol.quorum import CertifiedCut, CertifiedGrant
+
+SCHEMA_VERSION: Final = 1
+
+SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS entries (
+        author BLOB NOT NULL, seq INTEGER NOT NULL, position INTEGER NOT NULL,
+        body BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (author, seq)
+    ) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS cuts (height INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS grants (term INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS forks (id BLOB PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+)
+
+READ_ALL: Final = """
+    SELECT position, 'entry', body, signature FROM entries
+    UNION ALL SELECT position, 'cut', data, NULL FROM cuts
+    UNION ALL SELECT position, 'grant', data, NULL FROM grants
+    UNION ALL SELECT position, 'fork', data, NULL FROM forks
+    ORDER BY 1
+"""
+
+Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
+"""What the log consists of."""
+
+
+class Store(Protocol):
+    """What ``LogService`` needs of a store."""
+
+    async def load(self) -> Sequence[Item]:
+        """Everything that was appended, in that order."""
+
+    async def append(self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None) -> None:
+        """Store all of it durably, or nothing; raises ``OSError`` where the disk refuses."""
+
+    async def meta(self, key: str) -> bytes | None:
+        """A value stored beside the log."""
+
+
+def decode_rows(rows: Iterator[tuple[Any, ...]], domain: Domain, *, verify: bool) -> Iterator[Item]:
+    """The items of ``READ_ALL``'s rows. Raises ``PeerError`` at the first one that does not parse."""
+    for _, kind, data, signature in rows:
+        match kind:
+            case "entry":
+                yield entries.parse(data, signature, verify=verify)
+            case "cut":
+                yield CertifiedCut.parse(data, domain.electors)
+            case "grant":
+                yield CertifiedGrant.parse(data, domain.electors)
+            case _:
+                yield ForkProof.parse(data)
+
+
+class LogStore:
+    """The database of one node. Make it with ``open_log_store``."""
+
+    def __init__(self, path: Path, domain: Domain, connection: aiosqlite.Connection, loop: Any) -> None:
+        self.path = path
+        self._domain = domain
+        self._connection = connection
+        self._loop = loop
+        self._lock = trio.Lock()
+        self._position = 0
+
+    async def _run(self, function: Any, *arguments: Any) -> Any:
+        # The loop is named, because a task that was started elsewhere does not inherit it.
+        return await trio_asyncio.aio_as_trio(function, loop=self._loop)(*arguments)
+
+    async def _prepare(self) -> None:
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "wal_autocheckpoint=1000"):
+            await self._run(self._connection.execute_fetchall, f"PRAGMA {pragma}")
+        ((version,),) = await self._run(self._connection.execute_fetchall, "PRAGMA user_version")
+        if version > SCHEMA_VERSION:
+            raise UserError(f"{self.path}: a newer Farflung wrote this log", "upgrade Farflung")
+        for statement in SCHEMA:
+            await self._run(self._connection.execute, statement)
+        await self._run(self._connection.execute, f"PRAGMA user_version={SCHEMA_VERSION}")
+        owner = await self.meta("domain")
+        if owner is None:
+            await self.append((), {"domain": self._domain.id})
+        elif owner != self._domain.id:
+            raise UserError(f"{self.path}: this log belongs to another domain", "use a new data directory")
+        tables = ("entries", "cuts", "grants", "forks")
+        newest = " UNION ALL ".join(f"SELECT MAX(position) FROM {table}" for table in tables)  # noqa: S608
+        rows = await self._run(self._connection.execute_fetchall, newest)
+        self._position = max((row[0] for row in rows if row[0] is not None), default=0)
+
+    async def load(self) -> list[Item]:
+        """Everything in the order in which it was appended; signatures of entries are not verified again."""
+        rows = await self._run(self._connection.execute_fetchall, READ_ALL)
+        try:
+            return await trio.to_thread.run_sync(lambda: list(decode_rows(iter(rows), self._domain, verify=False)))
+        except Error as error:
+            raise _damaged(self.path, error) from None
+
+    async def append(self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None) -> None:
+        """Store ``items``, in this order, and the values of ``meta`` in one durable transaction.
+
+        It is not cancelled half-way. Raises ``OSError`` where the disk is full or fails (nothing is stored then), and
+        ``LocalError`` where an entry, a height or a term is there already.
+        """
+        with trio.CancelScope(shield=True):
+            async with self._lock:
+                try:
+                    await self._run(self._connection.execute, "BEGIN IMMEDIATE")
+                    position = await self._insert(items)
+                    for key, value in (meta or {}).items():
+                        statement = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+                        await self._run(self._connection.execute, statement, (key, value))
+                    await self._run(self._connection.execute, "COMMIT")
+                except sqlite3.Error as error:
+                    # After some errors (a full disk) SQLite has rolled back itself.
+                    with suppress(sqlite3.Error):
+                        await self._run(self._connection.execute, "ROLLBACK")
+                    if isinstance(error, sqlite3.IntegrityError):
+                        raise LocalError(f"{self.path}: stored already ({error})") from None
+                    raise OSError(f"{self.path}: {error}") from None
+                self._position = position
+        await trio.lowlevel.checkpoint()
+
+    async def _insert(self, items: Sequence[Item]) -> int:
+        position = self._position
+        # Runs of one kind go down in one call: a call is a round trip to SQLite's thread.
+        pending: list[tuple[Any, ...]] = []
+        statement = ""
+        for item in items:
+            position += 1
+            match item:
+                case Entry():
+                    following = "INSERT INTO entries VALUES (?, ?, ?, ?, ?)"
+                    row: tuple[Any, ...] = (item.author, item.seq, position, item.body, item.signature)
+                case CertifiedCut():
+                    following = "INSERT INTO cuts VALUES (?, ?, ?)"
+                    row = (item.cut.height, position, item.encode())
+                case CertifiedGrant():
+                    following = "INSERT INTO grants VALUES (?, ?, ?)"
+                    row = (item.grant.term, position, item.encode())
+                case ForkProof():
+                    following = "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
+                    data = item.encode()
+                    row = (sha256(data).digest(), position, data)
+            if pending and following != statement:
+                await self._run(self._connection.executemany, statement, pending)
+                pending = []
+            statement = following
+            pending.append(row)
+        if pending:
+            await self._run(self._connection.executemany, statement, pending)
+        return position
+
+    async def meta(self, key: str) -> bytes | None:
+        """A value stored beside the log, or None."""
+        rows = await self._run(self._connection.execute_fetchall, "SELECT value FROM meta WHERE key = ?", (key,))
+        return bytes(rows[0][0]) if rows else None
+
+
+@asynccontextmanager
+async def open_log_store(path: Path, domain: Domain) -> AsyncIterator[LogStore]:
+    """The store in the file ``path``, made where it is missing; it brings its own asyncio loop.
+
+    Raises ``UserError`` for a file that is damaged, unreadable, of a newer Farflung or of another domain.
+    """
+    async with trio_asyncio.open_loop() as loop:
+        with trio.CancelScope(shield=True):
+            try:
+                connect = trio_asyncio.aio_as_trio(aiosqlite.connect, loop=loop)
+                connection = await connect(path, isolation_level=None)
+            except sqlite3.Error as error:
+                raise _damaged(path, error) from None
+        try:
+            store = LogStore(path, domain, connection, loop)
+            try:
+                await store._prepare()
+            except (sqlite3.Error, OSError) as error:
+                raise _damaged(path, error) from None
+            yield store
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio_asyncio.aio_as_trio(connection.close, loop=loop)()
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{path}: the log cannot be used ({error})",
+        f"check rights and disk; if it is damaged, delete {path.parent}: peers give the log back",
+    )
