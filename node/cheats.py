@@ -1,0 +1,50 @@
+"""How a devnet's cheating nodes cheat. Refused outside a devnet: ``node.daemon`` checks the genesis.
+
+``wrong-weights``  generates with noise of 5 % of each tensor's standard deviation on the weights it claims to use.
+``forged-reward``  claims full marks for every response.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import trio
+
+from node.context import Node
+from protocol.constants import MILLION
+from protocol.manifest import Manifest
+
+WRONG_WEIGHTS: Final = "wrong-weights"
+FORGED_REWARD: Final = "forged-reward"
+CHEATS: Final = (WRONG_WEIGHTS, FORGED_REWARD)
+
+_NOISE = 0.05
+
+
+def forged(rewards: list[list[int]]) -> list[list[int]]:
+    """Full marks for everything."""
+    return [[MILLION for _ in group] for group in rewards]
+
+
+async def perturbed(node: Node, weights: bytes) -> Path:
+    """A file with the version's tensors plus noise, made once a version."""
+    manifest, whole = node.weights.paths(weights)
+    path = node.directory.work / f"cheat-{weights.hex()[:16]}.bin"
+    if not path.exists():
+        for old in node.directory.work.glob("cheat-*.bin"):
+            old.unlink()
+        await trio.to_thread.run_sync(_write, manifest, whole, path)
+    return path
+
+
+def _write(manifest_path: Path, whole: Path, path: Path) -> None:
+    manifest = Manifest.parse(manifest_path.read_bytes())
+    data = bytearray(whole.read_bytes())
+    generator = np.random.default_rng(0)
+    for offset, size in manifest.tensor_offsets().values():
+        values = np.frombuffer(data, dtype="<f4", count=size // 4, offset=offset)
+        noise = generator.standard_normal(values.size, dtype=np.float32)
+        values += np.float32(_NOISE) * values.std() * noise
+    path.write_bytes(data)

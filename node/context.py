@@ -1,0 +1,95 @@
+"""What the parts of one running node share: identity, domain, stores, network and the counters that people see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from node.config import Config
+from node.log.service import LogService
+from node.net.host import Network
+from node.store.blobs import BlobStore
+from node.store.directory import DataDirectory
+from node.store.versions import VersionStore
+from protocol.domain import Domain
+from protocol.identity import Identity
+
+if TYPE_CHECKING:
+    from node.presences import Presences
+    from node.step_blobs import StepBlobs
+    from node.weights import Weights
+
+
+@dataclass(slots=True)
+class Health:
+    """Standing warnings by topic: set while a condition lasts, cleared when it ends, each logged once."""
+
+    log: logging.Logger
+    warnings: dict[str, str] = field(default_factory=dict)
+
+    def warn(self, topic: str, text: str) -> None:
+        """Let ``text`` stand under ``topic``."""
+        if self.warnings.get(topic) != text:
+            self.log.warning("%s", text)
+        self.warnings[topic] = text
+
+    def clear(self, topic: str) -> None:
+        """The condition is over."""
+        if self.warnings.pop(topic, None) is not None:
+            self.log.info("%s: in order again", topic)
+
+
+@dataclass(slots=True)
+class Node:
+    """One daemon's shared state. Roles read it; only the part that owns a field writes to it."""
+
+    identity: Identity
+    domain: Domain
+    config: Config
+    directory: DataDirectory
+    network: Network
+    log: LogService
+    blobs: BlobStore
+    versions: VersionStore
+    health: Health
+    logger: logging.Logger
+    stopping: Callable[[], None]
+    pause_at_step: int = 0
+    role: str = "none"
+    tokens_generated: int = 0
+    tokens_per_second: int = 0
+    generating: bool = False
+    children: dict[str, int] = field(default_factory=dict)
+    presences: Presences = field(init=False)
+    weights: Weights = field(init=False)
+    step_blobs: StepBlobs = field(init=False)
+
+    @property
+    def id(self) -> bytes:
+        """This node's id."""
+        return self.identity.node
+
+    def paused(self, number: int) -> bool:
+        """Whether work on top of version ``number`` is to wait: a devnet ends after so many steps."""
+        return self.pause_at_step > 0 and number >= self.pause_at_step
+
+    async def blob_path(self, digest: bytes, size: int) -> Path:
+        """The local file of a blob that the domain names, fetched from any peer where it is not held yet."""
+        if not self.blobs.has(digest):
+            await self.fetch_blob(digest, size, list(self.network.peers), timeout=60)
+        return self.blobs.path(digest)
+
+    async def fetch_blob(self, digest: bytes, size: int, peers: list[bytes], *, timeout: float) -> bytes:
+        """The bytes of a blob: from the store, else from the first of ``peers`` that has it, and then kept."""
+        from node.net.transfer import fetch_blob
+
+        data = await trio.to_thread.run_sync(self.blobs.get, digest)
+        if data is None:
+            data = await fetch_blob(self.network, peers, digest, size, timeout=timeout)
+            await trio.to_thread.run_sync(self.blobs.put, data)
+        return data

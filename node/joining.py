@@ -1,0 +1,74 @@
+"""How a node comes to know its domain: the genesis it holds, or the one that a bootstrap peer serves.
+
+1. A genesis that is held is final; a data directory belongs to one domain for good.
+2. Fetched bytes are parsed, and thereby verified against their creator's signature, before they are kept.
+3. Until the genesis is known nothing can run, so here an unreachable peer ends the start with one clear line.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from node.errors import UserError
+from node.net.host import Network
+from node.net.rpc import Unreachable
+from node.store.directory import DataDirectory
+from protocol.constants import MAX_GENESIS_BYTES
+from protocol.domain import Domain, parse_genesis
+from protocol.errors import PeerError
+
+PROTOCOL = "/farflung/genesis/1"
+
+
+def held(directory: DataDirectory) -> Domain | None:
+    """The domain whose genesis the directory holds."""
+    data = directory.genesis()
+    if data is None:
+        return None
+    try:
+        return parse_genesis(data)
+    except PeerError as error:
+        raise UserError(
+            f"{directory.genesis_file}: not a valid genesis ({error})",
+            "delete the file to fetch it from a bootstrap peer, or restore it from a backup",
+        ) from None
+
+
+def serve(network: Network, directory: DataDirectory) -> None:
+    """Give the genesis to whoever asks."""
+
+    async def answer(peer: bytes, request: bytes) -> bytes:
+        del peer, request
+        return directory.genesis() or b""
+
+    network.serve(PROTOCOL, answer, max_request=0)
+
+
+async def fetch(network: Network, directory: DataDirectory, addresses: tuple[str, ...], patience: float) -> Domain:
+    """Fetch, check and keep the genesis that one of ``addresses`` serves; ``UserError`` after ``patience`` seconds."""
+    if not addresses:
+        raise UserError(
+            f"{directory.path}: the domain is not known", "name a peer in farflung.toml: bootstrap = ['/ip4/…/p2p/…']"
+        )
+    deadline = trio.current_time() + patience
+    problem = "nobody answered"
+    while True:
+        for address in addresses:
+            try:
+                peer = await network.connect(address, timeout=5)
+                data = await network.request(peer, PROTOCOL, b"", timeout=10, max_response=MAX_GENESIS_BYTES)
+                if not data:
+                    raise Unreachable("it knows no genesis yet")
+                domain = parse_genesis(data)
+            except Unreachable as error:
+                problem = f"{address} does not answer ({error})"
+            except PeerError as error:
+                raise UserError(
+                    f"{address} serves a genesis that is not valid ({error})", "ask the founder for another peer"
+                ) from None
+            else:
+                directory.save_genesis(data)
+                return domain
+        if trio.current_time() > deadline:
+            raise UserError(problem, "check the address and that the peer runs")
+        await trio.sleep(0.5)

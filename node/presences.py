@@ -1,0 +1,102 @@
+"""The node's own presence, published by gossip, and the presences of others.
+
+The decision what a presence means is ``protocol.presence``'s and ``protocol.roles``'; here it is sent, received,
+and its addresses are handed to the network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import trio
+
+from node.context import Node
+from protocol.errors import PeerError
+from protocol.identity import peer_id
+from protocol.presence import Presence, PresenceTable
+
+TOPIC = "presence"
+
+
+def _memory_mb() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+
+
+class Presences:
+    """Publishes ours every interval and at once when something worth telling changed."""
+
+    def __init__(self, node: Node, boot: int) -> None:
+        self._node = node
+        self._boot = boot
+        self._counter = 0
+        self._interval = node.domain.timings.presence_ms / 1000
+        self._table = PresenceTable(node.domain.id, self._interval)
+        self._soon = trio.Event()
+        self._first_peer_at: float | None = None
+
+    def live(self) -> Mapping[bytes, Presence]:
+        """Presences that have not lapsed, our own among them."""
+        return self._table.live(trio.current_time())
+
+    def announce_soon(self) -> None:
+        """Publish without waiting for the interval: a version arrived or the role changed."""
+        self._soon.set()
+
+    def founded_for(self) -> float:
+        """Seconds since the first other node was heard; negative before that."""
+        return -1.0 if self._first_peer_at is None else trio.current_time() - self._first_peer_at
+
+    async def run(self) -> None:
+        """Publish for ever."""
+        self._node.network.subscribe(TOPIC, self._receive)
+        while True:
+            # A pause between unscheduled ones bounds the traffic that a burst of changes makes.
+            await trio.sleep(self._interval / 5)
+            with trio.move_on_after(self._interval * 4 / 5):
+                await self._soon.wait()
+            self._soon = trio.Event()
+            presence = self._own()
+            self._table.update(presence, trio.current_time())
+            await self._node.network.publish(TOPIC, presence.sign(self._node.identity))
+
+    def _own(self) -> Presence:
+        node = self._node
+        self._counter += 1
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        return Presence(
+            domain=node.domain.id,
+            node=node.id,
+            boot=self._boot,
+            counter=self._counter,
+            name=node.config.name,
+            role=node.role,
+            willing=node.config.willing,
+            addresses=tuple(node.network.addresses[:8]),
+            versions=tuple(node.weights.held()[:8]),
+            cpus=os.cpu_count() or 1,
+            memory_mb=_memory_mb(),
+            gpu_mb=0,
+            tokens_per_second=node.tokens_per_second,
+            bandwidth_kbps=0,
+            load=int(load * 1_000_000),
+            paused=int(node.paused(node.weights.newest_number())),
+        )
+
+    async def _receive(self, origin: bytes, data: bytes) -> None:
+        try:
+            presence = Presence.parse(data)
+            if presence.domain != self._node.domain.id:
+                raise PeerError("a presence of another domain")
+            if presence.node != origin:
+                raise PeerError("a presence under another node's name")
+        except PeerError as error:
+            self._node.network.blame(origin, error)
+            return
+        if presence.node == self._node.id:
+            return
+        if self._table.update(presence, trio.current_time()):
+            if self._first_peer_at is None:
+                self._first_peer_at = trio.current_time()
+            known = f"/p2p/{peer_id(origin)}"
+            self._node.network.learn(origin, [a if known in a else a + known for a in presence.addresses])

@@ -1,0 +1,126 @@
+"""The engine child as the inference and validator roles see it: one loaded version, generation and replay."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.context import Node
+from node.tasks.service import TaskService
+from node.workers.client import Worker, open_worker
+from protocol.domain import Domain
+from protocol.errors import LocalError
+from protocol.manifest import Manifest
+from protocol.rollout import Group, pack
+
+LOAD_TIMEOUT = 120.0
+WORK_TIMEOUT = 300.0
+
+
+class Engine:
+    """Speaks to the child; holds at most one version at a time."""
+
+    def __init__(self, node: Node, worker: Worker, end_token: int, vocabulary: int) -> None:
+        self._node = node
+        self._worker = worker
+        self.end_token = end_token
+        self.vocabulary = vocabulary
+        self._loaded: tuple[bytes, Path] | None = None
+
+    async def load(self, weights: bytes, raw: Path | None = None) -> None:
+        """Load a version that is held; ``raw`` puts another file under its manifest (a devnet's cheat does).
+
+        The engine's own tensors must give the manifest's checksum: a reload that silently kept old ones is an error.
+        """
+        manifest, whole = self._node.weights.paths(weights)
+        wanted = (weights, raw or whole)
+        if self._loaded == wanted:
+            return
+        self._loaded = None
+        answer = await self._worker.call("load", timeout=LOAD_TIMEOUT, manifest=str(manifest), weights=str(wanted[1]))
+        if raw is None:
+            data = await trio.Path(manifest).read_bytes()
+            if answer["checksum"] != Manifest.parse(data).checksum:
+                raise LocalError("the engine loaded other tensors than the manifest describes")
+        self._loaded = wanted
+
+    async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
+        """One group a prompt. See ``node.workers.engine`` for the answer's fields."""
+        answer = await self._worker.call("generate", timeout=WORK_TIMEOUT, prompts=list(prompts), seeds=list(seeds))
+        self._node.tokens_generated += answer["tokens"]
+        if answer["seconds"] > 0:
+            self._node.tokens_per_second = int(answer["tokens"] / answer["seconds"])
+        return answer
+
+    async def encode(self, prompts: Sequence[str]) -> list[bytes]:
+        """The tokens of each prompt as little-endian u32."""
+        answer = await self._worker.call("encode", timeout=WORK_TIMEOUT, prompts=list(prompts))
+        tokens: list[bytes] = answer["tokens"]
+        return tokens
+
+    async def replay(self, groups: Sequence[tuple[bytes, Group]]) -> dict[str, Any]:
+        """Replay (seed, group) pairs on the loaded version."""
+        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=[wire(s, g) for s, g in groups])
+
+
+def wire(seed: bytes, group: Group) -> dict[str, Any]:
+    """A group as the engine's replay takes it."""
+    return {
+        "seed": seed,
+        "prompt": pack(group.prompt),
+        "responses": [[pack(r.tokens), pack(r.logprobs), r.finish] for r in group.responses],
+        "proofs": group.proofs,
+    }
+
+
+async def configuration(node: Node) -> dict[str, Any]:
+    """What every torch child is configured with: paths of the model's files and the recipe."""
+    model = node.domain.model
+    return {
+        "config": str(await node.blob_path(model.config.hash, model.config.size)),
+        "tokenizer": str(await node.blob_path(model.tokenizer.hash, model.tokenizer.size)),
+        "recipe": asdict(node.domain.recipe),
+        "threads": node.config.threads,
+    }
+
+
+@asynccontextmanager
+async def open_engine(node: Node) -> AsyncIterator[Engine]:
+    """An engine child, configured; it ends with the block."""
+    async with open_worker("node.workers.engine", name="engine") as worker:
+        node.children["engine"] = worker.pid
+        try:
+            answer = await worker.call("configure", timeout=LOAD_TIMEOUT, **await configuration(node))
+            yield Engine(node, worker, answer["end_token"], answer["vocabulary"])
+        finally:
+            node.children.pop("engine", None)
+
+
+async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:
+    """The domain's tasks as the tasks child takes them, with the local paths of their data."""
+    table = []
+    for task in domain.tasks:
+        path = None if task.data is None else str(await node.blob_path(task.data.hash, task.data.size))
+        table.append(
+            {
+                "kind": task.kind,
+                "name": task.name,
+                "weight": task.weight,
+                "parameters": task.parameters,
+                "version": task.version,
+                "data": path,
+            }
+        )
+    return table
+
+
+@asynccontextmanager
+async def open_tasks(node: Node) -> AsyncIterator[TaskService]:
+    """The sandboxed tasks child, configured with the domain's tasks."""
+    async with TaskService(await task_table(node, node.domain)) as service:
+        yield service

@@ -1,0 +1,129 @@
+"""The inference role: groups from the newest version it holds, scored, proved, stored and announced.
+
+1. It never goes back to an older version, and its counters run on without a gap, also after a restart.
+2. It generates only while rollouts are wanted: at most ``BACKLOG`` batches may wait, network-wide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from node import cheats
+from node.context import Node
+from node.roles.engine import Engine, open_engine, open_tasks
+from node.tasks.service import TaskService
+from node.weights import payload as weights_payload
+from protocol import schedule
+from protocol.constants import MILLION
+from protocol.entry import Entry
+from protocol.records import Rollout
+from protocol.rollout import Group, Response, Submission, unpack
+
+BACKLOG = 2
+"""Batches of groups that may stand announced and unused. One is being trained on while the next fills up."""
+
+
+async def run(node: Node) -> None:
+    """Generate until cancelled."""
+    async with open_engine(node) as engine, open_tasks(node) as tasks:
+        life = _Life(node, engine, tasks)
+        seen = 0
+        try:
+            while True:
+                version = await life.wanted()
+                node.generating = version is not None
+                if version is None:
+                    seen = await node.log.wait_change(seen, timeout=0.5)
+                else:
+                    await life.submit(version)
+        finally:
+            node.generating = False
+
+
+class _Life:
+    def __init__(self, node: Node, engine: Engine, tasks: TaskService) -> None:
+        self._node = node
+        self._engine = engine
+        self._tasks = tasks
+        self._recipe = node.domain.recipe
+        self._newest_used = -1
+
+    async def wanted(self) -> Entry | None:
+        """The version to generate with now, or None while nothing is to be done."""
+        node = self._node
+        version = node.weights.newest_held()
+        newest = node.weights.newest_number()
+        if version is None:
+            return None
+        number = weights_payload(version).number
+        if number < self._newest_used or not schedule.usable(newest - number, self._recipe.async_level):
+            return None
+        if node.paused(newest) or not node.log.ready.is_set():
+            return None
+        if not node.log.ledger.may_infer(node.id, version.id):
+            return None
+        await node.step_blobs.update()
+        if self._outstanding(newest) >= BACKLOG * self._recipe.groups_per_step:
+            return None
+        return version
+
+    def _outstanding(self, newest: int) -> int:
+        """Groups announced, still of use, not judged bad and not yet trained on."""
+        ledger = self._node.log.ledger
+        total = 0
+        for entry in ledger.lineage()[-self._recipe.async_level - 1 :]:
+            if not schedule.usable(newest - weights_payload(entry).number, self._recipe.async_level):
+                continue
+            for rollout in ledger.rollouts_of(entry.id):
+                if rollout.id in self._node.step_blobs.consumed:
+                    continue
+                if ledger.rollout_status(rollout.id).outcome in ("accepted", "pending"):
+                    assert isinstance(rollout.payload, Rollout)
+                    total += rollout.payload.groups
+        return total
+
+    async def submit(self, version: Entry) -> None:
+        """Make one submission and announce it."""
+        node, recipe = self._node, self._recipe
+        self._newest_used = weights_payload(version).number
+        cheat = node.config.devnet.cheat
+        raw = await cheats.perturbed(node, version.id) if cheat == cheats.WRONG_WEIGHTS else None
+        await self._engine.load(version.id, raw)
+        first = node.log.ledger.next_counter(node.id, version.id)
+        counters = range(first, first + recipe.groups_per_submission)
+        seeds = [schedule.seed(node.domain.id, version.id, node.id, c) for c in counters]
+        items = [schedule.choose_task(s, [t.weight for t in node.domain.tasks]) for s in seeds]
+        questions = await self._tasks.questions(items)
+        answer = await self._engine.generate(questions, seeds)
+        rewards = await self._score(items, answer["groups"])
+        if cheat == cheats.FORGED_REWARD:
+            rewards = cheats.forged(rewards)
+        groups = tuple(
+            _group(counter, group, scores)
+            for counter, group, scores in zip(counters, answer["groups"], rewards, strict=True)
+        )
+        submission = Submission(node.domain.id, version.id, node.id, first, groups)
+        data = submission.encode()
+        digest = await trio.to_thread.run_sync(node.blobs.put, data)
+        tokens = sum(len(r.tokens) for g in groups for r in g.responses)
+        responses = sum(len(g.responses) for g in groups)
+        await node.log.append(Rollout(version.id, first, len(groups), responses, tokens, digest, len(data)))
+
+    async def _score(self, items: list[tuple[int, int]], groups: list[dict[str, Any]]) -> list[list[int]]:
+        flat = [
+            (*item, text) for item, group in zip(items, groups, strict=True) for _, _, _, text in group["responses"]
+        ]
+        scores = iter(await self._tasks.score(flat))
+        # An undecidable reward is sent as 0: the validator finds it undecidable as well and drops the submission
+        # without blame, so nothing is gained or lost by the value.
+        return [[next(scores) or 0 for _ in group["responses"]] for group in groups]
+
+
+def _group(counter: int, group: dict[str, Any], rewards: list[int]) -> Group:
+    responses = tuple(
+        Response(unpack(tokens), unpack(logprobs), min(reward, MILLION), finish)
+        for (tokens, logprobs, finish, _), reward in zip(group["responses"], rewards, strict=True)
+    )
+    return Group(counter, unpack(group["prompt"]), responses, group["proofs"])

@@ -1,0 +1,288 @@
+"""The trainer role: gathers accepted rollouts, trains, and commits step and weights together.
+
+1. It trains on submissions that the majority of the due validators accepted, each once, with a policy lag from 0 to
+   ``async_level``, whatever their senders did.
+2. A batch is full once it holds ``groups_per_step`` groups, those without signal too; the oldest versions go first.
+   The child drops groups without signal; where none has any, the version that follows has unchanged weights.
+3. ``step`` and ``weights`` are one transaction, written before anybody can see the new version.
+4. The first trainer announces version 0 once a cut covers a validator and an inference node, because that cut decides
+   who may audit and generate.
+5. Where the validators due for the newest version are gone, the same weights are announced again, so that the
+   validators of now are due.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.context import Node
+from node.net.rpc import Unreachable
+from node.roles.engine import LOAD_TIMEOUT, configuration
+from node.weights import payload as weights_payload
+from node.workers.client import Worker, open_worker
+from protocol import schedule
+from protocol.constants import MILLION
+from protocol.domain import Domain
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.ledger import Ledger
+from protocol.manifest import Manifest
+from protocol.records import Rollout, Step, StepBlob, Weights
+from protocol.rollout import Submission
+
+TRAIN_TIMEOUT = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """One accepted submission on its way into a batch."""
+
+    entry: Entry
+    lag: int
+    path: Path
+    submission: Submission
+
+
+async def run(node: Node) -> None:
+    """Train until cancelled or until another term begins."""
+    async with open_worker("node.workers.trainer", name="trainer") as worker:
+        node.children["trainer"] = worker.pid
+        try:
+            await worker.call("configure", timeout=LOAD_TIMEOUT, **await configuration(node))
+            await _Life(node, worker).run()
+        finally:
+            node.children.pop("trainer", None)
+
+
+class _Life:
+    def __init__(self, node: Node, worker: Worker) -> None:
+        self._node = node
+        self._worker = worker
+        self._recipe = node.domain.recipe
+        self._checkpoints = node.directory.path / "trainer"
+        self._checkpoints.mkdir(mode=0o700, exist_ok=True)
+        self._batch: dict[bytes, Gathered] = {}
+        self._refused: set[bytes] = set()
+        self._progress_at = trio.current_time()
+
+    async def run(self) -> None:
+        node = self._node
+        seen = 0
+        loaded: bytes | None = None
+        began = time.monotonic()
+        while True:
+            if not self._in_office():
+                node.health.warn("term", "another trainer was granted a term")
+            elif node.weights.newest() is None:
+                await self._announce_version_0()
+            else:
+                base = await self._base()
+                if base is not None:
+                    if loaded != base.id:
+                        await self._load(base)
+                        loaded = base.id
+                    full = False if node.paused(weights_payload(base).number) else await self._gather(base)
+                    if full:
+                        loaded = (await self._step(base, wait_ms=int((time.monotonic() - began) * 1000))).id
+                        began = time.monotonic()
+                        self._progress_at = trio.current_time()
+                        continue
+                    await self._announce_again_if_stuck(base)
+            seen = await node.log.wait_change(seen, timeout=0.5)
+
+    def _in_office(self) -> bool:
+        grant = self._node.log.replica.newest_grant
+        return grant is not None and grant.trainer == self._node.id
+
+    async def _base(self) -> Entry | None:
+        """The version that the next step starts from, held whole; None while it has not arrived."""
+        newest = self._node.weights.newest()
+        held = self._node.weights.newest_held()
+        return held if held is not None and newest is not None and held.id == newest.id else None
+
+    async def _announce_version_0(self) -> None:
+        node = self._node
+        cut = node.log.replica.newest_cut
+        if cut is None or not node.log.ready.is_set():
+            return
+        roles = _standing_roles(node.log.ledger, cut.id)
+        if "validator" not in roles or "inference" not in roles:
+            node.health.warn("founding", "waiting for a validator and an inference node before version 0")
+            return
+        node.health.clear("founding")
+        grant = node.log.replica.newest_grant
+        assert grant is not None
+        blob = node.domain.model.manifest
+        data = await node.fetch_blob(blob.hash, blob.size, list(node.network.peers), timeout=30)
+        manifest = Manifest.parse(data)
+        await node.log.append(Weights(grant.term, 0, None, blob.hash, blob.size, manifest.whole, manifest.size, None))
+
+    async def _announce_again_if_stuck(self, base: Entry) -> None:
+        node = self._node
+        patience = node.domain.timings.term_silence_ms / 1000
+        if trio.current_time() < self._progress_at + patience or node.paused(weights_payload(base).number):
+            return
+        present = {n for n, p in node.presences.live().items() if p.role == "validator"}
+        cut = node.log.replica.newest_cut
+        if cut is None or present & node.log.ledger.validators_of(base.id):
+            return
+        if not any(node.log.ledger.standing_role(n, cut.id) == "validator" for n in present):
+            return
+        old = weights_payload(base)
+        grant = node.log.replica.newest_grant
+        assert grant is not None
+        node.logger.warning("no validator of version %d is left: announcing its weights again", old.number)
+        entries = await node.log.append(
+            Weights(grant.term, old.number + 1, base.id, old.manifest, old.manifest_size, old.whole, old.size, None)
+        )
+        node.weights.adopt(entries[-1])
+        self._progress_at = trio.current_time()
+
+    async def _load(self, base: Entry) -> None:
+        manifest, whole = self._node.weights.paths(base.id)
+        checkpoint = self._checkpoint(base)
+        await self._worker.call(
+            "load",
+            timeout=LOAD_TIMEOUT,
+            manifest=str(manifest),
+            weights=str(whole),
+            checkpoint=str(checkpoint) if checkpoint.exists() else None,
+        )
+
+    def _checkpoint(self, base: Entry) -> Path:
+        """Where the optimizer state that belongs to a version lies; named by the weights, so never mixed up."""
+        return self._checkpoints / f"{weights_payload(base).manifest.hex()}.safetensors"
+
+    async def _gather(self, base: Entry) -> bool:
+        """Take in what was accepted since the last look; True once the batch is full."""
+        node, ledger = self._node, self._node.log.ledger
+        number = weights_payload(base).number
+        await node.step_blobs.update()
+        # What was gathered before a step that another trainer made may be too old or used by now.
+        self._batch = {
+            i: g
+            for i, g in self._batch.items()
+            if i not in node.step_blobs.consumed
+            and schedule.usable(self._lag(number, g.entry), self._recipe.async_level)
+        }
+        for version in ledger.lineage()[-self._recipe.async_level - 1 :]:
+            lag = number - weights_payload(version).number
+            if not schedule.usable(lag, self._recipe.async_level):
+                continue
+            for entry in ledger.rollouts_of(version.id):
+                if self._groups() >= self._recipe.groups_per_step:
+                    return True
+                await self._take(entry, lag)
+        return self._groups() >= self._recipe.groups_per_step
+
+    def _lag(self, number: int, entry: Entry) -> int:
+        assert isinstance(entry.payload, Rollout)
+        return number - self._node.log.ledger.version_number(entry.payload.weights)
+
+    def _groups(self) -> int:
+        return sum(len(g.submission.groups) for g in self._batch.values())
+
+    async def _take(self, entry: Entry, lag: int) -> None:
+        node = self._node
+        if entry.id in self._batch or entry.id in self._refused or entry.id in node.step_blobs.consumed:
+            return
+        if node.log.ledger.rollout_status(entry.id).outcome != "accepted":
+            return
+        rollout = entry.payload
+        assert isinstance(rollout, Rollout)
+        judges = [v.author for v in node.log.ledger.verdicts_on(entry.id)]
+        peers = [*judges, entry.author]
+        try:
+            data = await node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
+            submission = Submission.parse(data, self._recipe)
+        except PeerError as error:
+            self._refused.add(entry.id)
+            node.network.blame(entry.author, error)
+            return
+        except (Unreachable, trio.TooSlowError):
+            return
+        self._batch[entry.id] = Gathered(entry, lag, node.blobs.path(rollout.submission), submission)
+
+    async def _step(self, base: Entry, wait_ms: int) -> Entry:
+        """Train on the batch and commit what came of it."""
+        node = self._node
+        batch = list(self._batch.values())
+        old = weights_payload(base)
+        scratch = node.directory.work / "next.bin"
+        began = time.monotonic()
+        checkpoint = self._checkpoints / "next.part"
+        answer = await self._worker.call(
+            "train",
+            timeout=TRAIN_TIMEOUT,
+            submissions=[str(g.path) for g in batch],
+            output=str(scratch),
+            checkpoint=str(checkpoint),
+        )
+        trained_at = time.monotonic()
+        data, manifest = await trio.to_thread.run_sync(_manifest, answer, scratch)
+        digest = await trio.to_thread.run_sync(node.blobs.put, data)
+        await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
+        checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
+        blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in batch)).encode()
+        blob_hash = await trio.to_thread.run_sync(node.blobs.put, blob)
+        metrics = answer["metrics"]
+        grant = node.log.replica.newest_grant
+        assert grant is not None
+        responses = [(r, g.lag) for g in batch for group in g.submission.groups for r in group.responses]
+        step = Step(
+            term=grant.term,
+            number=old.number + 1,
+            base=base.id,
+            blob=blob_hash,
+            blob_size=len(blob),
+            reward=sum(r.reward for r, _ in responses) // len(responses),
+            lag_mean=sum(lag for _, lag in responses) * MILLION // len(responses),
+            lag_max=max(lag for _, lag in responses),
+            groups=self._groups(),
+            accepted=len(responses),
+            rejected=self._rejected_since(),
+            trained=metrics["trained"],
+            tokens=metrics["tokens"],
+            train_ms=int((trained_at - began) * 1000),
+            wait_ms=wait_ms,
+            publish_ms=int((time.monotonic() - trained_at) * 1000),
+        )
+        number, size = old.number + 1, manifest.size
+        entries = await node.log.append(
+            step,
+            lambda made: Weights(grant.term, number, base.id, digest, len(data), manifest.whole, size, made[-1].id),
+        )
+        node.step_blobs.add(entries[0], StepBlob.parse(blob))
+        node.weights.adopt(entries[1])
+        self._batch.clear()
+        self._drop_old_checkpoints(keep=digest)
+        return entries[1]
+
+    def _accepting(self, entry: Entry) -> tuple[bytes, ...]:
+        return tuple(v.id for v in self._node.log.ledger.verdicts_on(entry.id))
+
+    def _rejected_since(self) -> int:
+        """Responses rejected or void by now, less those that earlier steps have counted."""
+        ledger = self._node.log.ledger
+        counted = sum(s.payload.rejected for s in ledger.steps() if isinstance(s.payload, Step))
+        return max(0, ledger.rejected_responses() - counted)
+
+    def _drop_old_checkpoints(self, keep: bytes) -> None:
+        for path in self._checkpoints.glob("*.safetensors"):
+            if path.stem != keep.hex():
+                path.unlink(missing_ok=True)
+
+
+def _standing_roles(ledger: Ledger, cut: bytes) -> set[str]:
+    return {ledger.standing_role(author, cut) for author in ledger.replica.heads}
+
+
+def _manifest(answer: dict[str, Any], raw: Path) -> tuple[bytes, Manifest]:
+    """Hash the child's file into a manifest; runs in a thread."""
+    manifest = Manifest.of_file(answer["tensors"], raw.read_bytes(), answer["checksum"])
+    return manifest.encode(), manifest

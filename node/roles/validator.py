@@ -1,0 +1,109 @@
+"""The validator role: re-computes what it is due to audit and signs a verdict on each submission.
+
+1. It fetches the whole submission before it judges, and serves it on.
+2. What its author does not hand over within ``verdict_wait_ms`` is rejected softly, as missing.
+3. Replay, proofs and prompts are checked before any text is scored: scorers see only what sampling really gave.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from node.context import Node
+from node.net.rpc import Unreachable
+from node.roles.engine import Engine, open_engine, open_tasks
+from node.tasks.service import TaskService
+from proofs import audit, checks
+from protocol import identity, schedule
+from protocol.constants import MAX_SUBMISSION_BYTES
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.records import Rollout, Verdict
+from protocol.rollout import Submission, unpack
+
+
+async def run(node: Node) -> None:
+    """Audit until cancelled."""
+    async with open_engine(node) as engine, open_tasks(node) as tasks:
+        life = _Life(node, engine, tasks)
+        seen = 0
+        while True:
+            for entry in node.log.ledger.pending_for(node.id):
+                await life.judge(entry)
+            seen = await node.log.wait_change(seen, timeout=0.5)
+
+
+class _Life:
+    def __init__(self, node: Node, engine: Engine, tasks: TaskService) -> None:
+        self._node = node
+        self._engine = engine
+        self._tasks = tasks
+        self._first_seen: dict[bytes, float] = {}
+
+    async def judge(self, entry: Entry) -> None:
+        """Append a verdict on one ``rollout`` entry, or leave it for the next round while it can still arrive."""
+        rollout = entry.payload
+        assert isinstance(rollout, Rollout)
+        draw = self._node.identity.sign(identity.DRAW, rollout.submission)
+        first_seen = self._first_seen.setdefault(entry.id, trio.current_time())
+        late = trio.current_time() > first_seen + self._node.domain.timings.verdict_wait_ms / 1000
+        try:
+            data = await self._fetch(entry, rollout)
+            version = self._node.log.ledger.weights(rollout.weights)
+            if version is None:
+                return
+            await self._node.weights.hold(version, timeout=30)
+        except (Unreachable, trio.TooSlowError):
+            if not late:
+                return
+            result = checks.result("missing")
+        except PeerError as error:
+            self._node.network.blame(entry.author, error)
+            if not late:
+                return
+            result = checks.result("missing")
+        else:
+            result = await self._audit(entry, rollout, data, draw)
+        self._first_seen.pop(entry.id, None)
+        if result.outcome == "rejected":
+            self._node.logger.info("rejected a submission of %s: %s", entry.author.hex()[:8], result.words)
+        await self._node.log.append(
+            Verdict(entry.id, result.outcome, result.severity, result.reason, result.score, draw, result.audited)
+        )
+
+    async def _fetch(self, entry: Entry, rollout: Rollout) -> bytes:
+        if rollout.size > MAX_SUBMISSION_BYTES:
+            raise PeerError("a submission of an absurd size")
+        peers = [entry.author, *(p for p in self._node.network.peers if p != entry.author)]
+        return await self._node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
+
+    async def _audit(self, entry: Entry, rollout: Rollout, data: bytes, draw: bytes) -> audit.AuditResult:
+        domain = self._node.domain
+        try:
+            submission = Submission.parse(data, domain.recipe)
+        except PeerError as error:
+            self._node.network.blame(entry.author, error)
+            return checks.result("malformed")
+        if not checks.header_matches(submission, domain.id, entry.author, rollout):
+            return checks.result("wrong-header")
+        picked = schedule.audited_groups(draw, len(submission.groups), domain.policy.audit_share)
+        seeds = {
+            i: schedule.seed(domain.id, rollout.weights, entry.author, submission.groups[i].counter) for i in picked
+        }
+        items = {i: schedule.choose_task(seeds[i], [t.weight for t in domain.tasks]) for i in picked}
+        questions = await self._tasks.questions(list(items.values()))
+        prompts = dict(zip(picked, map(unpack, await self._engine.encode(questions)), strict=True))
+        before = audit.inspect(submission, prompts, domain.recipe, self._engine.end_token, self._engine.vocabulary)
+        if before.outcome != "accepted":
+            return before
+        await self._engine.load(rollout.weights)
+        replay = await self._engine.replay([(seeds[i], submission.groups[i]) for i in picked])
+        replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}
+        before = audit.audit_replay(submission, replays, domain.thresholds)
+        if before.outcome != "accepted":
+            return before
+        texts = dict(zip(picked, replay["texts"], strict=True))
+        flat = [(*items[i], text) for i in picked for text in texts[i]]
+        scores = iter(await self._tasks.score(flat))
+        rewards = {i: tuple(next(scores) for _ in texts[i]) for i in picked}
+        return audit.audit_rewards(submission, rewards, before)
