@@ -1,0 +1,242 @@
+"""Who else is there: addresses, the address book, and the task that keeps this node connected.
+
+libp2p's own discovery forgets a seed after three failures, dials one address of a peer only, and waits 60 s after a
+failure; here the application owns all of it.
+
+1. An address is ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT[/p2p/PEER]``; names are resolved by the system's resolver at
+   each dial, all results and all addresses of a peer are tried in turn.
+2. Unconnected peers are dialled with exponential backoff up to ``MAX_BACKOFF`` seconds, seeds up to ``SEED_BACKOFF``
+   and for ever, even while other peers are connected: else two halves of a network that started apart stay apart.
+3. Of two nodes that know each other, the one with the lower id dials at once and the other a little later, so that
+   they seldom connect twice.
+4. The book is bounded; a peer that was never reached is forgotten first, a seed never.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import random
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from node.net.rpc import Unreachable
+from protocol.errors import Error, PeerError
+from protocol.identity import node_id, peer_id
+
+log = logging.getLogger(__name__)
+
+MAX_BACKOFF: Final = 60.0
+SEED_BACKOFF: Final = 10.0
+MAX_PEERS: Final = 2048
+MAX_ADDRESSES: Final = 8
+MAX_ADDRESS: Final = 128
+"""Longest multiaddr text (characters)."""
+
+CONCURRENT_DIALS: Final = 8
+POLL: Final = 0.25
+"""Seconds between looks at the book."""
+
+_PATTERN = re.compile(
+    r"/(ip4|ip6|dns|dns4|dns6)/([A-Za-z0-9.:_-]{1,100})/tcp/([0-9]{1,5})(?:/p2p/([A-Za-z0-9]{1,64}))?"
+)
+
+
+class AddressError(Error):
+    """A text that is not an address this node can use; the message is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed multiaddr. ``node`` is None where the text names no peer."""
+
+    kind: str
+    host: str
+    port: int
+    node: bytes | None
+
+    def __str__(self) -> str:
+        suffix = f"/p2p/{peer_id(self.node)}" if self.node is not None else ""
+        return f"/{self.kind}/{self.host}/tcp/{self.port}{suffix}"
+
+    async def resolve(self) -> list[str]:
+        """The IP addresses to dial; raises ``OSError`` (``socket.gaierror``) if the name has none."""
+        if self.kind in ("ip4", "ip6"):
+            return [self.host]
+        family = {"dns": 0, "dns4": trio.socket.AF_INET, "dns6": trio.socket.AF_INET6}[self.kind]
+        found = await trio.socket.getaddrinfo(self.host, self.port, family, trio.socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(item[4][0]) for item in found))
+
+
+def parse_address(text: str) -> Address:
+    """Parse ``text``; raises ``AddressError``."""
+    match = _PATTERN.fullmatch(text)
+    if match is None or len(text) > MAX_ADDRESS:
+        raise AddressError(f"{text[:MAX_ADDRESS]!r} is not an address of the form /ip4/HOST/tcp/PORT/p2p/PEER")
+    kind, host, port, peer = match.groups()
+    try:
+        if kind in ("ip4", "ip6"):
+            host = str(ipaddress.IPv4Address(host) if kind == "ip4" else ipaddress.IPv6Address(host))
+        node = node_id(peer) if peer is not None else None
+    except (ValueError, PeerError) as error:
+        raise AddressError(f"{text!r} is not an address: {error}") from None
+    if int(port) > 65535:
+        raise AddressError(f"{text!r} is not an address: port {port} does not exist")
+    return Address(kind, host, int(port), node)
+
+
+@dataclass(slots=True)
+class Entry:
+    """What the book knows about one peer; times are of trio's clock."""
+
+    addresses: list[Address] = field(default_factory=list)
+    seed: bool = False
+    reached: bool = False
+    failures: int = 0
+    next_dial: float = 0.0
+
+
+class AddressBook:
+    """Addresses by node id, newest first."""
+
+    def __init__(self, own: bytes) -> None:
+        self._own = own
+        self.entries: dict[bytes, Entry] = {}
+
+    def learn(self, node: bytes, addresses: Sequence[Address], now: float, *, seed: bool = False) -> None:
+        """Put ``addresses`` in front of what is known of ``node``; a new one is tried without delay."""
+        if node == self._own:
+            return
+        entry = self.entries.get(node)
+        if entry is None:
+            if len(self.entries) >= MAX_PEERS and not self._forget_one():
+                return
+            entry = self.entries[node] = Entry(next_dial=now + (1.0 if node < self._own else 0.0))
+        entry.seed = entry.seed or seed
+        usable = [address for address in addresses if address.port and address.node in (None, node)]
+        usable = [Address(address.kind, address.host, address.port, node) for address in usable]
+        if any(address not in entry.addresses for address in usable):
+            entry.failures = 0
+            entry.next_dial = min(entry.next_dial, now + (1.0 if node < self._own else 0.0))
+        entry.addresses = list(dict.fromkeys([*usable, *entry.addresses]))[:MAX_ADDRESSES]
+
+    def _forget_one(self) -> bool:
+        for node, entry in self.entries.items():
+            if not entry.seed and not entry.reached:
+                del self.entries[node]
+                return True
+        for node, entry in self.entries.items():
+            if not entry.seed:
+                del self.entries[node]
+                return True
+        return False
+
+    def connected(self, node: bytes) -> None:
+        """The peer was met."""
+        if (entry := self.entries.get(node)) is not None:
+            entry.reached = True
+            entry.failures = 0
+
+    def disconnected(self, node: bytes, now: float) -> None:
+        """The peer was lost: try again soon."""
+        if (entry := self.entries.get(node)) is not None:
+            entry.next_dial = now + random.uniform(0.2, 0.6) + (0.5 if node < self._own else 0.0)  # noqa: S311
+
+    def failed(self, node: bytes, now: float) -> None:
+        """A dial failed: back off."""
+        if (entry := self.entries.get(node)) is not None:
+            entry.failures = min(entry.failures + 1, 10)
+            limit = SEED_BACKOFF if entry.seed else MAX_BACKOFF
+            entry.next_dial = now + min(random.uniform(0.5, 1) * 2**entry.failures, limit)  # noqa: S311
+
+    def due(self, now: float) -> list[bytes]:
+        """Peers whose time to be dialled has come, seeds first."""
+        ready = [node for node, entry in self.entries.items() if entry.next_dial <= now and entry.addresses]
+        return sorted(ready, key=lambda node: not self.entries[node].seed)
+
+
+class PeerManager:
+    """Dials what the book says is due.
+
+    ``dial(ip address, port, node)`` connects or raises ``Unreachable``; ``may_dial(node)`` tells whether it should now.
+    """
+
+    def __init__(
+        self,
+        book: AddressBook,
+        *,
+        dial: Callable[[str, int, bytes], Awaitable[None]],
+        connected: Callable[[bytes], bool],
+        may_dial: Callable[[bytes], bool],
+    ) -> None:
+        self._book = book
+        self._dial = dial
+        self._connected = connected
+        self._may_dial = may_dial
+        self._locks: dict[bytes, trio.Lock] = {}
+
+    async def run(self) -> None:
+        """Keep this node connected, for ever."""
+        busy: set[bytes] = set()
+
+        async def attempt(node: bytes) -> None:
+            try:
+                await self.reach(node)
+            except Unreachable as error:
+                log.debug("%s", error)
+            finally:
+                busy.discard(node)
+
+        async with trio.open_nursery() as nursery:
+            while True:
+                for node in self._book.due(trio.current_time()):
+                    if len(busy) >= CONCURRENT_DIALS:
+                        break
+                    if node not in busy and not self._connected(node) and self._may_dial(node):
+                        busy.add(node)
+                        nursery.start_soon(attempt, node)
+                await trio.sleep(POLL)
+
+    async def reach(self, node: bytes) -> None:
+        """Connect to ``node`` by the addresses in the book; raises ``Unreachable``."""
+        entry = self._book.entries.get(node)
+        if entry is None or not entry.addresses:
+            raise Unreachable(f"node {node.hex()[:8]}: no address is known")
+        lock = self._locks.setdefault(node, trio.Lock())
+        async with lock:
+            try:
+                error = Unreachable("")
+                for address in list(entry.addresses):
+                    if self._connected(node):
+                        return
+                    try:
+                        await self.connect(address)
+                        return
+                    except Unreachable as failure:
+                        error = failure
+                self._book.failed(node, trio.current_time())
+                raise error
+            finally:
+                if not lock.statistics().tasks_waiting:
+                    self._locks.pop(node, None)
+
+    async def connect(self, address: Address) -> None:
+        """Connect to the node that ``address`` names, by that address only; raises ``Unreachable``."""
+        if address.node is None:
+            raise Unreachable(f"{address}: the address names no peer (…/p2p/PEER)")
+        try:
+            hosts = await address.resolve()
+        except OSError as error:
+            raise Unreachable(f"{address}: the name cannot be resolved ({error})") from None
+        reason = "no address"
+        for host in hosts:
+            try:
+                await self._dial(host, address.port, address.node)
+                return
+            except Unreachable as error:
+                reason = str(error)
+        raise Unreachable(f"{address}: {reason}")

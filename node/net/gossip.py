@@ -1,0 +1,201 @@
+"""Gossip: GossipSub topics with handlers, bounded and rate-limited.
+
+1. A topic travels as ``farflung/TAG/TOPIC``; TAG keeps domains apart on shared connections.
+2. A message's id is the hash of its origin, sequence number, topic and data: GossipSub's default id repeats after a
+   restart, and such messages vanish silently.
+3. Messages of more than ``Limits.gossip_message`` bytes are their forwarder's fault. An origin that sends more than
+   its bucket allows is dropped, not blamed; a forwarder has a wider bucket, because keys are free.
+4. A handler's ``PeerError`` scores the origin down; any other exception is logged. Own messages do not come back.
+5. Gossip is a hint: a full queue or bucket drops messages without notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+from libp2p.tools.anyio_service import background_trio_service
+
+from node.net.guard import MAX_TOPIC, GuardedHost, Limits, make_pubsub, node_of
+from node.net.rpc import Count
+from protocol.errors import LocalError, PeerError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes, bytes], Awaitable[None] | None]
+"""``handler(origin's node id, data)``."""
+
+TOKEN_BYTES: Final = 16 << 10
+"""A message costs one token and another for each so many bytes."""
+
+FORWARDER_FACTOR: Final = 16
+"""How many origins' worth of messages one peer may forward."""
+
+MAX_BUCKETS: Final = 4096
+REGISTRATION_PERIOD: Final = 5.0
+REGISTRATION_ATTEMPTS: Final = 3
+
+
+class Buckets:
+    """Token buckets by key, at most ``MAX_BUCKETS`` (the least recently used goes first)."""
+
+    def __init__(self, burst: float, per_second: float) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: bytes, tokens: float, now: float) -> bool:
+        """Take ``tokens`` of ``key``'s bucket if it holds them."""
+        held, updated = self._buckets.pop(key, (self._burst, now))
+        held = min(self._burst, held + (now - updated) * self._per_second)
+        enough = held >= tokens
+        self._buckets[key] = (held - tokens if enough else held, now)
+        if len(self._buckets) > MAX_BUCKETS:
+            self._buckets.popitem(last=False)
+        return enough
+
+
+def message_id(message: Any) -> bytes:
+    """20 bytes of SHA-256 over origin, sequence number, topic and data (lengths make it injective)."""
+    digest = hashlib.sha256()
+    for part in (message.from_id, message.seqno, *(topic.encode() for topic in message.topicIDs), message.data):
+        digest.update(len(part).to_bytes(4, "big"))
+        digest.update(part)
+    return digest.digest()[:20]
+
+
+class Gossip:
+    """Topics and their handlers; they outlive the libp2p host, which may be restarted under them."""
+
+    def __init__(
+        self,
+        node: bytes,
+        tag: str,
+        limits: Limits,
+        *,
+        count: Count,
+        blame: Callable[[bytes, PeerError], None],
+        banned: Callable[[bytes], bool],
+    ) -> None:
+        self._node = node
+        self._prefix = f"farflung/{tag}/"
+        self._limits = limits
+        self._count = count
+        self._blame = blame
+        self._banned = banned
+        self._handlers: dict[str, Handler] = {}
+        self._origins = Buckets(limits.gossip_burst, limits.gossip_per_second)
+        self._forwarders = Buckets(limits.gossip_burst * FORWARDER_FACTOR, limits.gossip_per_second * FORWARDER_FACTOR)
+        self._pubsub: Any = None
+        self._nursery: trio.Nursery | None = None
+
+    def subscribe(self, topic: str, handler: Handler) -> None:
+        """Call ``handler`` for every message of others on ``topic``."""
+        if topic in self._handlers:
+            raise LocalError(f"topic {topic} has a handler already")
+        name = self._prefix + topic
+        if len(name) > MAX_TOPIC:
+            raise LocalError(f"topic {topic} is too long")
+        self._handlers[topic] = handler
+        if self._nursery is not None:
+            self._nursery.start_soon(self._listen, self._pubsub, topic, handler)
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Send ``data`` to all who listen to ``topic``; lost silently while nobody is connected."""
+        if len(data) > self._limits.gossip_message:
+            raise LocalError(f"a gossip message of {len(data)} bytes, at most {self._limits.gossip_message} travel")
+        pubsub = self._pubsub
+        if pubsub is None:
+            return
+        try:
+            await pubsub.publish(self._prefix + topic, data)
+        except Exception as error:
+            log.debug("gossip: publishing failed: %r", error)
+            return
+        self._count.sent += len(data)
+        self._count.requests_sent += 1
+
+    def known_peers(self, topic: str) -> list[bytes]:
+        """Connected peers that listen to ``topic``."""
+        if self._pubsub is None:
+            return []
+        return [node_of(peer) for peer in self._pubsub.peer_topics.get(self._prefix + topic, ())]
+
+    async def run(self, host: GuardedHost, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Gossip through ``host`` until it dies."""
+        pubsub = make_pubsub(host, self._limits, message_id)
+        async with background_trio_service(pubsub), background_trio_service(pubsub.router):
+            await pubsub.wait_until_ready()
+            async with trio.open_nursery() as nursery:
+                self._pubsub, self._nursery = pubsub, nursery
+                try:
+                    for topic, handler in self._handlers.items():
+                        await nursery.start(self._listen, pubsub, topic, handler)
+                    task_status.started()
+                    await self._register_forever(pubsub, host)
+                finally:
+                    self._pubsub = self._nursery = None
+
+    async def _listen(
+        self,
+        pubsub: Any,
+        topic: str,
+        handler: Handler,
+        *,
+        task_status: Any = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        name = self._prefix + topic
+        pubsub.set_topic_validator(name, self._validate, False)
+        subscription = await pubsub.subscribe(name)
+        task_status.started()
+        while True:
+            message = await subscription.get()
+            origin = node_of_bytes(message.from_id)
+            if origin == self._node:
+                continue
+            self._count.received += len(message.data)
+            self._count.requests_received += 1
+            try:
+                pending = handler(origin, message.data)
+                if pending is not None:
+                    await pending
+            except PeerError as error:
+                self._blame(origin, error)
+            except Exception:
+                log.exception("gossip: the handler of %s failed", topic)
+
+    def _validate(self, forwarder: Any, message: Any) -> bool:
+        """Runs before a message is delivered or forwarded; its signature has been checked."""
+        if len(message.data) > self._limits.gossip_message:
+            raise PeerError(f"gossip: a message of {len(message.data)} bytes")
+        origin, now = node_of_bytes(message.from_id), trio.current_time()
+        if origin == self._node:
+            return True
+        cost = 1 + len(message.data) // TOKEN_BYTES
+        return (
+            not self._banned(origin)
+            and self._forwarders.take(node_of(forwarder), cost, now)
+            and self._origins.take(origin, cost, now)
+        )
+
+    async def _register_forever(self, pubsub: Any, host: GuardedHost) -> None:
+        """Stock pubsub gives up on a peer whose first gossip stream failed; try a few times more."""
+        attempts: Counter[Any] = Counter()
+        while True:
+            await trio.sleep(REGISTRATION_PERIOD)
+            connected = set(host.get_network().connections)
+            for peer in attempts.keys() - connected:
+                del attempts[peer]
+            for peer in connected - pubsub.peers.keys():
+                if attempts[peer] < REGISTRATION_ATTEMPTS:
+                    attempts[peer] += 1
+                    pubsub._schedule_peer_stream_retry(peer)
+
+
+def node_of_bytes(from_id: bytes) -> bytes:
+    """The node id in a message's ``from_id``, which the signature check has proven to be an Ed25519 peer id."""
+    return from_id[-32:]

@@ -1,0 +1,537 @@
+"""A yamux endpoint that enforces what libp2p 0.8.1's own only logs.
+
+Wire format: https://github.com/hashicorp/yamux/blob/master/spec.md. Differences from the stock class, all
+invisible on the wire:
+
+1. A peer that sends beyond its window, opens more than ``MAX_INBOUND_STREAMS`` at once, floods pings or speaks
+   another version loses the connection, and nobody else notices.
+2. All receive buffers of a host share one budget; the connection that fills most of it is closed first.
+3. A frame reaches the socket whole, whatever is cancelled: half a frame would desynchronise Noise for every other
+   stream of the connection. A peer that takes no bytes for ``FRAME_TIMEOUT`` seconds loses the connection.
+4. A frame fits one Noise message, and credit goes back in halves of a window, not after every read.
+5. A writer without credit waits for it; deadlines belong to the caller.
+6. A ping every ``keepalive`` seconds finds dead peers (the stock class ignores a missing pong).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+from libp2p.abc import ConnectionType, IMuxedConn, IMuxedStream
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+
+from protocol.errors import PeerError
+
+log = logging.getLogger(__name__)
+
+HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
+DATA, WINDOW, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+
+INITIAL_WINDOW: Final = 256 << 10
+"""Credit of a new stream in each direction, fixed by the yamux specification."""
+
+MAX_WINDOW: Final = 1 << 20
+"""Window that a busy stream grows to."""
+
+MAX_EXTRA_CREDIT: Final = 8 << 20
+"""Growth of all windows of one connection together, so that its peer can never own more memory than this and
+``INITIAL_WINDOW`` for each stream."""
+
+MAX_INBOUND_STREAMS: Final = 128
+"""Streams a peer may have open at once on one connection."""
+
+MAX_FRAME: Final = 65519 - HEADER.size
+"""Payload of a frame that with its header fits one Noise message."""
+
+MAX_PINGS: Final = 64
+"""Pings answered in one keepalive interval."""
+
+FRAME_TIMEOUT: Final = 10.0
+"""Seconds a peer may leave a frame unread in its socket."""
+
+MAX_LINE: Final = 1024
+"""Longest multistream-select line."""
+
+
+class Violation(PeerError):
+    """A peer broke the rules of the connection: it is closed and the peer scored down."""
+
+
+class Budget:
+    """Memory that the receive buffers of one host may hold together (bytes)."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.connections: set[Muxer] = set()
+
+    def add(self, connection: Muxer, size: int) -> None:
+        """Account for ``size`` bytes; over the limit the connection that holds most is closed."""
+        connection.buffered += size
+        self.used += size
+        if self.used > self.limit:
+            worst = max(self.connections, key=lambda candidate: candidate.buffered)
+            worst.abort(Violation("it fills this node's memory with unread data"))
+
+    def remove(self, connection: Muxer, size: int) -> None:
+        """The reverse of ``add``."""
+        connection.buffered -= size
+        self.used -= size
+
+
+class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
+    """One stream. ``read`` returns at least one byte or raises; whole ``write`` calls never interleave."""
+
+    def __init__(self, connection: Muxer, stream_id: int) -> None:
+        self.muxed_conn = connection
+        self.stream_id = stream_id
+        self.buffer = bytearray()
+        self.send_credit = INITIAL_WINDOW
+        self.receive_credit = INITIAL_WINDOW
+        self.window = INITIAL_WINDOW
+        self.consumed = 0
+        self.fin_sent = False
+        self.fin_received = False
+        self.dead = False
+        self._changed = trio.Event()
+        self._write_lock = trio.Lock()
+
+    def wake(self) -> None:
+        """Let readers and writers look again."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _wait_data(self) -> None:
+        """Wait until more bytes than before are buffered; raises at the end of the stream."""
+        if self.dead:
+            raise MuxedStreamReset("the stream was reset")
+        if self.fin_received:
+            raise MuxedStreamEOF("the stream has ended")
+        await self._changed.wait()
+
+    async def _take(self, size: int) -> bytes:
+        data = bytes(self.buffer[:size])
+        del self.buffer[:size]
+        connection = self.muxed_conn
+        connection.budget.remove(connection, len(data))
+        self.consumed += len(data)
+        if self.consumed >= self.window // 2 and not self.fin_received and not self.dead:
+            credit, self.consumed = self.consumed, 0
+            grown = min(self.window * 2, MAX_WINDOW) - self.window
+            if connection.extra_credit + grown <= MAX_EXTRA_CREDIT:
+                connection.extra_credit += grown
+                self.window += grown
+                credit += grown
+            self.receive_credit += credit
+            with contextlib.suppress(ConnectionClosedError):  # the data is here all the same
+                await connection.write_frame(WINDOW, 0, self.stream_id, credit)
+        return data
+
+    async def read(self, n: int | None = None) -> bytes:
+        """At most ``n`` bytes (all that is buffered where ``n`` is None or negative), at least one."""
+        if n == 0:
+            return b""
+        await trio.lowlevel.checkpoint()
+        while not self.buffer:
+            await self._wait_data()
+        return await self._take(len(self.buffer) if n is None or n < 0 else n)
+
+    async def read_exactly(self, size: int) -> bytes:
+        """``size`` bytes, or ``MuxedStreamEOF``."""
+        if size <= len(self.buffer):
+            return await self._take(size) if size else b""
+        parts = []
+        while size:
+            parts.append(await self.read(size))
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+    def _line_end(self) -> tuple[int, int] | None:
+        """(start, end) of a complete multistream line in the buffer, or None; raises ``Violation``."""
+        size = shift = 0
+        for index, byte in enumerate(self.buffer[:2]):
+            size |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if not 1 <= size <= MAX_LINE:
+                    raise Violation("multistream line of a forbidden length")
+                return (index + 1, index + 1 + size) if len(self.buffer) > index + size else None
+            shift += 7
+        if len(self.buffer) >= 2:
+            raise Violation("multistream line of a forbidden length")
+        return None
+
+    def has_line(self) -> bool:
+        """Whether ``read_line`` would return at once."""
+        return self._line_end() is not None
+
+    async def read_line(self) -> str:
+        """One multistream-select line (length prefix and newline removed); raises ``Violation`` on rubbish."""
+        while (found := self._line_end()) is None:
+            await self._wait_data()
+        start, end = found
+        line = (await self._take(end))[start:]
+        if not line.endswith(b"\n") or not line.isascii():
+            raise Violation("multistream line that is not ASCII text")
+        return line[:-1].decode("ascii")
+
+    async def write(self, data: bytes) -> None:
+        """Write all of ``data``. A cancelled write must be followed by ``reset``: the peer has a part of it."""
+        view = memoryview(data)
+        async with self._write_lock:
+            while view:
+                if self.dead:
+                    raise MuxedStreamReset("the stream was reset")
+                if self.fin_sent:
+                    raise MuxedStreamClosed("the stream is closed for writing")
+                size = min(self.send_credit, MAX_FRAME, len(view))
+                if size == 0:
+                    await self._changed.wait()
+                    continue
+                self.send_credit -= size
+                await self.muxed_conn.write_frame(DATA, 0, self.stream_id, size, view[:size])
+                view = view[size:]
+
+    async def close(self) -> None:
+        """Close for writing (FIN); the stream is gone once the peer has done so too."""
+        if not self.fin_sent and not self.dead:
+            self.fin_sent = True
+            with contextlib.suppress(ConnectionClosedError):
+                await self.muxed_conn.write_frame(WINDOW, FIN, self.stream_id, 0)
+            if self.fin_received:
+                self.muxed_conn.forget(self)
+        await trio.lowlevel.checkpoint()
+
+    async def reset(self) -> None:
+        """End both directions at once; unread data is dropped."""
+        if not self.dead and not (self.fin_sent and self.fin_received):
+            self.muxed_conn.forget(self)
+            self.kill()
+            with contextlib.suppress(ConnectionClosedError):
+                await self.muxed_conn.write_frame(WINDOW, RST, self.stream_id, 0)
+        self.kill()
+        await trio.lowlevel.checkpoint()
+
+    async def finish(self, timeout: float) -> None:
+        """Close, give the peer ``timeout`` seconds to close too (a reset would drop what it has not read), and go."""
+        await self.close()
+        with trio.move_on_after(timeout):
+            while not self.fin_received and not self.dead:
+                await self._changed.wait()
+        if self.fin_received:
+            self.kill()
+        else:
+            await self.reset()
+
+    def kill(self) -> None:
+        """Mark the stream as reset and drop what it holds, without telling the peer."""
+        self.dead = True
+        self.muxed_conn.budget.remove(self.muxed_conn, len(self.buffer))
+        self.buffer.clear()
+        self.wake()
+
+    def set_deadline(self, ttl: int) -> bool:
+        """Deadlines are trio cancel scopes."""
+        raise NotImplementedError
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """The peer's (host, port)."""
+        return self.muxed_conn.get_remote_address()
+
+    async def __aenter__(self) -> MuxerStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
+    """One multiplexed connection.
+
+    ``secured`` is libp2p's secure session, ``budget`` the host's, ``keepalive`` the seconds between pings and
+    within which a pong must come; ``on_violation(peer id, error)`` is told why a connection was closed on its peer.
+    """
+
+    def __init__(
+        self,
+        secured: Any,
+        peer_id: Any,
+        *,
+        budget: Budget,
+        keepalive: float,
+        on_violation: Callable[[Any, Violation], None],
+    ) -> None:
+        self.secured_conn = secured
+        self.peer_id = peer_id
+        self.budget = budget
+        self.keepalive = keepalive
+        self.on_violation = on_violation
+        self.on_close: Callable[[], Awaitable[None]] | None = None
+        self.is_initiator_value = bool(secured.is_initiator)
+        self.event_started = trio.Event()
+        self.event_shutting_down = trio.Event()
+        self.event_closed = trio.Event()
+        self.streams: dict[int, MuxerStream] = {}
+        self.buffered = 0
+        self.extra_credit = 0
+        self.silent = False
+        self.rtt = 0.0
+        self._inbound = 0
+        self._next_id = 1 if self.is_initiator_value else 2
+        self._write_lock = trio.Lock()
+        self._accept_send, self._accept_receive = trio.open_memory_channel[MuxerStream](MAX_INBOUND_STREAMS)
+        self._scope = trio.CancelScope()
+        self._pong = trio.Event()
+        self._probe = trio.Event()
+        self._pings = 0
+
+    @property
+    def is_initiator(self) -> bool:
+        """Whether this end dialled."""
+        return self.is_initiator_value
+
+    @property
+    def is_established(self) -> bool:
+        """Whether streams can be opened."""
+        return self.event_started.is_set() and not self.event_shutting_down.is_set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended."""
+        return self.event_closed.is_set()
+
+    def get_transport_addresses(self) -> list[Any]:
+        """libp2p's multiaddrs of the peer's socket."""
+        addresses: list[Any] = self.secured_conn.get_transport_addresses()
+        return addresses
+
+    def get_connection_type(self) -> ConnectionType:
+        """Always a direct connection here."""
+        return ConnectionType.DIRECT
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """The peer's (host, port)."""
+        address: tuple[str, int] | None = self.secured_conn.get_remote_address()
+        return address
+
+    async def start(self) -> None:
+        """Run the connection until it ends. Raises nothing but cancellation: the swarm would not survive it."""
+        self.event_started.set()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._ping_forever)
+                    await self._receive_contained()
+                    nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+                await self._finish()
+
+    async def _receive_contained(self) -> None:
+        try:
+            await self._receive()
+        except Violation as error:
+            self.abort(error)
+        except Exception as error:  # undecryptable Noise, a broken socket: the connection ends, nothing else
+            log.debug("connection to %s ended: %r", self.peer_id, error)
+
+    def abort(self, reason: Violation | None = None) -> None:
+        """End the connection now, from anywhere."""
+        if reason is not None and not self.event_shutting_down.is_set():
+            self.on_violation(self.peer_id, reason)
+        self.event_shutting_down.set()
+        self._scope.cancel()
+
+    async def close(self) -> None:
+        """Say goodbye and end the connection."""
+        if not self.event_shutting_down.is_set():
+            with trio.move_on_after(0.5):
+                with contextlib.suppress(ConnectionClosedError):
+                    await self.write_frame(GO_AWAY, 0, 0, 0)
+        await self._finish()
+
+    async def _finish(self) -> None:
+        """Idempotent end: every stream is reset, the socket closed, libp2p told."""
+        self.event_shutting_down.set()
+        self._scope.cancel()
+        self._accept_send.close()
+        for stream in list(self.streams.values()):
+            stream.kill()
+        self.streams.clear()
+        self.budget.connections.discard(self)
+        if self.event_closed.is_set():
+            return
+        self.event_closed.set()
+        try:
+            await self.secured_conn.close()
+            if self.on_close is not None:
+                await self.on_close()
+        except Exception as error:
+            log.debug("closing the connection to %s: %r", self.peer_id, error)
+
+    async def write_frame(
+        self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview | bytes = b""
+    ) -> None:
+        """Send one frame whole; raises ``ConnectionClosedError`` if the connection has ended."""
+        frame = HEADER.pack(0, kind, flags, stream_id, length) + payload
+        async with self._write_lock:
+            if self.event_shutting_down.is_set():
+                raise ConnectionClosedError("the connection is closed")
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + FRAME_TIMEOUT) as scope:
+                try:
+                    await self.secured_conn.write(frame)
+                except Exception as error:
+                    self.abort()
+                    raise ConnectionClosedError(f"the connection broke: {error!r}") from None
+            if scope.cancelled_caught:
+                self.abort()
+                raise ConnectionClosedError("the peer takes no more bytes")
+
+    async def open_stream(self) -> MuxerStream:
+        """Open a stream to the peer."""
+        if not self.is_established:
+            raise MuxedStreamError("the connection is shutting down")
+        stream = MuxerStream(self, self._next_id)
+        self._next_id += 2
+        self.streams[stream.stream_id] = stream
+        try:
+            await self.write_frame(WINDOW, SYN, stream.stream_id, 0)
+        except ConnectionClosedError as error:
+            self.forget(stream)
+            raise MuxedStreamError(str(error)) from None
+        return stream
+
+    async def accept_stream(self) -> MuxerStream:
+        """The next stream that the peer opens; raises ``MuxedConnUnavailable`` at the end."""
+        try:
+            return await self._accept_receive.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            raise MuxedConnUnavailable("the connection is closed") from None
+
+    def forget(self, stream: MuxerStream) -> None:
+        """Drop a finished stream from the table."""
+        if self.streams.pop(stream.stream_id, None) is not None:
+            self.extra_credit -= stream.window - INITIAL_WINDOW
+            if self._is_inbound(stream.stream_id):
+                self._inbound -= 1
+
+    def _is_inbound(self, stream_id: int) -> bool:
+        return (stream_id & 1) != self.is_initiator_value
+
+    async def _receive(self) -> None:
+        """Read and handle frames until the connection ends."""
+        self.budget.connections.add(self)
+        buffer = bytearray()
+        while True:
+            try:
+                buffer += await self.secured_conn.read()
+            except ConnectionClosedError:
+                return
+            offset = 0
+            while len(buffer) - offset >= HEADER.size:
+                version, kind, flags, stream_id, length = HEADER.unpack_from(buffer, offset)
+                if version != 0 or kind > GO_AWAY:
+                    raise Violation("not a yamux frame")
+                end = offset + HEADER.size
+                if kind == DATA:
+                    stream = self.streams.get(stream_id)
+                    if length > (stream.receive_credit if stream is not None else MAX_WINDOW):
+                        raise Violation("data beyond the stream's window")
+                    if len(buffer) < end + length:
+                        break
+                    end += length
+                if kind in (DATA, WINDOW):
+                    with memoryview(buffer) as view, view[offset + HEADER.size : end] as payload:
+                        await self._on_frame(kind, flags, stream_id, length, payload)
+                elif kind == PING:
+                    await self._on_ping(flags, length)
+                else:
+                    return
+                offset = end
+            del buffer[:offset]
+
+    async def _on_frame(self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview) -> None:
+        if flags & SYN:
+            self._on_syn(stream_id)
+            await self.write_frame(WINDOW, ACK, stream_id, 0)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return  # frames of a stream that this end has just reset are still on their way
+        if kind == WINDOW:
+            stream.send_credit = min(stream.send_credit + length, 1 << 32)
+        elif length:
+            if length > stream.receive_credit:
+                raise Violation("data beyond the stream's window")
+            stream.receive_credit -= length
+            stream.buffer += payload
+            self.budget.add(self, length)
+        if flags & FIN:
+            stream.fin_received = True
+        if flags & RST:
+            stream.kill()
+        if stream.dead or (stream.fin_received and stream.fin_sent):
+            self.forget(stream)
+        stream.wake()
+
+    def _on_syn(self, stream_id: int) -> None:
+        if not self._is_inbound(stream_id) or stream_id == 0 or stream_id in self.streams:
+            raise Violation("a stream id that is not the peer's to open")
+        if self._inbound >= MAX_INBOUND_STREAMS:
+            raise Violation(f"more than {MAX_INBOUND_STREAMS} open streams")
+        stream = MuxerStream(self, stream_id)
+        try:
+            self._accept_send.send_nowait(stream)
+        except trio.WouldBlock:
+            raise Violation("streams are opened faster than they can be accepted") from None
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        self.streams[stream_id] = stream
+        self._inbound += 1
+
+    async def _on_ping(self, flags: int, nonce: int) -> None:
+        if flags & SYN:
+            self._pings += 1
+            if self._pings > MAX_PINGS:
+                raise Violation("a flood of pings")
+            await self.write_frame(PING, ACK, 0, nonce)
+        elif flags & ACK:
+            self._pong.set()
+
+    async def _ping_forever(self) -> None:
+        """Close the connection of a peer that does not answer pings; ``silent`` then tells why."""
+        nonce = 0
+        while True:
+            nonce += 1
+            self._pong = trio.Event()
+            try:
+                await self.write_frame(PING, SYN, 0, nonce)
+            except ConnectionClosedError:
+                return
+            sent = trio.current_time()
+            with trio.move_on_after(self.keepalive) as waiting:
+                await self._pong.wait()
+            if waiting.cancelled_caught:
+                self.silent = True
+                self.abort()
+                return
+            self.rtt = trio.current_time() - sent
+            self._probe = trio.Event()
+            with trio.move_on_after(self.keepalive):
+                await self._probe.wait()
+            self._pings = 0
+
+    def probe(self) -> None:
+        """Ping now: the peer has just opened another connection, so this one may be dead."""
+        self._probe.set()
