@@ -1,0 +1,61 @@
+"""``farflung devnet``: a whole network on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from node.config import CHEATS
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "devnet",
+        help="run a whole network on this machine",
+        description="Start several nodes as separate processes, let them train the starter model together, and write "
+        "report.html and summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 when "
+        "they did not, 130 after Ctrl-C.",
+    )
+    parser.add_argument("--nodes", type=int, default=5, metavar="N", help="honest nodes, at least 4 (default: 5)")
+    parser.add_argument("--steps", type=int, default=60, metavar="N", help="training steps (default: 60)")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="the run's folder, new or empty (default: devnet/<UTC time>)"
+    )
+    parser.add_argument(
+        "--cheat",
+        action="append",
+        default=[],
+        choices=[cheat for cheat in CHEATS if cheat],
+        help="add one more node that only infers, and cheats so; may be given several times",
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="FILE|NAMES",
+        help="a TOML file of tasks, or reasoning-gym data sets by name with commas (default: the starter model's own)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="derive the nodes' keys from N, so that another run has the same node ids"
+    )
+    parser.add_argument("--keep-running", action="store_true", help="go on after the summary, until Ctrl-C")
+    parser.set_defaults(command=_devnet)
+
+
+def _devnet(arguments: argparse.Namespace) -> int:
+    # Imported here, so that other commands start without loading what they do not use.
+    import trio
+    from rich.console import Console
+
+    from node import devnet
+    from node.display import open_display
+
+    options = devnet.Options(
+        folder=(arguments.dir or devnet.default_folder()).absolute(),
+        nodes=arguments.nodes,
+        steps=arguments.steps,
+        cheats=tuple(arguments.cheat),
+        tasks=arguments.tasks,
+        seed=arguments.seed,
+        keep_running=arguments.keep_running,
+    )
+    return trio.run(devnet.run, options, lambda: open_display(Console()))

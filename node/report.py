@@ -1,0 +1,225 @@
+"""``report.html`` of a devnet's run: one file that needs nothing else, light or dark as its reader prefers.
+
+``render`` is a pure function of a ``Story``: the same story gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from node import __version__
+from node.display import human_bytes, human_time
+from node.plot import Point, Series, legend, plain, plot
+from node.summary import NodeRow, Rejection, Summary
+from proofs.checks import REASONS
+
+STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="ascii")
+
+WINDOW: Final = 5
+"""Steps of the moving mean of the reward, and of the means that the headline compares."""
+RATE_WINDOW: Final = 5.0
+"""Seconds over which rates are taken: generation comes in bursts of about a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Totals over all nodes, ``seconds`` after the run began: response tokens generated and bytes sent."""
+
+    seconds: float
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that the report shows. ``goal`` is the number of steps asked for; ``facts`` are (name, value) rows."""
+
+    summary: Summary
+    samples: tuple[Sample, ...]
+    goal: int
+    phase: str
+    facts: tuple[tuple[str, str], ...]
+
+
+def render(story: Story) -> str:
+    """The whole HTML document."""
+    body = [_head(story), _tiles(story), _plots(story), _nodes(story.summary.nodes), _foot(story)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Farflung devnet: {escape(_outcome(story))}</title><style>{STYLE}</style></head>\n"
+        "<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+    )
+
+
+def _outcome(story: Story) -> str:
+    return f"{len(story.summary.steps)} of {story.goal} steps, {story.phase}"
+
+
+def _head(story: Story) -> str:
+    nodes = len(story.summary.nodes)
+    text = (
+        f"{nodes} separate processes on one machine found each other, took roles and trained one model together."
+        if nodes
+        else "The run ended before its nodes had a log."
+    )
+    badge = "good" if story.phase.startswith(("done", "running")) else "bad"
+    return (
+        f'<header><h1>Farflung devnet <span class="badge {badge}">{escape(story.phase)}</span></h1>'
+        f"<p>{text}</p></header>"
+    )
+
+
+def means(rewards: Sequence[float]) -> tuple[float, float] | None:
+    """Mean reward of the first and of the last ``WINDOW`` steps, or None before there are any."""
+    if not rewards:
+        return None
+    first, last = rewards[:WINDOW], rewards[-WINDOW:]
+    return sum(first) / len(first), sum(last) / len(last)
+
+
+def _tiles(story: Story) -> str:
+    summary = story.summary
+    both = means([row.reward for row in summary.steps])
+    reward, ratio = "–", "no step was made"
+    if both is not None:
+        reward = f"{both[0]:.2f} → {both[1]:.2f}"
+        grown = f", {both[1] / both[0]:.1f} times" if both[0] > 0 else ""
+        ratio = f"mean of the first and last {WINDOW} steps{grown}"
+    accepted, rejected = sum(r.accepted for r in summary.steps), sum(r.rejected for r in summary.steps)
+    tiles = [
+        ("reward", reward, ratio),
+        ("steps", f"{len(summary.steps)}", f"of {story.goal}, in {human_time(summary.seconds)}"),
+        ("rollouts accepted", f"{accepted:,}", f"{rejected:,} rejected"),
+        ("bytes moved", human_bytes(summary.bytes), "over libp2p, each counted once"),
+    ]
+    cells = "".join(
+        f'<div class="tile"><h2>{escape(name)}</h2><strong>{escape(value)}</strong><p>{escape(note)}</p></div>'
+        for name, value, note in tiles
+    )
+    return f'<section class="tiles">{cells}</section>'
+
+
+def moving_mean(points: Sequence[Point], window: int) -> list[Point]:
+    """Each point's y replaced by the mean of the last ``window`` of them up to it."""
+    result = []
+    for i, (x, _) in enumerate(points):
+        part = [y for _, y in points[max(0, i + 1 - window) : i + 1]]
+        result.append((x, sum(part) / len(part)))
+    return result
+
+
+def rates(samples: Sequence[Sample], window: float) -> list[Point]:
+    """(seconds, tokens a second over the ``window`` seconds before) for each sample but the first."""
+    points, start = [], 0
+    for i in range(1, len(samples)):
+        while start + 1 < i and samples[i].seconds - samples[start + 1].seconds >= window:
+            start += 1
+        span = samples[i].seconds - samples[start].seconds
+        if span > 0:
+            points.append((samples[i].seconds, (samples[i].tokens - samples[start].tokens) / span))
+    return points
+
+
+def _minutes(minutes: float) -> str:
+    whole, seconds = divmod(round(minutes * 60), 60)
+    return f"{whole}:{seconds:02d}"
+
+
+def _panel(title: str, note: str, picture: str, key: str = "", css: str = "") -> str:
+    return (
+        f'<figure class="{css}"><figcaption><h2>{escape(title)}</h2><span>{escape(note)}</span>{key}</figcaption>'
+        f"{picture}</figure>"
+    )
+
+
+def _plots(story: Story) -> str:
+    steps, samples = story.summary.steps, story.samples
+    reward = [(float(row.step), row.reward) for row in steps]
+    rewards = [
+        Series("reward", reward, "c1 faint", dots=True),
+        Series(f"mean of {WINDOW}", moving_mean(reward, WINDOW), "c1"),
+    ]
+    lags = [
+        Series("largest", [(float(row.step), float(row.lag_max)) for row in steps], "c2 faint"),
+        Series("mean", [(float(row.step), row.lag_mean) for row in steps], "c2", dots=True),
+    ]
+    counts = [
+        Series("accepted", [(float(row.step), float(row.accepted)) for row in steps], "c3"),
+        Series("rejected", [(float(row.step), float(row.rejected)) for row in steps], "c5"),
+    ]
+    tokens = [Series("tokens a second", [(x / 60, y) for x, y in rates(samples, RATE_WINDOW)], "c4")]
+    moved = [Series("bytes", [(s.seconds / 60, float(s.bytes)) for s in samples], "c2")]
+    small = {"width": 470, "height": 210}
+    panels = [
+        _panel(
+            "Reward",
+            "mean over all accepted rollouts of a step",
+            plot(rewards, width=960, height=280, title="reward by step", x_label="step", whole_x=True),
+            legend(rewards),
+            "wide",
+        ),
+        _panel(
+            "Policy lag",
+            "versions behind the trainer",
+            plot(lags, **small, title="policy lag by step", x_label="step", whole_x=True),
+            legend(lags),
+        ),
+        _panel(
+            "Rollouts",
+            "responses a step",
+            plot(counts, **small, title="rollouts by step", x_label="step", whole_x=True, bars=True),
+            legend(counts),
+        ),
+        _panel(
+            "Tokens a second",
+            "generated by all inference nodes",
+            plot(tokens, **small, title="tokens a second", x_label="minutes", x_format=_minutes),
+        ),
+        _panel(
+            "Bytes moved",
+            "sent by all nodes since the start",
+            plot(moved, **small, title="bytes moved", x_label="minutes", x_format=_minutes, y_format=_bytes),
+        ),
+    ]
+    return f'<section class="plots">{"".join(panels)}</section>'
+
+
+def _bytes(count: float) -> str:
+    return "0" if count == 0 else f"{plain(count / 1e6)} MB"
+
+
+def _words(row: Rejection) -> str:
+    known = REASONS.get(row.reason)
+    return known.words if known is not None else ""
+
+
+def _nodes(nodes: Sequence[NodeRow]) -> str:
+    rows = []
+    for node in nodes:
+        rejections = "".join(
+            f"<li><b>{row.count}</b> {escape(_words(row))} <code>{escape(row.reason)}</code></li>"
+            for row in node.rejections
+        )
+        rows.append(
+            f"<tr><td>{escape(node.name)}</td><td><code>{escape(node.id[:16])}…</code></td>"
+            f'<td><span class="role {escape(node.role)}">{escape(node.role)}</span></td>'
+            f'<td class="number">{node.credit:,}</td><td>{f"<ul>{rejections}</ul>" if rejections else "–"}</td></tr>'
+        )
+    return (
+        '<section class="card"><h2>Nodes</h2><table><thead><tr><th>name</th><th>id</th><th>role</th>'
+        '<th class="number">credit</th><th>submissions rejected</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></section>"
+    )
+
+
+def _foot(story: Story) -> str:
+    rows = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in story.facts)
+    return (
+        f"<footer><dl>{rows}</dl><p>Farflung {escape(__version__)}. Steps, credit and rejections were read from a "
+        "node's own log; check it with <code>farflung log verify &lt;data directory&gt;</code>.</p></footer>"
+    )

@@ -1,0 +1,98 @@
+"""What a devnet's run came to: ``summary.json``, from a node's own log.
+
+``{format, steps: [{step, reward, lag_mean, lag_max, accepted, rejected, seconds}],
+nodes: [{name, id, role, credit, rejections: [{reason, count}]}], seconds, bytes}``
+
+1. Steps are those whose weights stand on the lineage, in its order. ``reward`` is the mean over all accepted responses
+   that the step gathered, from 0 to 1; ``accepted`` and ``rejected`` count responses; ``seconds`` is the time since the
+   version before was published.
+2. ``credit`` counts final entries only. ``rejections`` counts submissions by reason, the most frequent first.
+3. ``seconds`` is the run's length and ``bytes`` what all its nodes sent each other: two things no log knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from protocol.constants import MILLION
+from protocol.records import Step
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One training step; fractions as floats, ``seconds`` as a float."""
+
+    step: int
+    reward: float
+    lag_mean: float
+    lag_max: int
+    accepted: int
+    rejected: int
+    seconds: float
+
+    @classmethod
+    def of(cls, step: Step) -> StepRow:
+        """The row of a ``step`` entry's payload."""
+        return cls(
+            step=step.number,
+            reward=step.reward / MILLION,
+            lag_mean=step.lag_mean / MILLION,
+            lag_max=step.lag_max,
+            accepted=step.accepted,
+            rejected=step.rejected,
+            seconds=(step.wait_ms + step.train_ms + step.publish_ms) / 1000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """How many of a node's submissions were rejected for one reason code."""
+
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node; ``id`` is its node id in hex."""
+
+    name: str
+    id: str
+    role: str
+    credit: int
+    rejections: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The whole summary; ``bytes`` were sent between the nodes in ``seconds``."""
+
+    steps: tuple[StepRow, ...]
+    nodes: tuple[NodeRow, ...]
+    seconds: float
+    bytes: int
+
+    def to_json(self) -> str:
+        """The text of ``summary.json``."""
+        value: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        return json.dumps(value, indent=1) + "\n"
+
+
+EMPTY: Final = Summary((), (), 0.0, 0)
+"""The summary of a run that ended before there was a log."""
+
+
+def rejections(reasons: Mapping[str, int]) -> tuple[Rejection, ...]:
+    """Rows of ``reasons`` (code to count), the most frequent first, then by code; "ok" is none."""
+    rows = [Rejection(reason, count) for reason, count in reasons.items() if reason != "ok" and count]
+    return tuple(sorted(rows, key=lambda row: (-row.count, row.reason)))
+
+
+def timed(summary: Summary, seconds: float, bytes_sent: int) -> Summary:
+    """``summary`` with what no log knows."""
+    return replace(summary, seconds=round(seconds, 3), bytes=bytes_sent)
