@@ -1,0 +1,373 @@
+"""The engine child: writes groups of responses with one version of the weights, and replays what others wrote.
+
+1. Generation computes a prompt once and expands its cache to the group's responses; all groups of a request are decoded
+   together, and finished rows leave the batch.
+2. Tokens are chosen by the protocol's own noise (``proofs.sampling``), so a result depends on seed, prompt and
+   weights only, not on the batch it was made in.
+3. The hidden state that belongs to a token is the one whose logits chose it; activation proofs are built over each
+   group's responses, concatenated.
+4. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
+
+The operations are those that a vLLM child will offer too: configure, load, encode, generate, replay, benchmark,
+convert.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from node.workers import child, rows
+from node.workers import weights as weight_files
+from node.workers.child import UserError
+from node.workers.model import Cache, CausalLM, Config, parameter_count, read_config
+from proofs import activation, sampling
+from proofs.checks import GroupReplay
+from protocol.constants import MILLION
+from protocol.domain import Recipe
+from protocol.errors import LocalError
+from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, pack, unpack
+
+MAX_SEQUENCES = 512
+"""Sequences decoded together: bounds the memory of caches. No influence on results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How responses are sampled; ``temperature`` and ``min_p`` as plain numbers."""
+
+    group_size: int
+    max_prompt_tokens: int
+    max_tokens: int
+    temperature: float
+    min_p: float
+    end_token: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, config: Config) -> Settings:
+        """The settings that a domain's recipe prescribes for a model."""
+        return cls(
+            group_size=recipe.group_size,
+            max_prompt_tokens=recipe.max_prompt_tokens,
+            max_tokens=recipe.max_response_tokens,
+            temperature=recipe.temperature / MILLION,
+            min_p=recipe.min_p / MILLION,
+            end_token=config.end_token,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A generated response. ``logprobs``: −log p in micro, one a token. ``states``: [tokens, hidden], the ones that
+    chose them (float32, or bfloat16 bits)."""
+
+    tokens: list[int]
+    logprobs: list[int]
+    finish: int
+    states: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A group to replay: its noise ``seed``, prompt, and each response's tokens and reported −log p in micro."""
+
+    seed: bytes
+    prompt: Sequence[int]
+    responses: Sequence[Sequence[int]]
+    logprobs: Sequence[Sequence[int]]
+    proofs: bytes
+
+
+def states_array(states: Tensor) -> NDArray[Any]:
+    """Hidden states as ``proofs.activation`` takes them: float32, or bfloat16 bits as uint16."""
+    states = states.cpu()
+    if states.dtype == torch.bfloat16:
+        return states.view(torch.int16).numpy().view(np.uint16)
+    result: NDArray[Any] = states.float().numpy()
+    return result
+
+
+def _micro(logprobs: Tensor) -> Tensor:
+    """Log-probabilities (at most 0) as the protocol writes them: int64 −log p in micro."""
+    return (logprobs.double() * -MILLION).round().clamp(0, MAX_LOGPROB).long()
+
+
+@torch.inference_mode()
+def generate(
+    model: CausalLM, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
+) -> list[list[Written]]:
+    """One group of responses for each prompt, in order."""
+    groups: list[list[Written]] = []
+    step = max(1, MAX_SEQUENCES // settings.group_size)
+    for start in range(0, len(prompts), step):
+        groups += _generate(model, prompts[start : start + step], seeds[start : start + step], settings)
+    return groups
+
+
+def _generate(
+    model: CausalLM, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
+) -> list[list[Written]]:
+    device, size = model.device, settings.group_size
+    longest = max(len(prompt) for prompt in prompts)
+    # Left padding: every row's next slot is the same one, and only the positions differ.
+    tokens = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts], device=device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    slots = torch.arange(longest, device=device)
+    real = slots >= (longest - lengths)[:, None]
+    causal = slots[:, None] >= slots
+    mask = (causal & real[:, None, :]) | torch.eye(longest, dtype=torch.bool, device=device)
+    cache = Cache(model.config, len(prompts), longest, dtype=model.dtype, device=device)
+    positions = (slots - (longest - lengths)[:, None]).clamp(min=0)
+    hidden = model(tokens, positions, mask[:, None], cache)[:, -1]
+
+    live = torch.arange(len(prompts) * size, device=device)  # numbers of the sequences still being written
+    group = live // size
+    capacity = longest + settings.max_tokens - 1
+    cache, hidden, real, lengths = cache.take(group, capacity), hidden[group], real[group], lengths[group]
+    chosen = torch.zeros((len(live), settings.max_tokens), dtype=torch.int64, device=device)
+    logprobs = torch.zeros((len(live), settings.max_tokens), device=device)
+    states = torch.zeros((len(live), settings.max_tokens, hidden.shape[1]), dtype=hidden.dtype, device=device)
+    counts = torch.full((len(live),), settings.max_tokens, device=device)
+    for position in range(settings.max_tokens):
+        logits = model.logits(hidden)
+        places = ((seeds[number // size], number % size, position) for number in live.tolist())
+        keys = sampling.keys_tensor(places).to(device)
+        token = sampling.choose(logits, keys, settings.temperature, settings.min_p)
+        chosen[live, position] = token
+        logprobs[live, position] = sampling.logprobs(logits, token, settings.temperature)
+        states[live, position] = hidden
+        going = (token != settings.end_token).nonzero()[:, 0]
+        counts[live[token == settings.end_token]] = position + 1
+        if position + 1 == settings.max_tokens or not len(going):
+            break
+        if len(going) < len(live):
+            live, token, real, lengths = live[going], token[going], real[going], lengths[going]
+            cache = cache.take(going, capacity)
+        real = torch.cat((real, real.new_ones((len(live), 1))), dim=1)
+        hidden = model(token[:, None], (lengths + position)[:, None], real[:, None, None, :], cache)[:, 0]
+
+    micro = _micro(logprobs)
+    groups: list[list[Written]] = []
+    for number, count in enumerate(counts.tolist()):
+        line = chosen[number, :count].tolist()
+        if number % size == 0:
+            groups.append([])
+        groups[-1].append(
+            Written(
+                tokens=line,
+                logprobs=micro[number, :count].tolist(),
+                finish=FINISH_END if line[-1] == settings.end_token else FINISH_LENGTH,
+                states=states_array(states[number, :count]),
+            )
+        )
+    return groups
+
+
+def build_proofs(groups: Sequence[Sequence[Written]]) -> list[bytes]:
+    """The activation proofs of each group's concatenated responses."""
+    return activation.build_many([np.concatenate([response.states for response in group]) for group in groups])
+
+
+@torch.inference_mode()
+def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list[GroupReplay]:
+    """What replaying each group measures. Tokens must be within the vocabulary (``proofs.audit.inspect``)."""
+    packed = rows.pack([rows.Group(claim.prompt, claim.responses) for claim in claims], device=model.device)
+    hidden = torch.cat([rows.chosen_by(model, batch) for batch in packed])
+    targets = torch.cat([batch.targets for batch in packed])
+    keys = sampling.keys_tensor(
+        (claim.seed, number, position)
+        for claim in claims
+        for number, response in enumerate(claim.responses)
+        for position in range(len(response))
+    ).to(model.device)
+    reported = torch.tensor([value for claim in claims for line in claim.logprobs for value in line])
+    logits = model.logits(hidden)
+    deficits = sampling.deficits(logits, keys, targets, settings.temperature, settings.min_p).cpu()
+    logprobs = sampling.logprobs(logits, targets, settings.temperature).cpu()
+    errors = (_micro(logprobs) - reported).abs()
+    clipped = (deficits.double().clamp(max=1.0) * MILLION).ceil().long()
+
+    states = states_array(hidden)
+    ends = np.cumsum([sum(map(len, claim.responses)) for claim in claims]).tolist()
+    spans = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    proven = activation.verify_many([(states[span], claim.proofs) for span, claim in zip(spans, claims, strict=True)])
+    return [
+        GroupReplay(
+            tokens=span.stop - span.start,
+            mismatches=int((deficits[span] > 0).sum()),
+            deficit_sum=int(clipped[span].sum()),
+            logprob_error_max=int(errors[span].max()),
+            activation_values=found.values,
+            activation_mismatches=found.mismatches,
+            mantissa_sum=found.mantissa_sum,
+            mantissa_median=found.mantissa_median,
+        )
+        for span, found in zip(spans, proven, strict=True)
+    ]
+
+
+class Texts:
+    """The tokenizer. All nodes must agree on what it yields, so what a file says on truncation and padding is
+    ignored."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"cannot read the tokenizer {path}: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._end_token = config.end_token
+        if self._tokenizer.get_vocab_size() > config.vocabulary:
+            raise UserError(f"the tokenizer {path} has more tokens than the model's vocabulary of {config.vocabulary}")
+
+    def encode(self, text: str, most: int) -> list[int]:
+        """The prompt's tokens, the first ``most`` of them where it is longer; never none (an empty text: the end
+        token)."""
+        ids: list[int] = self._tokenizer.encode(text).ids[:most]
+        return ids or [self._end_token]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a response, without the end token that ends it; other special tokens stay visible to scorers."""
+        line = list(tokens[:-1] if tokens[-1] == self._end_token else tokens)
+        text: str = self._tokenizer.decode(line, skip_special_tokens=False)
+        return text
+
+
+class Engine:
+    """The child's state between operations; its public methods are the operations (the module's docstring names
+    them)."""
+
+    def __init__(self) -> None:
+        self._model: CausalLM | None = None
+        self._texts: Texts | None = None
+        self._settings: Settings | None = None
+        self._loaded = False
+
+    def configure(
+        self,
+        config: str,
+        tokenizer: str,
+        recipe: dict[str, int],
+        threads: int = 1,
+        dtype: str = "float32",
+        device: str = "cpu",
+    ) -> dict[str, Any]:
+        """Read the model's configuration (a path) and the tokenizer (a path); no weights are loaded yet."""
+        torch.set_num_threads(threads)
+        parsed = read_config(Path(config))
+        self._settings = Settings.of(Recipe(**recipe), parsed)
+        self._texts = Texts(Path(tokenizer), parsed)
+        self._model = CausalLM(parsed).to(device=device, dtype=getattr(torch, dtype)).requires_grad_(False)
+        self._loaded = False
+        return {"vocabulary": parsed.vocabulary, "end_token": parsed.end_token, "hidden": parsed.hidden}
+
+    def _ready(self) -> tuple[CausalLM, Settings, Texts]:
+        if self._model is None or self._settings is None or self._texts is None or not self._loaded:
+            raise LocalError("the engine has no weights yet: configure and load come first")
+        return self._model, self._settings, self._texts
+
+    def load(self, manifest: str, weights: str) -> dict[str, Any]:
+        """Load a version. The caller compares ``checksum`` with the manifest's before it uses the engine."""
+        if self._model is None:
+            raise LocalError("configure comes before load")
+        begun = time.perf_counter()
+        self._loaded = False
+        tensors = weight_files.map_whole(weight_files.read_manifest(Path(manifest)), Path(weights))
+        value = weight_files.load_into(self._model, tensors)
+        self._loaded = True
+        return {
+            "checksum": value,
+            "parameters": parameter_count(self._model),
+            "hidden": self._model.config.hidden,
+            "seconds": time.perf_counter() - begun,
+        }
+
+    def encode(self, prompts: list[str]) -> dict[str, Any]:
+        """The prompts' tokens as 32-bit little-endian arrays, as a submission must hold them."""
+        if self._texts is None or self._settings is None:
+            raise LocalError("configure comes before encode")
+        most = self._settings.max_prompt_tokens
+        return {"tokens": [pack(self._texts.encode(prompt, most)) for prompt in prompts]}
+
+    def generate(self, prompts: list[str], seeds: list[bytes]) -> dict[str, Any]:
+        """A group of responses, with proofs, for each prompt and 32-byte seed."""
+        model, settings, texts = self._ready()
+        if len(prompts) != len(seeds):
+            raise LocalError(f"{len(prompts)} prompts and {len(seeds)} seeds")
+        begun = time.perf_counter()
+        encoded = [texts.encode(prompt, settings.max_prompt_tokens) for prompt in prompts]
+        groups = generate(model, encoded, seeds, settings)
+        proofs = build_proofs(groups)
+        return {
+            "groups": [
+                {
+                    "prompt": pack(prompt),
+                    "responses": [
+                        [pack(one.tokens), pack(one.logprobs), one.finish, texts.decode(one.tokens)] for one in group
+                    ],
+                    "proofs": proof,
+                }
+                for prompt, group, proof in zip(encoded, groups, proofs, strict=True)
+            ],
+            "tokens": sum(len(one.tokens) for group in groups for one in group),
+            "seconds": time.perf_counter() - begun,
+        }
+
+    def replay(self, groups: list[dict[str, Any]]) -> dict[str, Any]:
+        """Measure others' groups: one row of ``proofs.checks.GroupReplay`` and the responses' texts for each."""
+        model, settings, texts = self._ready()
+        begun = time.perf_counter()
+        claims = [
+            Claim(
+                seed=group["seed"],
+                prompt=unpack(group["prompt"]),
+                responses=[unpack(response[0]) for response in group["responses"]],
+                logprobs=[unpack(response[1]) for response in group["responses"]],
+                proofs=group["proofs"],
+            )
+            for group in groups
+        ]
+        return {
+            "groups": [list(astuple(found)) for found in replay(model, claims, settings)],
+            "texts": [[texts.decode(response) for response in claim.responses] for claim in claims],
+            "seconds": time.perf_counter() - begun,
+        }
+
+    def benchmark(self) -> dict[str, Any]:
+        """Response tokens a second with the loaded weights, over a few short groups."""
+        model, settings, _ = self._ready()
+        prompts = [[number % model.config.vocabulary for number in range(16)]] * 4
+        seeds = [bytes([number]) * 32 for number in range(len(prompts))]
+        generate(model, prompts[:1], seeds[:1], settings)  # the first pass pays for set-up
+        begun = time.perf_counter()
+        groups = generate(model, prompts, seeds, settings)
+        tokens = sum(len(one.tokens) for group in groups for one in group)
+        return {"tokens_per_second": max(1, round(tokens / (time.perf_counter() - begun)))}
+
+
+def operations() -> dict[str, child.Operation]:
+    """The engine's operations over one fresh state."""
+    engine = Engine()
+    return {
+        "configure": engine.configure,
+        "load": engine.load,
+        "encode": engine.encode,
+        "generate": engine.generate,
+        "replay": engine.replay,
+        "benchmark": engine.benchmark,
+        "convert": weight_files.convert,
+    }
+
+
+if __name__ == "__main__":
+    child.run(operations)

@@ -1,0 +1,265 @@
+"""A small causal language model of the Llama and Qwen2 family, in plain torch.
+
+It reads a Hugging Face ``config.json`` and uses Hugging Face's tensor names, so published checkpoints load unchanged:
+RMSNorm, rotary positions, grouped-query attention, SwiGLU, optional biases on q, k and v (Qwen2), optionally tied
+embeddings. Architecture: https://arxiv.org/abs/2302.13971 and https://arxiv.org/abs/2407.10671.
+
+What a query may attend to is said by a boolean mask and where it stands by explicit positions, so the model itself
+knows nothing of padding, packing or shared prompts (``node.workers.rows`` does).
+
+Shape letters: B rows, S slots of a row, K key slots, H hidden size, N heads, G key-value heads, D head size, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from node.workers.child import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The fields of a ``config.json`` that matter here. Sizes are counts; ``end_token`` ends a response.
+
+    Of several end tokens the first counts, because audits ask for one.
+    """
+
+    architecture: str
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    norm_epsilon: float
+    rope_theta: float
+    tied: bool
+    qkv_bias: bool
+    end_token: int
+
+
+def read_config(path: Path) -> Config:
+    """Read a Hugging Face configuration. Raises ``UserError`` for what this model cannot do, instead of ignoring it."""
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the model configuration {path}: {error}") from None
+    architecture = raw.get("model_type")
+    if architecture not in ("llama", "qwen2"):
+        raise UserError(f"{path}: model_type {architecture!r} is not supported; use a llama or qwen2 model")
+    # transformers 5 keeps the rotary settings together, earlier versions have them at the top level.
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    unsupported = {
+        "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        "use_sliding_window": bool(raw.get("use_sliding_window", False)),
+        "attention_bias": bool(raw.get("attention_bias", False)),
+        "mlp_bias": bool(raw.get("mlp_bias", False)),
+        "rope_scaling": (rope.get("rope_type") or rope.get("type") or "default") != "default",
+    }
+    for name, found in unsupported.items():
+        if found:
+            raise UserError(f"{path}: this setting of {name} is not supported")
+    try:
+        heads = int(raw["num_attention_heads"])
+        hidden = int(raw["hidden_size"])
+        end = raw["eos_token_id"]
+        config = Config(
+            architecture=architecture,
+            vocabulary=int(raw["vocab_size"]),
+            hidden=hidden,
+            intermediate=int(raw["intermediate_size"]),
+            layers=int(raw["num_hidden_layers"]),
+            heads=heads,
+            key_value_heads=int(raw.get("num_key_value_heads") or heads),
+            head_size=int(raw.get("head_dim") or hidden // heads),
+            norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=architecture == "qwen2",
+            end_token=int(end[0] if isinstance(end, list) else end),
+        )
+    except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{path}: a field of the configuration is missing or wrong: {error}") from None
+    if config.heads % config.key_value_heads or config.head_size % 2:
+        raise UserError(f"{path}: the numbers of heads do not fit together")
+    return config
+
+
+class Cache:
+    """Keys and values of the slots seen so far: for each layer two tensors [B, G, capacity, D]."""
+
+    def __init__(self, config: Config, rows: int, capacity: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (rows, config.key_value_heads, capacity, config.head_size)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.length = 0
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new slots' [B, G, S, D] behind the ``length`` known ones and return all of them."""
+        end = self.length + keys.shape[2]
+        self.keys[layer][:, :, self.length : end] = keys
+        self.values[layer][:, :, self.length : end] = values
+        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+
+    def take(self, rows: Tensor, capacity: int) -> Cache:
+        """A cache of the given rows (indices, repeats allowed) with room for ``capacity`` slots."""
+        other = object.__new__(Cache)
+        other.length = self.length
+        for name in ("keys", "values"):
+            moved = []
+            for tensor in getattr(self, name):
+                room = tensor.new_zeros((len(rows), tensor.shape[1], capacity, tensor.shape[3]))
+                room[:, :, : self.length] = tensor[rows, :, : self.length]
+                moved.append(room)
+            setattr(other, name, moved)
+        return other
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation, computed in fp32 whatever the input's dtype."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] → [..., size]."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return self.weight * wide.to(x.dtype)
+
+
+def rotary_angles(config: Config, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [B, 1, S, D] of the rotary embedding at integer ``positions`` [B, S]."""
+    exponents = torch.arange(0, config.head_size, 2, device=positions.device, dtype=torch.float32) / config.head_size
+    angles = positions[:, :, None].float() * config.rope_theta**-exponents
+    angles = torch.cat((angles, angles), dim=-1)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-high, low), dim=-1) * sine
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.head_size = config.head_size
+        inner, shared = config.heads * config.head_size, config.key_value_heads * config.head_size
+        self.grouped = config.heads != config.key_value_heads
+        self.q_proj = nn.Linear(config.hidden, inner, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, shared, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, shared, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(inner, config.hidden, bias=False)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
+
+    def forward(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None, layer: int
+    ) -> Tensor:
+        """x [B, S, H], mask [B, 1, S, K] → [B, S, H]."""
+        query = _rotate(self._heads(self.q_proj(x)), *angles)
+        key = _rotate(self._heads(self.k_proj(x)), *angles)
+        value = self._heads(self.v_proj(x))
+        if cache is not None:
+            key, value = cache.extend(layer, key, value)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=self.grouped)
+        result: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class MLP(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
+        self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
+        self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] → [..., H]."""
+        result: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None, layer: int
+    ) -> Tensor:
+        """x [B, S, H] → [B, S, H]."""
+        x = x + self.self_attn(self.input_layernorm(x), angles, mask, cache, layer)
+        result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return result
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden, config.norm_epsilon)
+
+
+class CausalLM(nn.Module):
+    """The whole model. Its ``state_dict`` has Hugging Face's names; a tied model has no ``lm_head.weight``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the model computes."""
+        return self.model.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.model.embed_tokens.weight.device
+
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
+        """The final-norm hidden states [B, S, H] of integer ``tokens`` [B, S] at ``positions`` [B, S].
+
+        ``mask`` [B, 1, S, K] is True where a slot may attend to a key slot; every slot needs at least one. With a
+        ``cache``, K counts its slots and the new ones behind them, and the cache is extended.
+        """
+        angles = rotary_angles(self.config, positions)
+        angles = (angles[0].to(self.dtype), angles[1].to(self.dtype))
+        x = self.model.embed_tokens(tokens)
+        for number, layer in enumerate(self.model.layers):
+            x = layer(x, angles, mask, cache, number)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        result: Tensor = self.model.norm(x)
+        return result
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] in fp32 of final-norm hidden states [..., H]."""
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return functional.linear(hidden, head).float()
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many values the model's parameters hold, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())

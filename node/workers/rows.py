@@ -1,0 +1,138 @@
+"""Rows: how groups of sequences that share a prompt are laid out for one forward pass.
+
+1. A row holds a prompt once and behind it any number of its responses, so a group of sixteen pays for its prompt once,
+   in replay as in training.
+2. A response's slots see the prompt and the earlier slots of their own response, nothing else; its positions go on from
+   the prompt's end. So neither a neighbour in the row nor padding can alter a result.
+3. The slot *before* a token is the one whose state chose it: the prompt's last slot for a first token. A response's
+   last token is therefore never fed in.
+
+Shape letters: B rows, S slots, N response tokens of all rows together, in the order of group, response, token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from node.workers.model import CausalLM
+
+PADDING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A prompt and its responses, as token ids. A prompt and each response have at least one token."""
+
+    prompt: Sequence[int]
+    responses: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch of rows. ``tokens``, ``positions``, ``segments``: int64 [B, S], segment 0 the prompt, i the row's i-th
+    response, ``PADDING`` none. ``sources``: int64 [N], flat index (row · S + slot) of the state that chose each
+    response token; ``targets``: int64 [N], those tokens; ``owners``: int64 [N], number of the sequence among all
+    responses of the packed groups."""
+
+    tokens: Tensor
+    positions: Tensor
+    segments: Tensor
+    sources: Tensor
+    targets: Tensor
+    owners: Tensor
+
+    def mask(self) -> Tensor:
+        """bool [B, 1, S, S]: which slot (second last axis) may attend to which."""
+        slots = self.segments.shape[1]
+        query, key = self.segments[:, :, None], self.segments[:, None, :]
+        causal = torch.ones((slots, slots), dtype=torch.bool, device=self.segments.device).tril()
+        mask = causal & ((key == 0) | (key == query)) & (key != PADDING)
+        # A padding slot attends to itself: a softmax over nothing would be NaN and spoil gradients.
+        mask |= torch.eye(slots, dtype=torch.bool, device=self.segments.device)
+        return mask[:, None]
+
+
+@dataclass(slots=True)
+class _Row:
+    tokens: list[int]
+    positions: list[int]
+    segments: list[int]
+    sources: list[int]
+    targets: list[int]
+    owners: list[int]
+
+
+def _open(prompt: Sequence[int]) -> _Row:
+    return _Row(list(prompt), list(range(len(prompt))), [0] * len(prompt), [], [], [])
+
+
+def _append(row: _Row, prompt_size: int, response: Sequence[int], owner: int) -> None:
+    start, fed = len(row.tokens), list(response[:-1])
+    segment = row.segments[-1] + 1  # they ascend along a row
+    row.tokens += fed
+    row.positions += range(prompt_size, prompt_size + len(fed))
+    row.segments += [segment] * len(fed)
+    row.sources += [prompt_size - 1, *range(start, start + len(fed))]
+    row.targets += response
+    row.owners += [owner] * len(response)
+
+
+def _stack(rows: Sequence[_Row], device: torch.device) -> Rows:
+    slots = max(len(row.tokens) for row in rows)
+
+    def padded(values: Sequence[Sequence[int]], filler: int) -> Tensor:
+        return torch.tensor([[*line, *[filler] * (slots - len(line))] for line in values], device=device)
+
+    return Rows(
+        tokens=padded([row.tokens for row in rows], 0),
+        positions=padded([row.positions for row in rows], 0),
+        segments=padded([row.segments for row in rows], PADDING),
+        sources=torch.tensor([n * slots + slot for n, row in enumerate(rows) for slot in row.sources], device=device),
+        targets=torch.tensor([token for row in rows for token in row.targets], device=device),
+        owners=torch.tensor([owner for row in rows for owner in row.owners], device=device),
+    )
+
+
+def pack(
+    groups: Sequence[Group], *, row_slots: int = 1024, batch_slots: int = 8192, device: torch.device | None = None
+) -> list[Rows]:
+    """Lay out ``groups`` in batches whose concatenated ``targets`` keep the order of group, response and token.
+
+    A row takes responses until it has ``row_slots`` slots (the mask grows with their square), then the prompt is
+    repeated in a new row; a batch takes rows until its padded size reaches ``batch_slots``. One response always fits.
+    """
+    rows: list[_Row] = []
+    owner = 0
+    for group in groups:
+        row = _open(group.prompt)
+        for response in group.responses:
+            if row.owners and len(row.tokens) + len(response) - 1 > row_slots:
+                rows.append(row)
+                row = _open(group.prompt)
+            _append(row, len(group.prompt), response, owner)
+            owner += 1
+        rows.append(row)
+    place = device or torch.device("cpu")
+    batches: list[Rows] = []
+    batch: list[_Row] = []
+    widest = 0
+    for row in rows:
+        width = max(widest, len(row.tokens))
+        if batch and width * (len(batch) + 1) > batch_slots:
+            batches.append(_stack(batch, place))
+            batch, width = [], len(row.tokens)
+        batch.append(row)
+        widest = width
+    if batch:
+        batches.append(_stack(batch, place))
+    return batches
+
+
+def chosen_by(model: CausalLM, rows: Rows) -> Tensor:
+    """The final-norm states [N, H] that chose the rows' response tokens (one forward pass)."""
+    hidden: Tensor = model(rows.tokens, rows.positions, rows.mask())
+    return hidden.flatten(0, 1)[rows.sources]
