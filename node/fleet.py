@@ -53,6 +53,12 @@ class Total:
         self._last = counter
 
 
+def daemon_command(directory: DataDirectory) -> list[str]:
+    """The command line of a daemon: the one that an operator uses, but tied to this process's life."""
+    program = [sys.executable, "-P", "-m", "node.cli.main"]
+    return [*program, "run", "--die-with-parent", "--data-dir", str(directory.path)]
+
+
 @dataclass(slots=True)
 class Member:
     """One daemon of the fleet and what it last said about itself."""
@@ -85,10 +91,9 @@ class Member:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the daemon; its earlier output is kept. Call from the main thread."""
-        command = [sys.executable, "-P", "-m", "node.cli.main", "run", "--die-with-parent"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--data-dir", str(self.directory.path)],
+                daemon_command(self.directory),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
