@@ -51,8 +51,7 @@ def plain(value: float) -> str:
 def plot(
     series: Sequence[Series],
     *,
-    width: int,
-    height: int,
+    size: tuple[int, int],
     title: str,
     x_label: str,
     x_format: Format = plain,
@@ -60,10 +59,11 @@ def plot(
     whole_x: bool = False,
     bars: bool = False,
 ) -> str:
-    """One plot as an ``<svg>`` element; the y axis begins at 0. ``title`` is read by screen readers.
+    """One plot as an ``<svg>`` element of ``size`` (width, height); the y axis begins at 0.
 
-    ``whole_x`` keeps ticks of the x axis to whole numbers; ``bars`` stacks the series as bars instead of lines.
+    ``title`` is read by screen readers. ``whole_x`` keeps ticks of the x axis to whole numbers; ``bars`` stacks the series as bars instead of lines.
     """
+    width, height = size
     points = [point for one in series for point in one.points]
     if not points:
         return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}: no data"></svg>'

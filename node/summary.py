@@ -13,11 +13,13 @@ nodes: [{name, id, role, credit, rejections: [{reason, count}]}], seconds, bytes
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from protocol.constants import MILLION
+from protocol.ledger import Ledger
 from protocol.records import Step
 
 FORMAT: Final = 1
@@ -91,6 +93,32 @@ def rejections(reasons: Mapping[str, int]) -> tuple[Rejection, ...]:
     """Rows of ``reasons`` (code to count), the most frequent first, then by code; "ok" is none."""
     rows = [Rejection(reason, count) for reason, count in reasons.items() if reason != "ok" and count]
     return tuple(sorted(rows, key=lambda row: (-row.count, row.reason)))
+
+
+def of_ledger(ledger: Ledger) -> Summary:
+    """What the log says; ``seconds`` and ``bytes`` are 0, see ``timed``."""
+    accounts = ledger.accounts(final=True)
+    nodes = []
+    for author in ledger.authors():
+        account = accounts.get(author)
+        nodes.append(
+            NodeRow(
+                name=ledger.name(author),
+                id=author.hex(),
+                role=ledger.standing_role(author),
+                credit=0 if account is None else account.credit,
+                rejections=() if account is None else rejections(account.reasons),
+            )
+        )
+    # People count node-1, node-2, … node-10; authors are sorted by key, which says nothing to them.
+    nodes.sort(key=lambda row: (_natural(row.name), row.id))
+    steps = tuple(StepRow.of(entry.payload) for entry in ledger.steps() if isinstance(entry.payload, Step))
+    return Summary(steps, tuple(nodes), 0.0, 0)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    parts = re.split(r"([0-9]+)", name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
 def timed(summary: Summary, seconds: float, bytes_sent: int) -> Summary:

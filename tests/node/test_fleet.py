@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -125,7 +126,7 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         def shuffle(self, values: list[int]) -> None:
             values.sort()
 
-    monkeypatch.setattr(fleet.random, "SystemRandom", Ordered)
+    monkeypatch.setattr(random, "SystemRandom", Ordered)
     first = fleet.free_ports(1)[0]
     with socket.socket() as taken, suppress(OSError):
         taken.bind(("127.0.0.1", first))

@@ -127,7 +127,7 @@ def test_ticks_cover_the_range_with_few_round_values(low: float, span: float) ->
 @pytest.mark.parametrize("points", [[], [(1.0, 0.0)], [(1.0, 5.0)], [(1.0, 0.1), (2.0, 0.2)]])
 def test_plots_stay_within_their_frame(points: list[tuple[float, float]], bars: bool) -> None:
     series = [Series("one", points, "c1", dots=True), Series("two", points, "c2")]
-    picture = plot(series, width=400, height=200, title="a & b", x_label="x", bars=bars)
+    picture = plot(series, size=(400, 200), title="a & b", x_label="x", bars=bars)
     assert parse(picture).seen["svg"] == 1
     assert "nan" not in picture
     for name, limit in (("x", 400), ("cx", 400), ("x1", 400), ("y", 200), ("cy", 200), ("y1", 200)):
