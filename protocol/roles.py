@@ -7,7 +7,8 @@
 3. The trainer is who holds the newest term grant, if present.
 4. The domain's policy says how many validators and relays there are: a least number, or a share of the nodes present.
    Places are filled in the order validator, relay, further validators, further relays. All others infer.
-5. Inference never starves: except for the first validator's, no place takes the last node willing to infer.
+5. Inference never starves: no place takes the last node willing to infer, except the first validator's where nobody
+   else would validate.
 6. Whoever holds a place keeps it: holders come first, and holders of the other kind of place come last, so that a
    newcomer displaces nobody. Holders in excess (two halves of a network met) give way by the order of rule 7.
 7. A free place goes to nodes that would not infer anyway, then by measured ability, then by lower node id. Abilities
@@ -49,16 +50,22 @@ def assign(presences: Mapping[bytes, Presence], policy: Policy, trainer: bytes |
     order = [role for role in PLACES if counts[role] > 0]
     order += [role for role in PLACES for _ in range(min(counts[role], len(free)) - 1)]
     for turn, role in enumerate(order):
-        spares_last = role != "validator" or turn > 0
+        last: bytes | None = None
         while queues[role]:
             node = queues[role].pop()
             infers = "inference" in free[node].willing
-            # A node passed over because it is the last to infer would be passed over later as well.
-            if roles[node] != "none" or (infers and spares_last and could_infer == 1):
+            if roles[node] != "none":
+                continue
+            if infers and could_infer == 1:
+                last = node  # it is the last to infer, and stays so: nobody asks for it again
                 continue
             roles[node] = role
             could_infer -= infers
             break
+        else:
+            if role == "validator" and turn == 0 and last is not None:
+                roles[last] = role
+                could_infer = 0
     for node, presence in free.items():
         if roles[node] == "none" and "inference" in presence.willing:
             roles[node] = "inference"

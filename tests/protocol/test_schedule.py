@@ -1,0 +1,125 @@
+"""``protocol.schedule``: seeds, tasks, audits and lag."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import schedule
+from protocol.constants import MAX_DUE_VALIDATORS, MILLION
+from protocol.errors import LocalError
+from tests.protocol.builders import digest
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "seed.json").read_text())
+DOMAIN, WEIGHTS, NODE = digest("domain"), digest("weights"), digest("node")
+
+
+@pytest.mark.parametrize("vector", VECTORS["seeds"])
+def test_seeds_are_the_golden_ones(vector: dict[str, str | int]) -> None:
+    domain, weights, node = (bytes.fromhex(str(vector[field])) for field in ("domain", "weights", "node"))
+    assert schedule.seed(domain, weights, node, int(vector["counter"])).hex() == vector["seed"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["tasks"])
+def test_tasks_are_the_golden_ones(vector: dict[str, object]) -> None:
+    weights = vector["weights"]
+    assert isinstance(weights, list)
+    assert list(schedule.choose_task(bytes.fromhex(str(vector["seed"])), weights)) == [vector["task"], vector["item"]]
+
+
+@pytest.mark.parametrize("vector", VECTORS["audits"])
+def test_audited_groups_are_the_golden_ones(vector: dict[str, object]) -> None:
+    groups, share = vector["groups"], vector["share"]
+    assert isinstance(groups, int)
+    assert isinstance(share, int)
+    assert list(schedule.audited_groups(bytes.fromhex(str(vector["draw"])), groups, share)) == vector["audited"]
+
+
+def test_a_seed_is_the_hash_of_its_formula() -> None:
+    expected = sha256(b"farflung/seed/v1\0" + DOMAIN + WEIGHTS + NODE + (258).to_bytes(8, "big")).digest()
+    assert schedule.seed(DOMAIN, WEIGHTS, NODE, 258) == expected
+
+
+def test_every_input_changes_the_seed() -> None:
+    other = digest("other")
+    seeds = {
+        schedule.seed(DOMAIN, WEIGHTS, NODE, 0),
+        schedule.seed(other, WEIGHTS, NODE, 0),
+        schedule.seed(DOMAIN, other, NODE, 0),
+        schedule.seed(DOMAIN, WEIGHTS, other, 0),
+        schedule.seed(DOMAIN, WEIGHTS, NODE, 1),
+    }
+    assert len(seeds) == 5
+    with pytest.raises(LocalError):
+        schedule.seed(DOMAIN[:31], WEIGHTS, NODE, 0)
+
+
+def test_tasks_come_in_the_proportion_of_their_weights() -> None:
+    drawn = [schedule.choose_task(digest(f"seed {index}"), [1, 0, 3]) for index in range(4000)]
+    counts = Counter(task for task, _ in drawn)
+    assert counts[1] == 0
+    assert abs(counts[2] - 3000) < 140  # five standard deviations
+    items = [item for _, item in drawn]
+    assert all(0 <= item < 2**31 for item in items)
+    assert len(set(items)) > 3990
+    assert max(items) > 2**30 * 1.9
+
+
+@pytest.mark.parametrize("weights", [[], [0, 0], [2, -1]])
+def test_tasks_without_positive_weights_are_our_own_mistake(weights: list[int]) -> None:
+    with pytest.raises(LocalError):
+        schedule.choose_task(digest("seed"), weights)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(min_size=64, max_size=64), st.integers(1, 40), st.integers(0, MILLION))
+def test_the_audited_share_is_rounded_up_and_never_empty(draw: bytes, groups: int, share: int) -> None:
+    audited = schedule.audited_groups(draw, groups, share)
+    assert list(audited) == sorted(set(audited))
+    assert all(0 <= index < groups for index in audited)
+    assert len(audited) == max(1, -(-groups * share // MILLION))
+    assert schedule.audited_groups(draw, groups, MILLION) == tuple(range(groups))
+
+
+def test_every_group_is_audited_equally_often() -> None:
+    counts = Counter(
+        index for lot in range(2000) for index in schedule.audited_groups(digest(str(lot)) * 2, 8, 250_000)
+    )
+    assert set(counts) == set(range(8))
+    assert all(abs(count - 500) < 100 for count in counts.values())
+
+
+@pytest.mark.parametrize(("groups", "share"), [(0, 1), (1, -1), (1, MILLION + 1)])
+def test_an_impossible_audit_is_our_own_mistake(groups: int, share: int) -> None:
+    with pytest.raises(LocalError):
+        schedule.audited_groups(bytes(64), groups, share)
+
+
+def test_due_are_the_lowest_hashes_whatever_the_order() -> None:
+    validators = [digest(f"validator {index}") for index in range(9)]
+    due = schedule.due_validators(WEIGHTS, NODE, 16, validators)
+
+    def rank(validator: bytes) -> bytes:
+        return sha256(WEIGHTS + NODE + (16).to_bytes(8, "big") + validator).digest()
+
+    assert list(due) == sorted(validators, key=rank)[:MAX_DUE_VALIDATORS]
+    assert schedule.due_validators(WEIGHTS, NODE, 16, [*reversed(validators), *validators]) == due
+    assert any(schedule.due_validators(WEIGHTS, NODE, first, validators) != due for first in range(16))
+
+
+def test_few_validators_are_all_due() -> None:
+    assert schedule.due_validators(WEIGHTS, NODE, 0, []) == ()
+    assert schedule.due_validators(WEIGHTS, NODE, 0, [NODE]) == (NODE,)
+
+
+@pytest.mark.parametrize(
+    ("base", "version", "counts"), [(5, 5, True), (5, 4, True), (5, 3, True), (5, 2, False), (5, 6, False)]
+)
+def test_a_rollout_counts_for_two_versions(base: int, version: int, counts: bool) -> None:
+    assert schedule.usable(schedule.lag(base, version), 2) is counts
