@@ -1,0 +1,112 @@
+"""The sandbox that the tasks child runs in: a bubblewrap command line, and whether it works here.
+
+1. No network, no other process in sight, no home, no capabilities, a session of its own; it dies with its parent.
+2. To be seen, read-only: ``/usr`` and the libraries beside it, Python and its packages, Farflung's own packages (not
+   the folder they lie in, where a run's keys may be), and the files that the caller names. ``/tmp`` lies in memory.
+3. The environment is cleared, with PYTHONHASHSEED=0.
+4. ``available`` runs the real command line once, because a distribution or a container may forbid user namespaces.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import node
+from node.workers.client import child_environment
+
+REMEDY = "install bubblewrap (Debian and Ubuntu: apt-get install bubblewrap)"
+TMP_BYTES = 64 << 20
+_PROBE_SECONDS = 20
+_PACKAGES = ("node", "proofs", "protocol")
+# Links into /usr on a merged system, folders of their own elsewhere; what is missing is left out.
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
+_EMPTY_PLACES = ("/", "/tmp", "/usr", "/etc", "/home", "/root", "/var", "/opt", "/srv", "/mnt")  # noqa: S108
+
+
+def _links(path: Path) -> Iterable[Path]:
+    """``path`` and every link that it leads through."""
+    seen: set[Path] = set()
+    while path not in seen:
+        seen.add(path)
+        yield path
+        if path.is_symlink():
+            path = Path(os.path.normpath(path.parent / os.readlink(path)))
+
+
+def _python_paths() -> list[Path]:
+    """What the interpreter needs: its prefixes, its program with all links to it, its packages."""
+    source = Path(node.__file__).resolve().parents[1]
+    paths = [Path(prefix) for prefix in (sys.base_prefix, sys.base_exec_prefix, sys.prefix)]
+    paths += _links(Path(sys.executable))
+    paths += [Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    # From a source tree its packages alone: a run's data directories may lie beside them.
+    paths += [source / package for package in _PACKAGES if (source / package).is_dir()]
+    return [path for path in paths if path.exists() and str(path) not in _EMPTY_PLACES]
+
+
+def _bound(paths: Iterable[Path]) -> list[Path]:
+    """``paths`` without those that lie in another one, in an order in which none hides another."""
+    kept: list[Path] = []
+    for path in sorted(set(paths), key=lambda path: (len(path.parts), path)):
+        if not any(path.is_relative_to(above) for above in kept):
+            kept.append(path)
+    return kept
+
+
+def command(readable: Sequence[Path] = ()) -> list[str]:
+    """The words that go before a command line to run it sandboxed. ``readable`` are further files it may read."""
+    words = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+    words += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+    environment = child_environment({"HOME": "/tmp", "PATH": "/usr/bin:/bin", "TZ": "UTC"})  # noqa: S108
+    for name in ("TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"):
+        environment.pop(name, None)
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    if _version() >= (0, 7):
+        words += ["--size", str(TMP_BYTES)]
+    words += ["--tmpfs", "/tmp", "--dev", "/dev"]  # noqa: S108  mounted first: Python may lie in /tmp
+    for path in _SYSTEM:
+        if Path(path).is_symlink():
+            words += ["--symlink", os.readlink(path), path]
+        elif Path(path).exists():
+            words += ["--ro-bind", path, path]
+    system = [Path(path) for path in _SYSTEM]
+    for place in _bound([*_python_paths(), *(Path(os.path.abspath(file)) for file in readable)]):
+        if not any(place.is_relative_to(above) for above in system):
+            words += ["--ro-bind", str(place.resolve()), str(place)]
+    return [*words, "--remount-ro", "/", "--chdir", "/", "--"]
+
+
+@functools.cache
+def _version() -> tuple[int, ...]:
+    try:
+        output = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, timeout=_PROBE_SECONDS).stdout  # noqa: S607
+        return tuple(int(part) for part in output.split()[-1].split("."))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ()
+
+
+@functools.cache
+def available() -> str | None:
+    """None where the sandbox works, else why it does not, with the remedy. Starts a process once; blocks for it."""
+    if shutil.which("bwrap") is None:
+        return f"there is no sandbox: {REMEDY}"
+    try:
+        probe = subprocess.run(
+            [*command(), sys.executable, "-P", "-c", "import node.tasks"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_PROBE_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"the sandbox does not work here: {error}"
+    if probe.returncode == 0:
+        return None
+    reason = (probe.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
+    return f"the sandbox does not work here: {reason.strip()[:200]}"
