@@ -27,6 +27,7 @@ from protocol.domain import Domain
 from protocol.entry import NO_PREV, Entry
 from protocol.errors import Error, Evidence, LocalError, PeerError
 from protocol.feed import ForkProof
+from protocol.heads import RangeRequest
 from protocol.identity import ENTRY, Identity, verify
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
@@ -41,8 +42,11 @@ MAX_WAITING_ENTRIES: Final = 8192
 """Entries that wait for an earlier entry or a cut: at most 34 MB."""
 
 MAX_WAITING_CUTS: Final = 1024
+CUTS_AT_ONCE: Final = 64
+"""Waiting cuts whose entries are asked for together."""
+
 THREAD_FROM: Final = 32
-"""From so many signatures on (about 60 µs each) they are verified in a thread."""
+"""Deliveries of so many objects (about 100 µs each) are verified in a thread."""
 
 Making = Record | Callable[[list[Entry]], Record]
 """A payload, or a function that makes it from the entries made before it in the same ``append``."""
@@ -61,6 +65,14 @@ class News:
     grants: tuple[CertifiedGrant, ...] = ()
     forks: tuple[ForkProof, ...] = ()
     own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """An own cut or grant, and the values that are stored in the same transaction."""
+
+    item: CertifiedCut | CertifiedGrant
+    meta: Mapping[str, bytes]
 
 
 @dataclass(slots=True)
@@ -224,25 +236,32 @@ class LogService:
             if self.replica.add_entry(entry) is not Outcome.ADDED:
                 raise LocalError(f"an own entry was not taken: {entry.kind} {entry.seq}")
         self._own_head.seen(made[-1].seq)
-        self.ledger.update()
         self._tell(News(entries=tuple(made), own=True))
         return made
 
-    async def commit(self, item: CertifiedCut | CertifiedGrant, meta: Mapping[str, bytes]) -> None:
-        """Store an own cut or grant together with ``meta``, then take and publish it: for the elector."""
+    async def commit(self, make: Callable[[], Own | None]) -> CertifiedCut | CertifiedGrant | None:
+        """Store an own cut or grant with what belongs to it, then take and publish it: for the elector.
+
+        ``make`` runs while nothing else changes the log; None means that there is nothing to commit. Raises ``OSError``
+        where the disk refuses.
+        """
         async with self._lock:
             with trio.CancelScope(shield=True):
-                await self._store([item], meta)
+                made = make()
+                if made is None:
+                    return None
+                item = made.item
+                await self._store([item], made.meta)
                 if add(self.replica, item) is not Outcome.ADDED:
                     raise LocalError("an own cut or grant was not taken")
-                self.ledger.update()
-                if isinstance(item, CertifiedCut):
-                    taken = self._drain({})[0]
+                self._tell(
+                    News(cuts=(item,), own=True) if isinstance(item, CertifiedCut) else News(grants=(item,), own=True)
+                )
+                taken, _ = self._drain({})
+                if taken:
                     await self._save_foreign(taken)
-                    self._tell(News(cuts=(item,), own=True))
                     self._tell_foreign(taken)
-                else:
-                    self._tell(News(grants=(item,), own=True))
+                return item
 
     # What peers send
 
@@ -256,38 +275,50 @@ class LogService:
     ) -> Received:
         """Take encoded objects from a peer: verified, stored, and only then told to others. Never raises for them."""
         result = Received()
-        fresh: dict[bytes, Entry] = {}
-        for entry in _parsed(entries, _entry, result):
-            if self.replica.entry(entry.id) is None:
-                fresh[entry.id] = entry
-        if len(fresh) >= self._thread_from:
-            good = await trio.to_thread.run_sync(_verified, list(fresh.values()), result)
-        else:
-            good = _verified(list(fresh.values()), result)
         electors = self.domain.electors
-        others: list[Item] = []
-        others += _parsed(forks, ForkProof.parse, result)
-        others += _parsed(grants, partial(CertifiedGrant.parse, electors=electors), result)
-        new_cuts = [data for data in cuts if not self._has_cut(data)]
-        for cut in _parsed(new_cuts, partial(CertifiedCut.parse, electors=electors), result):
-            self._wait_for_cut(cut)
+
+        def judge() -> tuple[list[Entry], list[CertifiedCut], list[Item]]:
+            good = _verified(_parsed(entries, _entry, result), self.replica, result)
+            new_cuts = _parsed(cuts, partial(CertifiedCut.parse, electors=electors), result)
+            others: list[Item] = list(_parsed(forks, ForkProof.parse, result))
+            others += _parsed(grants, partial(CertifiedGrant.parse, electors=electors), result)
+            return good, new_cuts, others
+
+        if len(entries) + len(cuts) + len(grants) + len(forks) < self._thread_from:
+            good, new_cuts, others = judge()
+        else:
+            good, new_cuts, others = await trio.to_thread.run_sync(judge)
         async with self._lock:
             with trio.CancelScope(shield=True):
                 by_author: dict[bytes, dict[int, Entry]] = {}
                 for entry in good:
                     by_author.setdefault(entry.author, {})[entry.seq] = entry
+                authors = set(by_author)
+                for cut in new_cuts:
+                    self._wait_for_cut(cut)
                 taken, errors = self._drain(by_author, others)
                 result.errors += errors
                 result.added = len(taken)
-                result.waiting = bool(self._waiting or self._waiting_cuts)
+                result.waiting = not authors.isdisjoint(self._waiting) or any(
+                    cut.cut.height in self._waiting_cuts for cut in new_cuts
+                )
                 if taken:
                     await self._save_foreign(taken)
-                    self.ledger.update()
                 self._notice_own(good)
                 self._settle()
                 self._tell_foreign(taken)
         await trio.lowlevel.checkpoint()
         return result
+
+    def missing_for_cuts(self) -> list[RangeRequest]:
+        """What to ask for so that the cuts that wait can be taken, one range an author."""
+        merged: dict[bytes, RangeRequest] = {}
+        for height in sorted(self._waiting_cuts)[:CUTS_AT_ONCE]:
+            for wanted in self.replica.missing_for(self._waiting_cuts[height].cut):
+                known = merged.setdefault(wanted.author, wanted)
+                if known.first_seq == wanted.first_seq and known.last_seq < wanted.last_seq:
+                    merged[wanted.author] = wanted
+        return list(merged.values())
 
     def _notice_own(self, good: Sequence[Entry]) -> None:
         """Stop appending where somebody shows an entry of the own feed that this node does not hold (yet)."""
@@ -297,10 +328,6 @@ class LogService:
                 if entry.seq > self.own_seq and self.ready.is_set():
                     logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
                     self.ready = trio.Event()
-
-    def _has_cut(self, data: bytes) -> bool:
-        newest = self.replica.newest_cut
-        return newest is not None and newest.encode() == data
 
     def _wait_for_cut(self, cut: CertifiedCut) -> None:
         self._waiting_cuts.setdefault(cut.cut.height, cut)
@@ -426,12 +453,14 @@ def _parsed(items: Iterable[bytes], parse: Callable[[bytes], T], result: Receive
     return parsed
 
 
-def _verified(unverified: Sequence[Entry], result: Received) -> list[Entry]:
+def _verified(parsed: Sequence[Entry], replica: Replica, result: Received) -> list[Entry]:
+    """Those that the replica does not hold and whose signatures are right."""
     good = []
-    for entry in unverified:
-        try:
-            verify(entry.author, ENTRY, entry.body, entry.signature, "entry")
-            good.append(entry)
-        except PeerError as error:
-            result.errors.append(error)
+    for entry in parsed:
+        if replica.entry(entry.id) is None:
+            try:
+                verify(entry.author, ENTRY, entry.body, entry.signature, "entry")
+                good.append(entry)
+            except PeerError as error:
+                result.errors.append(error)
     return good

@@ -1,0 +1,360 @@
+"""Replication: gossip carries what is new, anti-entropy guarantees that everything arrives.
+
+1. Own entries, cuts and grants are gossiped once they are stored. Gossip is a hint: it may be lost or out of order.
+2. Anti-entropy with one peer: compare summaries; equal, done. Else fetch forks, then cuts page by page with the
+   entries that each page covers, then grants, then the tails that no cut covers yet, found by 256 bucket digests.
+   Everything is verified in order; a peer that offers nothing new ends the round.
+3. Every answer is bounded, every request has a deadline, and a round asks on only as long as it brings something new.
+4. A peer's mistake is its own: it is blamed and the round goes on or ends; nobody else's work is disturbed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import trio
+
+from node.log import wire
+from node.log.service import LogService, News, Received
+from node.log.wire import Summary
+from node.net.rpc import Unreachable
+from protocol import codec
+from protocol import entry as entries
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.heads import Head, RangeRequest, bucket, plan
+
+logger = logging.getLogger(__name__)
+
+TOPIC: Final = "log"
+REQUEST_TIMEOUT: Final = 10.0
+ROUND_TIMEOUT: Final = 120.0
+"""A round that takes longer is broken off; what it brought stays."""
+
+MAX_BLAMES: Final = 8
+"""Mistakes of one round after which it is broken off."""
+
+QUEUE: Final = 1024
+"""Own news that wait to be gossiped; beyond that they travel by anti-entropy alone."""
+
+Handler = Callable[[bytes, bytes], Awaitable[bytes]]
+
+
+class Transport(Protocol):
+    """What replication needs of the network."""
+
+    @property
+    def peers(self) -> Iterable[bytes]:
+        """Node ids of the connected peers."""
+
+    async def request(self, peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
+        """Ask a peer; raises ``Unreachable`` or ``PeerError``."""
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
+        """Answer requests."""
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossip."""
+
+    def subscribe(self, topic: str, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None:
+        """Hear gossip: ``handler(origin, data)``."""
+
+    def blame(self, peer: bytes, error: PeerError) -> None:
+        """Count a peer's mistake."""
+
+
+@dataclass(slots=True)
+class SyncResult:
+    """One round with one peer: bytes of payload each way, objects taken, and mistakes of the peer."""
+
+    sent: int = 0
+    received: int = 0
+    added: int = 0
+    errors: list[PeerError] = field(default_factory=list)
+
+
+class LogSync:
+    """Keeps one node's log equal to its peers'. ``interval`` is in seconds."""
+
+    def __init__(self, service: LogService, transport: Transport, *, interval: float) -> None:
+        self.service = service
+        self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/log/1"
+        self.rounds = 0
+        """Rounds finished, for tests and the status page."""
+        self._transport = transport
+        self._interval = interval
+        self._soon = trio.Event()
+        self._wanted: dict[bytes, None] = {}
+        self._last: dict[bytes, int] = {}
+        self._outgoing, self._news = trio.open_memory_channel[News](QUEUE)
+
+    def connected(self, peer: bytes) -> None:
+        """A peer appeared: compare logs with it at once."""
+        self.soon(peer)
+
+    def soon(self, peer: bytes) -> None:
+        """Compare logs with ``peer`` without waiting for its turn."""
+        self._wanted[peer] = None
+        self._soon.set()
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve, gossip and compare, for ever."""
+        self.service.subscribe(self._enqueue)
+        self._transport.serve(self.protocol, self.handle, max_request=wire.MAX_REQUEST)
+        self._transport.subscribe(TOPIC, self.hear)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._publish)
+            task_status.started()
+            await self._compare()
+
+    # Gossip
+
+    def _enqueue(self, news: News) -> None:
+        # Fork proofs are worth telling whoever found them; the rest is its maker's to tell.
+        if news.own or news.forks:
+            try:
+                self._outgoing.send_nowait(news if news.own else News(forks=news.forks))
+            except trio.WouldBlock:
+                logger.debug("gossip cannot keep up with the own log")
+
+    async def _publish(self) -> None:
+        async for news in self._news:
+            data = wire.news(
+                [entry.encode() for entry in news.entries],
+                [cut.encode() for cut in news.cuts],
+                [grant.encode() for grant in news.grants],
+                [fork.encode() for fork in news.forks],
+            )
+            if data is not None:
+                await self._transport.publish(TOPIC, data)
+
+    async def hear(self, origin: bytes, data: bytes) -> None:
+        """Take a gossip message. Raises ``PeerError`` where it holds something bad (the good parts are taken)."""
+        new_entries, cuts, grants, forks = wire.parse_news(data)
+        received = await self.service.receive(entries=new_entries, cuts=cuts, grants=grants, forks=forks)
+        if received.waiting:
+            self.soon(origin)
+        if received.errors:
+            raise received.errors[0]
+
+    # Comparing
+
+    async def _compare(self) -> None:
+        while True:
+            peer = self._next()
+            if peer is not None:
+                await self._round(peer)
+                # However often peers ask for it, comparing leaves the daemon time for everything else.
+                await trio.sleep(self._interval / 20)
+            if not self._wanted:
+                self._soon = trio.Event()
+                with trio.move_on_after(self._interval):
+                    await self._soon.wait()
+
+    def _next(self) -> bytes | None:
+        """Whom to compare with: who was asked for, then whoever waits longest."""
+        connected = set(self._transport.peers)
+        self._last = {peer: turn for peer, turn in self._last.items() if peer in connected}
+        while self._wanted:
+            peer = next(iter(self._wanted))
+            del self._wanted[peer]
+            if peer in connected:
+                return peer
+        return min(sorted(connected), key=lambda peer: self._last.get(peer, -1), default=None)
+
+    async def _round(self, peer: bytes) -> None:
+        self._last[peer] = max(self._last.values(), default=0) + 1
+        try:
+            with trio.fail_after(ROUND_TIMEOUT):
+                await self.sync_with(peer)
+        except PeerError as error:
+            self._transport.blame(peer, error)
+        except (Unreachable, trio.TooSlowError) as error:
+            logger.debug("comparing logs with %s: %s", peer.hex()[:8], error)
+        self.rounds += 1
+
+    async def sync_with(self, peer: bytes) -> SyncResult:
+        """One round of anti-entropy with ``peer``. Bad objects are blamed and skipped; raises ``PeerError`` where the
+        peer breaks the protocol itself, ``Unreachable`` where it does not answer."""
+        session = _Session(self, peer)
+        theirs = await session.hello()
+        ours = summary(self.service)
+        if theirs != ours:
+            if theirs.side != ours.side:
+                await session.forks()
+                await session.grants()
+            if theirs.height > ours.height:
+                await session.cuts()
+            if theirs.heads_root != self.service.replica.heads_root():
+                await session.tails()
+        self.service.told(peer)
+        return session.result
+
+    async def ask(self, peer: bytes, payload: bytes) -> bytes:
+        """One request of the log protocol."""
+        return await self._transport.request(
+            peer, self.protocol, payload, timeout=REQUEST_TIMEOUT, max_response=wire.MAX_ANSWER
+        )
+
+    def blame(self, peer: bytes, error: PeerError) -> None:
+        """Count a mistake of ``peer``."""
+        self._transport.blame(peer, error)
+
+    # Answering
+
+    async def handle(self, peer: bytes, data: bytes) -> bytes:
+        """Answer one request. Raises ``PeerError`` for a malformed one."""
+        op, argument = wire.parse_request(data)
+        replica = self.service.replica
+        answer: Any
+        match op:
+            case "hello":
+                theirs = Summary(*argument)
+                mine = summary(self.service)
+                if theirs.height > mine.height or theirs.term > mine.term:
+                    self.soon(peer)
+                head = replica.heads.get(peer)
+                held = replica.entry(head.entry_id) if head is not None else None
+                answer = [mine.to_value(), held.encode() if held is not None else None]
+            case "buckets":
+                answer = replica.bucket_digests()
+            case "heads":
+                wanted, after = set(argument[0]), argument[1]
+                rows = [h for h in replica.heads.values() if bucket(h.author) in wanted and h.author > after]
+                rows.sort(key=lambda row: row.author)
+                answer = [row.to_value() for row in rows[: wire.MAX_ROWS]]
+            case "ranges":
+                found: list[Entry] = []
+                for author, first, last in argument:
+                    # Half an answer of small entries is plenty: the asker comes again for the rest.
+                    found += replica.entries(author, first, min(last, first + wire.ANSWER_BYTES // 256))
+                answer = wire.fitting([entry.encode() for entry in found])
+            case "cuts":
+                answer = wire.fitting([cut.encode() for cut in replica.cuts[argument : argument + wire.MAX_CUTS]])
+            case "grants":
+                terms = sorted(term for term in replica.grants if term > argument)
+                grants = wire.fitting([replica.grants[term].encode() for term in terms])
+                answer = list(zip(terms, grants, strict=False))
+            case _:
+                authors = sorted(author for author in replica.forks if author > argument)
+                forks = wire.fitting([replica.forks[author].encode() for author in authors])
+                answer = list(zip(authors, forks, strict=False))
+        await trio.lowlevel.checkpoint()
+        return codec.encode(answer)
+
+
+def summary(service: LogService) -> Summary:
+    """What this node says of its log in a hello."""
+    replica = service.replica
+    newest = replica.newest_cut
+    height, cut = (0, None) if newest is None else (newest.cut.height, newest.cut.id)
+    return Summary(replica.heads_root(), height, cut, max(replica.grants, default=0), replica.side_digest())
+
+
+class _Session:
+    """One round with one peer."""
+
+    def __init__(self, sync: LogSync, peer: bytes) -> None:
+        self._sync = sync
+        self._service = sync.service
+        self._peer = peer
+        self.result = SyncResult()
+
+    async def _ask(self, op: str, payload: bytes) -> Any:
+        self.result.sent += len(payload)
+        answer = await self._sync.ask(self._peer, payload)
+        self.result.received += len(answer)
+        return wire.parse_answer(op, answer)
+
+    def _note(self, received: Received) -> int:
+        self.result.added += received.added
+        for error in received.errors:
+            self.result.errors.append(error)
+            self._sync.blame(self._peer, error)
+        if len(self.result.errors) > MAX_BLAMES:
+            raise PeerError("too many mistakes in one round")
+        return received.added
+
+    async def hello(self) -> Summary:
+        """Exchange summaries; what the peer holds of our own feed is taken note of."""
+        payload = wire.request("hello", summary(self._service).to_value())
+        value, yours = await self._ask("hello", payload)
+        if yours is not None:
+            entry = entries.decode(yours)
+            if entry.author != self._service.identity.node or entry.domain != self._service.domain.id:
+                raise PeerError("hello: it shows another feed than the asker's")
+            self._service.heard(entry)
+        return Summary(*value)
+
+    async def forks(self) -> None:
+        """Fetch the fork proofs, in pages."""
+        after = wire.FIRST
+        while rows := await self._ask("forks", wire.request("forks", after)):
+            if rows[-1][0] <= after:
+                raise PeerError("forks: the authors do not ascend")
+            after = rows[-1][0]
+            self._note(await self._service.receive(forks=[data for _, data in rows]))
+
+    async def grants(self) -> None:
+        """Fetch the grants, in pages."""
+        after = 0
+        while rows := await self._ask("grants", wire.request("grants", after)):
+            if rows[-1][0] <= after:
+                raise PeerError("grants: the terms do not ascend")
+            after = rows[-1][0]
+            self._note(await self._service.receive(grants=[data for _, data in rows]))
+
+    async def cuts(self) -> None:
+        """Fetch the cuts above ours and, page by page, the entries that they cover."""
+        replica = self._service.replica
+        while True:
+            height = len(replica.cuts)
+            data = await self._ask("cuts", wire.request("cuts", height))
+            self._note(await self._service.receive(cuts=data))
+            while (missing := self._service.missing_for_cuts()) and await self._fetch(missing):
+                pass
+            if len(replica.cuts) == height:
+                return
+
+    async def tails(self) -> None:
+        """Fetch what no cut covers yet, by comparing buckets."""
+        theirs = await self._ask("buckets", wire.request("buckets", None))
+        ours = self._service.replica.bucket_digests()
+        differing = [number for number in range(len(theirs)) if theirs[number] != ours[number]]
+        after = wire.FIRST
+        while differing:
+            payload = wire.request("heads", [differing, after])
+            rows = [Head.from_value(value) for value in await self._ask("heads", payload)]
+            await self._heads(rows)
+            if len(rows) < wire.MAX_ROWS or rows[-1].author <= after:
+                return
+            after = rows[-1].author
+
+    async def _heads(self, rows: list[Head]) -> None:
+        replica = self._service.replica
+        searched: set[bytes] = set()
+        while True:
+            wanted = plan(replica.heads, rows, replica.id_at)
+            wanted = [one for one in wanted if one.author not in searched]
+            if not wanted:
+                return
+            before = {one.author: replica.next_for(one.author) for one in wanted}
+            await self._fetch(wanted)
+            for one in wanted:
+                if replica.next_for(one.author) == before[one.author]:
+                    searched.add(one.author)
+                    if one.first_seq == before[one.author] > 0 and not replica.frozen(one.author):
+                        # Nothing of it followed our head: perhaps the branches part below it.
+                        first = max(replica.certified_head(one.author) + 1, one.first_seq - wire.MAX_RANGES)
+                        await self._fetch([RangeRequest(one.author, first, one.first_seq - 1)])
+
+    async def _fetch(self, wanted: list[RangeRequest]) -> bool:
+        """Ask for ranges; whether that brought anything new."""
+        added = 0
+        for start in range(0, len(wanted), wire.MAX_RANGES):
+            data = await self._ask("ranges", wire.ranges(wanted[start : start + wire.MAX_RANGES]))
+            added += self._note(await self._service.receive(entries=data))
+        return added > 0

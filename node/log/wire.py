@@ -1,0 +1,168 @@
+"""The messages by which two nodes compare and complete their logs: canonical msgpack, bounded on both sides.
+
+A request is ``[format, op, argument]``:
+
+========  =====================================================  ===================================================
+op        argument                                               answer
+========  =====================================================  ===================================================
+hello     summary of the asker                                   [summary, the asker's newest entry or nil]
+buckets   nil                                                    256 digests
+heads     [bucket numbers ascending, author after whom to list]  rows by bucket and author; fewer than fit: the end
+ranges    [[author, first seq, last seq], …]                     encoded entries, in the order asked, what fits
+cuts      height after which to list                             encoded cuts, what fits, at least one if there is one
+grants    term after which to list                               [term, encoded grant], likewise, ascending
+forks     author after whom to list                              [author, encoded fork proof], likewise, ascending
+========  =====================================================  ===================================================
+
+A summary is ``[heads root, height of the newest cut, its id or nil, highest granted term, digest]``, the digest that of
+grants and forks. Gossip (``News``) is ``[format, entries, cuts, grants, forks]``, each a list of encoded objects.
+
+Parsers raise ``PeerError`` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protocol import codec
+from protocol.codec import Anything, Array, Bytes, Int, Many, Optional, Schema, Text
+from protocol.constants import FORMAT, MAX_CUT_BYTES
+from protocol.entry import MAX_WIRE_BYTES
+from protocol.feed import MAX_FORK_PROOF_BYTES
+from protocol.heads import BUCKETS, HEAD, RangeRequest
+from protocol.quorum import MAX_GRANT_BYTES
+
+ANSWER_BYTES: Final = 1 << 20
+"""An answer lists objects up to this size; a single larger object (a cut) goes alone."""
+
+MAX_REQUEST: Final = 16 << 10
+MAX_ANSWER: Final = MAX_CUT_BYTES + (64 << 10)
+MAX_NEWS: Final = 256 << 10
+"""Longest gossip message; what does not fit travels by anti-entropy alone."""
+
+MAX_RANGES: Final = 64
+MAX_CUTS: Final = 512
+"""Cuts of one answer: with the entries below them they wait in memory until they fit."""
+
+MAX_ROWS: Final = 6000
+"""Rows of one ``heads`` answer: about 140 bytes each."""
+
+FIRST: Final = bytes(32)
+"""Before every author."""
+
+_COUNT: Final = Int(0, 2**62)
+_SUMMARY: Final = Array(
+    (
+        ("heads_root", codec.HASH),
+        ("height", _COUNT),
+        ("cut", Optional(codec.HASH)),
+        ("term", _COUNT),
+        ("side", codec.HASH),
+    )
+)
+_ARGUMENTS: Final[dict[str, Schema]] = {
+    "hello": _SUMMARY,
+    "buckets": Optional(Int(0, 0)),
+    "heads": Array((("buckets", Many(Int(0, BUCKETS - 1), most=BUCKETS, least=1)), ("after", codec.KEY))),
+    "ranges": Many(
+        Array((("author", codec.KEY), ("first", _COUNT), ("last", _COUNT))),
+        most=MAX_RANGES,
+        least=1,
+    ),
+    "cuts": _COUNT,
+    "grants": _COUNT,
+    "forks": codec.KEY,
+}
+_REQUEST: Final = Array(
+    (("format", Int(FORMAT, FORMAT)), ("op", Text(16, tuple(_ARGUMENTS))), ("argument", Anything()))
+)
+_ENTRY: Final = Bytes(most=MAX_WIRE_BYTES)
+_CUT: Final = Bytes(most=MAX_CUT_BYTES)
+_GRANT: Final = Bytes(most=MAX_GRANT_BYTES)
+_FORK: Final = Bytes(most=MAX_FORK_PROOF_BYTES)
+_ANSWERS: Final[dict[str, Schema]] = {
+    "hello": Array((("summary", _SUMMARY), ("yours", Optional(_ENTRY)))),
+    "buckets": Many(codec.HASH, most=BUCKETS, least=BUCKETS),
+    "heads": Many(HEAD, most=MAX_ROWS),
+    "ranges": Many(_ENTRY, most=ANSWER_BYTES),
+    "cuts": Many(_CUT, most=ANSWER_BYTES),
+    "grants": Many(Array((("term", _COUNT), ("grant", _GRANT))), most=ANSWER_BYTES),
+    "forks": Many(Array((("author", codec.KEY), ("fork", _FORK))), most=ANSWER_BYTES),
+}
+_NEWS: Final = Array(
+    (
+        ("format", Int(FORMAT, FORMAT)),
+        ("entries", Many(_ENTRY, most=MAX_NEWS)),
+        ("cuts", Many(_CUT, most=MAX_NEWS)),
+        ("grants", Many(_GRANT, most=MAX_NEWS)),
+        ("forks", Many(_FORK, most=MAX_NEWS)),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A replica in a few numbers: two with equal summaries hold the same log."""
+
+    heads_root: bytes
+    height: int
+    cut: bytes | None
+    term: int
+    side: bytes
+
+    def to_value(self) -> list[Any]:
+        """The fields in declaration order, ready for ``codec.encode``."""
+        return [self.heads_root, self.height, self.cut, self.term, self.side]
+
+
+def request(op: str, argument: codec.Value) -> bytes:
+    """Encode a request."""
+    return codec.encode([FORMAT, op, argument])
+
+
+def parse_request(data: bytes) -> tuple[str, Any]:
+    """(op, argument) of a request."""
+    _, op, argument = codec.parse(data, _REQUEST, max_bytes=MAX_REQUEST, what="log request")
+    codec.check(argument, _ARGUMENTS[op], f"log request {op}")
+    return op, argument
+
+
+def parse_answer(op: str, data: bytes) -> Any:
+    """The checked value of an answer to ``op``."""
+    return codec.parse(data, _ANSWERS[op], max_bytes=MAX_ANSWER, what=f"answer to {op}")
+
+
+def ranges(requests: Sequence[RangeRequest]) -> bytes:
+    """Encode a request for entries."""
+    return request("ranges", [[wanted.author, wanted.first_seq, wanted.last_seq] for wanted in requests])
+
+
+def fitting(objects: Sequence[bytes]) -> list[bytes]:
+    """As many of the first ``objects`` as fit an answer, at least one if there is one."""
+    size = 0
+    for count, data in enumerate(objects):
+        size += len(data) + 5
+        if size > ANSWER_BYTES and count:
+            return list(objects[:count])
+    return list(objects)
+
+
+def news(
+    entries: Sequence[bytes] = (),
+    cuts: Sequence[bytes] = (),
+    grants: Sequence[bytes] = (),
+    forks: Sequence[bytes] = (),
+) -> bytes | None:
+    """Encode a gossip message; None where it is too long for one."""
+    if sum(len(data) for objects in (entries, cuts, grants, forks) for data in objects) > MAX_NEWS:
+        return None
+    data = codec.encode([FORMAT, entries, cuts, grants, forks])
+    return data if len(data) <= MAX_NEWS else None
+
+
+def parse_news(data: bytes) -> tuple[list[bytes], list[bytes], list[bytes], list[bytes]]:
+    """(entries, cuts, grants, forks) of a gossip message."""
+    _, entries, cuts, grants, forks = codec.parse(data, _NEWS, max_bytes=MAX_NEWS, what="log news")
+    return entries, cuts, grants, forks
