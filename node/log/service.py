@@ -4,8 +4,7 @@
    outcome blocks the place it was for until a restart.
 2. The own feed grows only once ``ready`` is set (see ``node.log.own_head``). Reads and peers are served meanwhile.
 3. What peers send is verified piece by piece: a bad piece is reported to the caller, who blames its sender, and the
-   rest is taken. What cannot be judged yet waits, within ``MAX_WAITING_ENTRIES`` and ``MAX_WAITING_CUTS``; what finds
-   no room is fetched again by anti-entropy.
+   rest is taken. What cannot be judged yet waits, in ``node.log.intake``.
 4. Where the disk refuses what peers sent, it is kept in memory and stored before anything else is; own entries fail.
 """
 
@@ -19,6 +18,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from node.log.intake import Intake, add
 from node.log.own_head import OwnHead
 from node.store.log_store import Item, Store
 from protocol import entry as entries
@@ -27,7 +27,6 @@ from protocol.domain import Domain
 from protocol.entry import NO_PREV, Entry
 from protocol.errors import Error, Evidence, LocalError, PeerError
 from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
 from protocol.identity import ENTRY, Identity, verify
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
@@ -37,13 +36,6 @@ from protocol.replica import Outcome, Replica
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-MAX_WAITING_ENTRIES: Final = 8192
-"""Entries that wait for an earlier entry or a cut: at most 34 MB."""
-
-MAX_WAITING_CUTS: Final = 1024
-CUTS_AT_ONCE: Final = 64
-"""Waiting cuts whose entries are asked for together."""
 
 THREAD_FROM: Final = 32
 """Deliveries of so many objects (about 100 µs each) are verified in a thread."""
@@ -99,19 +91,6 @@ async def load(store: Store, domain: Domain) -> Replica:
     return replica
 
 
-def add(replica: Replica, item: Item) -> Outcome:
-    """Hand any object to the replica; raises what its method raises."""
-    match item:
-        case Entry():
-            return replica.add_entry(item)
-        case CertifiedCut():
-            return replica.add_cut(item)
-        case CertifiedGrant():
-            return replica.add_grant(item)
-        case ForkProof():
-            return replica.add_fork(item)
-
-
 class LogService:
     """Owner of the replica. ``known`` are the peers this node knew at start, ``fresh`` says that its key is new."""
 
@@ -140,9 +119,7 @@ class LogService:
         self._changed = trio.Event()
         self._lock = trio.Lock()
         self._unsaved: list[Item] = []
-        self._waiting: dict[bytes, dict[int, Entry]] = {}
-        self._waiting_count = 0
-        self._waiting_cuts: dict[int, CertifiedCut] = {}
+        self.intake = Intake(replica)
         self._settle()
 
     # Watching
@@ -175,8 +152,11 @@ class LogService:
         return self.replica.next_for(self.identity.node) - 1
 
     def heard(self, entry: Entry) -> None:
-        """A peer showed a verified entry of the own feed."""
+        """Somebody showed a verified entry of the own feed; appending stops until this node holds it too."""
         self._own_head.seen(entry.seq)
+        if entry.seq > self.own_seq and self.ready.is_set():
+            logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
+            self.ready = trio.Event()
 
     def told(self, peer: bytes) -> None:
         """``peer`` said where the own feed ends (``heard``), and what it offered was fetched."""
@@ -257,10 +237,10 @@ class LogService:
                 self._tell(
                     News(cuts=(item,), own=True) if isinstance(item, CertifiedCut) else News(grants=(item,), own=True)
                 )
-                taken, _ = self._drain({})
-                if taken:
-                    await self._save_foreign(taken)
-                    self._tell_foreign(taken)
+                taken = self.intake.deliver()
+                if taken.items:
+                    await self._save_foreign(taken.items)
+                    self._tell_foreign(taken.items)
                 return item
 
     # What peers send
@@ -277,10 +257,10 @@ class LogService:
         result = Received()
         electors = self.domain.electors
 
-        def judge() -> tuple[list[Entry], list[CertifiedCut], list[Item]]:
+        def judge() -> tuple[list[Entry], list[CertifiedCut], list[CertifiedGrant | ForkProof]]:
             good = _verified(_parsed(entries, _entry, result), self.replica, result)
             new_cuts = _parsed(cuts, partial(CertifiedCut.parse, electors=electors), result)
-            others: list[Item] = list(_parsed(forks, ForkProof.parse, result))
+            others: list[CertifiedGrant | ForkProof] = [*_parsed(forks, ForkProof.parse, result)]
             others += _parsed(grants, partial(CertifiedGrant.parse, electors=electors), result)
             return good, new_cuts, others
 
@@ -290,121 +270,19 @@ class LogService:
             good, new_cuts, others = await trio.to_thread.run_sync(judge)
         async with self._lock:
             with trio.CancelScope(shield=True):
-                by_author: dict[bytes, dict[int, Entry]] = {}
+                taken = self.intake.deliver(good, new_cuts, others)
+                result.errors += taken.errors
+                result.added = len(taken.items)
+                result.waiting = self.intake.waits(good, new_cuts)
+                if taken.items:
+                    await self._save_foreign(taken.items)
                 for entry in good:
-                    by_author.setdefault(entry.author, {})[entry.seq] = entry
-                authors = set(by_author)
-                for cut in new_cuts:
-                    self._wait_for_cut(cut)
-                taken, errors = self._drain(by_author, others)
-                result.errors += errors
-                result.added = len(taken)
-                result.waiting = not authors.isdisjoint(self._waiting) or any(
-                    cut.cut.height in self._waiting_cuts for cut in new_cuts
-                )
-                if taken:
-                    await self._save_foreign(taken)
-                self._notice_own(good)
+                    if entry.author == self.identity.node:
+                        self.heard(entry)
                 self._settle()
-                self._tell_foreign(taken)
+                self._tell_foreign(taken.items)
         await trio.lowlevel.checkpoint()
         return result
-
-    def missing_for_cuts(self) -> list[RangeRequest]:
-        """What to ask for so that the cuts that wait can be taken, one range an author."""
-        merged: dict[bytes, RangeRequest] = {}
-        for height in sorted(self._waiting_cuts)[:CUTS_AT_ONCE]:
-            for wanted in self.replica.missing_for(self._waiting_cuts[height].cut):
-                known = merged.setdefault(wanted.author, wanted)
-                if known.first_seq == wanted.first_seq and known.last_seq < wanted.last_seq:
-                    merged[wanted.author] = wanted
-        return list(merged.values())
-
-    def _notice_own(self, good: Sequence[Entry]) -> None:
-        """Stop appending where somebody shows an entry of the own feed that this node does not hold (yet)."""
-        for entry in good:
-            if entry.author == self.identity.node:
-                self._own_head.seen(entry.seq)
-                if entry.seq > self.own_seq and self.ready.is_set():
-                    logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
-                    self.ready = trio.Event()
-
-    def _wait_for_cut(self, cut: CertifiedCut) -> None:
-        self._waiting_cuts.setdefault(cut.cut.height, cut)
-        if len(self._waiting_cuts) > MAX_WAITING_CUTS:
-            del self._waiting_cuts[max(self._waiting_cuts)]
-
-    def _drain(
-        self, new: dict[bytes, dict[int, Entry]], others: Collection[Item] = ()
-    ) -> tuple[list[Item], list[PeerError]]:
-        """Hand over all that waits until nothing more is taken; what is left of ``new`` joins what waits."""
-        taken: list[Item] = []
-        errors: list[PeerError] = []
-        for item in others:
-            if self._add(item, taken, errors) is Outcome.ADDED:
-                taken.append(item)
-        for author, queue in self._waiting.items():
-            new[author] = {**queue, **new.get(author, {})}
-        self._waiting = {}
-        self._waiting_count = 0
-        progress = True
-        while progress:
-            progress = False
-            for queue in new.values():
-                for seq in sorted(queue):
-                    outcome = self._add(queue[seq], taken, errors)
-                    if outcome is Outcome.ADDED:
-                        taken.append(queue[seq])
-                    elif outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
-                        break
-                    del queue[seq]
-            progress = self._drain_cuts(taken, errors)
-        for author, queue in new.items():
-            self._keep_waiting(author, queue)
-        return taken, errors
-
-    def _drain_cuts(self, taken: list[Item], errors: list[PeerError]) -> bool:
-        progress = False
-        for height in sorted(self._waiting_cuts):
-            cut = self._waiting_cuts[height]
-            rewrites = self.replica.rewrites
-            arrivals = len(self.replica.arrivals)
-            outcome = self._add(cut, taken, errors)
-            if outcome is Outcome.ADDED:
-                if self.replica.rewrites != rewrites or len(self.replica.arrivals) != arrivals:
-                    # The cut brought entries of a frozen author back that stood aside and were not stored.
-                    for head in cut.cut.changes:
-                        if self.replica.frozen(head.author):
-                            taken += self.replica.entries(head.author)
-                taken.append(cut)
-                progress = True
-            elif outcome in (Outcome.MISSING_CUT, Outcome.MISSING_ENTRIES):
-                break
-            del self._waiting_cuts[height]
-        return progress
-
-    def _add(self, item: Item, taken: list[Item], errors: list[PeerError]) -> Outcome | None:
-        """Hand one object over; None where it broke a rule, which is noted."""
-        try:
-            return add(self.replica, item)
-        except Evidence as evidence:
-            # Nobody is to blame for showing it: the proof is kept, and it speaks against its author alone.
-            proof = ForkProof.parse(evidence.proof)
-            logger.warning("%s", evidence)
-            taken.append(proof)
-            return None
-        except PeerError as error:
-            errors.append(error)
-            return None
-
-    def _keep_waiting(self, author: bytes, queue: dict[int, Entry]) -> None:
-        if not queue:
-            return
-        self._waiting[author] = queue
-        self._waiting_count += len(queue)
-        while self._waiting_count > MAX_WAITING_ENTRIES:
-            oldest = next(iter(self._waiting))
-            self._waiting_count -= len(self._waiting.pop(oldest))
 
     def _tell_foreign(self, taken: Sequence[Item]) -> None:
         if taken:

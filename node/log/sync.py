@@ -314,7 +314,7 @@ class _Session:
             height = len(replica.cuts)
             data = await self._ask("cuts", wire.request("cuts", height))
             self._note(await self._service.receive(cuts=data))
-            while (missing := self._service.missing_for_cuts()) and await self._fetch(missing):
+            while (missing := self._service.intake.missing_for_cuts()) and await self._fetch(missing):
                 pass
             if len(replica.cuts) == height:
                 return

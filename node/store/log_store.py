@@ -3,7 +3,8 @@
 1. WAL with ``synchronous=FULL``: what ``append`` returned from survives a crash and a power cut.
 2. ``append`` is one transaction. Rows of all tables share one counter, ``position``, so that they are read back in
    the order in which the replica took them, in which every anchor and every covered entry is already known.
-3. Two entries of one author and seq cannot both stand here: the second is an error, not a replacement.
+3. What is stored already is left alone. The node's own new entries go in ``exclusive``: another entry at such a place
+   is an error, so that not even a commit of unknown outcome makes a node fork its feed.
 4. Signatures were verified before rows were stored; ``load`` checks the rules of the chain again, not them.
 
 ``node.store.verify`` trusts nothing of this.
@@ -12,9 +13,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -34,9 +35,10 @@ SCHEMA_VERSION: Final = 1
 
 SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS entries (
-        author BLOB NOT NULL, seq INTEGER NOT NULL, position INTEGER NOT NULL,
-        body BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (author, seq)
-    ) WITHOUT ROWID""",
+        id BLOB PRIMARY KEY, author BLOB NOT NULL, seq INTEGER NOT NULL, position INTEGER NOT NULL,
+        body BLOB NOT NULL, signature BLOB NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS places ON entries (author, seq)",
     "CREATE TABLE IF NOT EXISTS cuts (height INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS grants (term INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS forks (id BLOB PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
@@ -61,8 +63,13 @@ class Store(Protocol):
     async def load(self) -> Sequence[Item]:
         """Everything that was appended, in that order."""
 
-    async def append(self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None) -> None:
-        """Store all of it durably, or nothing; raises ``OSError`` where the disk refuses."""
+    async def append(
+        self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
+    ) -> None:
+        """Store all of it durably, or nothing; raises ``OSError`` where the disk refuses.
+
+        ``exclusive``: ids of entries that must be the first at their place, else ``LocalError``.
+        """
 
     async def meta(self, key: str) -> bytes | None:
         """A value stored beside the log."""
@@ -124,65 +131,73 @@ class LogStore:
         except Error as error:
             raise _damaged(self.path, error) from None
 
-    async def append(self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None) -> None:
+    async def append(
+        self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
+    ) -> None:
         """Store ``items``, in this order, and the values of ``meta`` in one durable transaction.
 
-        It is not cancelled half-way. Raises ``OSError`` where the disk is full or fails (nothing is stored then), and
-        ``LocalError`` where an entry, a height or a term is there already.
+        It is not cancelled half-way. Raises ``OSError`` where the disk is full or fails (nothing is stored then, or
+        the outcome is unknown), and ``LocalError`` where an ``exclusive`` entry (by id) finds its place taken.
         """
         with trio.CancelScope(shield=True):
             async with self._lock:
                 try:
                     await self._run(self._connection.execute, "BEGIN IMMEDIATE")
-                    position = await self._insert(items)
-                    for key, value in (meta or {}).items():
+                    await self._refuse_taken(item for item in items if isinstance(item, Entry) and item.id in exclusive)
+                    for statement, rows in groupby(enumerate(items, self._position + 1), _statement):
+                        await self._run(self._connection.executemany, statement, [_row(*row) for row in rows])
+                    if meta:
                         statement = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
-                        await self._run(self._connection.execute, statement, (key, value))
+                        await self._run(self._connection.executemany, statement, list(meta.items()))
                     await self._run(self._connection.execute, "COMMIT")
-                except sqlite3.Error as error:
-                    # After some errors (a full disk) SQLite has rolled back itself.
+                except (sqlite3.Error, LocalError) as error:
+                    # After some errors (a full disk) SQLite has rolled back by itself.
                     with suppress(sqlite3.Error):
                         await self._run(self._connection.execute, "ROLLBACK")
-                    if isinstance(error, sqlite3.IntegrityError):
-                        raise LocalError(f"{self.path}: stored already ({error})") from None
+                    if isinstance(error, LocalError):
+                        raise
                     raise OSError(f"{self.path}: {error}") from None
-                self._position = position
+                self._position += len(items)
         await trio.lowlevel.checkpoint()
 
-    async def _insert(self, items: Sequence[Item]) -> int:
-        position = self._position
-        # Runs of one kind go down in one call: a call is a round trip to SQLite's thread.
-        pending: list[tuple[Any, ...]] = []
-        statement = ""
-        for item in items:
-            position += 1
-            match item:
-                case Entry():
-                    following = "INSERT INTO entries VALUES (?, ?, ?, ?, ?)"
-                    row: tuple[Any, ...] = (item.author, item.seq, position, item.body, item.signature)
-                case CertifiedCut():
-                    following = "INSERT INTO cuts VALUES (?, ?, ?)"
-                    row = (item.cut.height, position, item.encode())
-                case CertifiedGrant():
-                    following = "INSERT INTO grants VALUES (?, ?, ?)"
-                    row = (item.grant.term, position, item.encode())
-                case ForkProof():
-                    following = "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
-                    data = item.encode()
-                    row = (sha256(data).digest(), position, data)
-            if pending and following != statement:
-                await self._run(self._connection.executemany, statement, pending)
-                pending = []
-            statement = following
-            pending.append(row)
-        if pending:
-            await self._run(self._connection.executemany, statement, pending)
-        return position
+    async def _refuse_taken(self, own: Iterable[Entry]) -> None:
+        for entry in own:
+            found = await self._run(
+                self._connection.execute_fetchall,
+                "SELECT 1 FROM entries WHERE author = ? AND seq = ?",
+                (entry.author, entry.seq),
+            )
+            if found:
+                raise LocalError(f"{self.path}: entry {entry.seq} of the own feed is stored already")
 
     async def meta(self, key: str) -> bytes | None:
         """A value stored beside the log, or None."""
         rows = await self._run(self._connection.execute_fetchall, "SELECT value FROM meta WHERE key = ?", (key,))
         return bytes(rows[0][0]) if rows else None
+
+
+def _statement(row: tuple[int, Item]) -> str:
+    match row[1]:
+        case Entry():
+            return "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?)"
+        case CertifiedCut():
+            return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
+        case CertifiedGrant():
+            return "INSERT OR IGNORE INTO grants VALUES (?, ?, ?)"
+        case ForkProof():
+            return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
+
+
+def _row(position: int, item: Item) -> tuple[Any, ...]:
+    match item:
+        case Entry():
+            return item.id, item.author, item.seq, position, item.body, item.signature
+        case CertifiedCut():
+            return item.cut.height, position, item.encode()
+        case CertifiedGrant():
+            return item.grant.term, position, item.encode()
+        case ForkProof():
+            return item.author + item.seq.to_bytes(8, "big"), position, item.encode()
 
 
 @asynccontextmanager

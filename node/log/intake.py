@@ -1,0 +1,148 @@
+"""What arrived and cannot be judged yet waits here, within bounds, and is handed to the replica again and again.
+
+1. A delivery is tried first and waits only where something it needs is missing, so a full waiting room never keeps out
+   what comes in order. What finds no room is fetched again by anti-entropy.
+2. Of two entries for one place the later delivery counts: what does not fit the held branch may have been rubbish.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.store.log_store import Item
+from protocol.entry import Entry
+from protocol.errors import Evidence, PeerError
+from protocol.feed import ForkProof
+from protocol.heads import RangeRequest
+from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.replica import Outcome, Replica
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING_ENTRIES: Final = 8192
+"""Entries that wait for an earlier entry or a cut: at most 34 MB."""
+
+MAX_WAITING_CUTS: Final = 1024
+CUTS_AT_ONCE: Final = 64
+"""Waiting cuts whose entries are asked for together."""
+
+
+def add(replica: Replica, item: Item) -> Outcome:
+    """Hand any object to the replica; raises what its method raises."""
+    match item:
+        case Entry():
+            return replica.add_entry(item)
+        case CertifiedCut():
+            return replica.add_cut(item)
+        case CertifiedGrant():
+            return replica.add_grant(item)
+        case ForkProof():
+            return replica.add_fork(item)
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one delivery brought: objects to store, in the order in which the replica took them, and mistakes."""
+
+    items: list[Item] = field(default_factory=list)
+    errors: list[PeerError] = field(default_factory=list)
+
+
+class Intake:
+    """The waiting room before ``replica``."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._entries: dict[bytes, dict[int, Entry]] = {}
+        self._count = 0
+        self._cuts: dict[int, CertifiedCut] = {}
+
+    def deliver(
+        self,
+        entries: Iterable[Entry] = (),
+        cuts: Iterable[CertifiedCut] = (),
+        others: Iterable[CertifiedGrant | ForkProof] = (),
+    ) -> Taken:
+        """Hand over verified objects and everything that waits, until nothing more is taken."""
+        taken = Taken()
+        for item in others:
+            if self._add(item, taken) is Outcome.ADDED:
+                taken.items.append(item)
+        queues = self._entries
+        for entry in entries:
+            queues.setdefault(entry.author, {})[entry.seq] = entry
+        for cut in cuts:
+            self._cuts.setdefault(cut.cut.height, cut)
+        progress = True
+        while progress:
+            for queue in queues.values():
+                self._drain(queue, taken)
+            progress = self._drain_cuts(taken)
+        self._entries = {author: queue for author, queue in queues.items() if queue}
+        self._count = sum(map(len, self._entries.values()))
+        while self._count > MAX_WAITING_ENTRIES:
+            oldest = next(iter(self._entries))
+            self._count -= len(self._entries.pop(oldest))
+        for height in sorted(self._cuts)[MAX_WAITING_CUTS:]:
+            del self._cuts[height]
+        return taken
+
+    def waits(self, entries: Sequence[Entry], cuts: Sequence[CertifiedCut]) -> bool:
+        """Whether some of these wait for something that is missing."""
+        return any(entry.seq in self._entries.get(entry.author, ()) for entry in entries) or any(
+            cut.cut.height in self._cuts for cut in cuts
+        )
+
+    def missing_for_cuts(self) -> list[RangeRequest]:
+        """What to ask for so that the cuts that wait can be taken, one range an author."""
+        merged: dict[bytes, RangeRequest] = {}
+        for height in sorted(self._cuts)[:CUTS_AT_ONCE]:
+            for wanted in self._replica.missing_for(self._cuts[height].cut):
+                known = merged.setdefault(wanted.author, wanted)
+                if known.first_seq == wanted.first_seq and known.last_seq < wanted.last_seq:
+                    merged[wanted.author] = wanted
+        return list(merged.values())
+
+    def _drain(self, queue: dict[int, Entry], taken: Taken) -> None:
+        for seq in sorted(queue):
+            outcome = self._add(queue[seq], taken)
+            if outcome is Outcome.ADDED:
+                taken.items.append(queue[seq])
+            elif outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
+                return
+            del queue[seq]
+
+    def _drain_cuts(self, taken: Taken) -> bool:
+        replica = self._replica
+        progress = False
+        for height in sorted(self._cuts):
+            cut = self._cuts[height]
+            rewrites, arrivals = replica.rewrites, len(replica.arrivals)
+            outcome = self._add(cut, taken)
+            if outcome is Outcome.ADDED:
+                if (rewrites, arrivals) != (replica.rewrites, len(replica.arrivals)):
+                    # The cut brought entries of a frozen author back that stood aside and were not stored.
+                    for head in cut.cut.changes:
+                        if replica.frozen(head.author):
+                            taken.items += replica.entries(head.author)
+                taken.items.append(cut)
+                progress = True
+            elif outcome in (Outcome.MISSING_CUT, Outcome.MISSING_ENTRIES):
+                break
+            del self._cuts[height]
+        return progress
+
+    def _add(self, item: Item, taken: Taken) -> Outcome | None:
+        """Hand one object over; None where it broke a rule, which is noted."""
+        try:
+            return add(self._replica, item)
+        except Evidence as evidence:
+            # Nobody is to blame for showing it: the proof is kept, and it speaks against its author alone.
+            logger.warning("%s", evidence)
+            taken.items.append(ForkProof.parse(evidence.proof))
+        except PeerError as error:
+            taken.errors.append(error)
+        return None
