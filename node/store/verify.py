@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,6 +107,11 @@ def _read(path: Path) -> dict[str, list[tuple[Any, ...]]]:
         ) from None
 
 
+def _bytes(value: object) -> bytes:
+    """SQLite stores any type in any column, and parsers are made for bytes."""
+    return value if isinstance(value, bytes) else b""
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
@@ -128,20 +134,22 @@ def _rebuild(replica: Replica, domain: Domain, tables: dict[str, list[tuple[Any,
         if entry is not None:
             queues.setdefault(entry.author, []).append(entry)
     for term, data in tables["grants"]:
-        grant = _try(problems, f"grant {term}", lambda data=data: CertifiedGrant.parse(data, domain.electors))
+        grant = _try(problems, f"grant {term}", partial(CertifiedGrant.parse, _bytes(data), domain.electors))
         if grant is not None:
             if grant.grant.term != term:
                 problems.append(f"grant {term}: it is of term {grant.grant.term}")
-            _try(problems, f"grant {term}", lambda grant=grant: replica.add_grant(grant))
+            _try(problems, f"grant {term}", partial(replica.add_grant, grant))
     cuts: list[CertifiedCut] = []
     for height, data in tables["cuts"]:
-        cut = _try(problems, f"cut {height}", lambda data=data: CertifiedCut.parse(data, domain.electors))
+        cut = _try(problems, f"cut {height}", partial(CertifiedCut.parse, _bytes(data), domain.electors))
         if cut is not None:
             if cut.cut.height != height:
                 problems.append(f"cut {height}: it is of height {cut.cut.height}")
             cuts.append(cut)
     for (data,) in tables["forks"]:
-        _try(problems, "fork proof", lambda data=data: replica.add_fork(ForkProof.parse(data)))
+        proof = _try(problems, "fork proof", partial(ForkProof.parse, _bytes(data)))
+        if proof is not None:
+            _try(problems, "fork proof", partial(replica.add_fork, proof))
     left = iter(cuts)
     cut = next(left, None)
     while True:
@@ -149,7 +157,7 @@ def _rebuild(replica: Replica, domain: Domain, tables: dict[str, list[tuple[Any,
             queue[:] = _drain(replica, queue, problems)
         if cut is None:
             break
-        outcome = _try(problems, f"cut {cut.cut.height}", lambda cut=cut: replica.add_cut(cut))
+        outcome = _try(problems, f"cut {cut.cut.height}", partial(replica.add_cut, cut))
         if outcome not in (Outcome.ADDED, Outcome.KNOWN):
             if outcome is not None:
                 problems.append(f"cut {cut.cut.height}: {outcome.value}")
@@ -166,8 +174,8 @@ def _rebuild(replica: Replica, domain: Domain, tables: dict[str, list[tuple[Any,
 
 def _entry(row: tuple[Any, ...], problems: list[str]) -> Entry | None:
     entry_id, author, seq, body, signature = row
-    what = f"{bytes(author).hex()} entry {seq}"
-    entry = _try(problems, what, lambda: entries.parse(body, signature))
+    what = f"{_bytes(author).hex()} entry {seq}"
+    entry = _try(problems, what, partial(entries.parse, _bytes(body), _bytes(signature)))
     if entry is not None and (entry.id, entry.author, entry.seq) != (entry_id, author, seq):
         problems.append(f"{what}: the row is labelled wrongly")
     return entry
