@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import trio
-
 from node.config import Config
 from node.log.service import LogService
 from node.net.host import Network
+from node.net.transfer import fetch_blob
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
@@ -20,8 +19,8 @@ from protocol.domain import Domain
 from protocol.identity import Identity
 
 if TYPE_CHECKING:
+    from node.pool import Pool
     from node.presences import Presences
-    from node.step_blobs import StepBlobs
     from node.weights import Weights
 
 
@@ -58,7 +57,7 @@ class Node:
     versions: VersionStore
     health: Health
     logger: logging.Logger
-    stopping: Callable[[], None]
+    stop: Callable[[], None]
     pause_at_step: int = 0
     role: str = "none"
     tokens_generated: int = 0
@@ -67,7 +66,7 @@ class Node:
     children: dict[str, int] = field(default_factory=dict)
     presences: Presences = field(init=False)
     weights: Weights = field(init=False)
-    step_blobs: StepBlobs = field(init=False)
+    pool: Pool = field(init=False)
 
     @property
     def id(self) -> bytes:
@@ -86,10 +85,8 @@ class Node:
 
     async def fetch_blob(self, digest: bytes, size: int, peers: list[bytes], *, timeout: float) -> bytes:
         """The bytes of a blob: from the store, else from the first of ``peers`` that has it, and then kept."""
-        from node.net.transfer import fetch_blob
-
-        data = await trio.to_thread.run_sync(self.blobs.get, digest)
+        data = await self.blobs.get_async(digest)
         if data is None:
             data = await fetch_blob(self.network, peers, digest, size, timeout=timeout)
-            await trio.to_thread.run_sync(self.blobs.put, data)
+            await self.blobs.put_async(data)
         return data

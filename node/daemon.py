@@ -1,6 +1,6 @@
 """The wiring of one node: which services run, and in which order they start and stop.
 
-Start: lock, key, network, genesis, log, own head confirmed, join, presence, role. Each later step needs the earlier ones.
+Start: lock, key, genesis, log, network, own head confirmed, join, presence, role; each step needs the earlier ones.
 Stop: everything is cancelled at once; what was acknowledged is on disk already, and stopping appends nothing.
 The daemon imports neither torch nor any task library: children do (``node.workers``, ``node.tasks``).
 """
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 
 import trio
-import trio_asyncio
 
 import node as package
 from node import cheats, joining
@@ -22,22 +21,23 @@ from node.api import server
 from node.config import Config
 from node.context import Health, Node
 from node.errors import UserError
-from node.log.elector import Elector
-from node.log.gossip import LogGossip
-from node.log.service import LogService
-from node.net.host import Network, open_network
+from node.log.elector import open_elector
+from node.log.service import LogService, load
+from node.log.sync import LogSync
+from node.net.discovery import AddressError
+from node.net.host import Network, PortBusy, open_network
 from node.net.transfer import serve_blobs, serve_chunks
+from node.pool import Pool
 from node.presences import Presences
 from node.roles.manager import RoleManager
-from node.step_blobs import StepBlobs
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
-from node.store.log_store import LogStore
+from node.store.log_store import open_log_store
 from node.store.versions import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights
 from protocol.domain import Domain
-from protocol.identity import Identity
+from protocol.identity import Identity, node_id, peer_id
 from protocol.records import Join
 
 GENESIS_PATIENCE = 30.0
@@ -57,87 +57,105 @@ def run(directory: DataDirectory) -> None:
         )
         for chatty in ("libp2p", "multiaddr", "trio_asyncio", "asyncio"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
-        trio_asyncio.run(main, directory, config)
+        _run(directory, config)
+
+
+def _run(directory: DataDirectory, config: Config) -> None:
+    try:
+        trio.run(main, directory, config)
+    except* (UserError, PortBusy, AddressError) as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise UserError(str(error)) from None
 
 
 async def main(directory: DataDirectory, config: Config) -> None:
     """The daemon's life inside trio."""
     identity = directory.identity()
-    domain = joining.held(directory)
-    if domain is not None:
-        _refuse_unfit(config, domain)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
-        async with open_network(identity, listen=config.listen, domain_tag="farflung") as network:
-            joining.serve(network, directory)
-            if domain is None:
-                domain = await joining.fetch(network, directory, config.bootstrap, GENESIS_PATIENCE)
-                _refuse_unfit(config, domain)
-            await _serve(directory, config, identity, domain, network, nursery.cancel_scope)
+        domain = joining.held(directory)
+        if domain is None:
+            domain = await joining.fetch(identity, directory, config.bootstrap, GENESIS_PATIENCE)
+        _refuse_unfit(config, domain)
+        known = {node_id(peer): addresses for peer, addresses in directory.known_peers().items()}
+        for address in config.bootstrap:
+            known.setdefault(node_id(address.rpartition("/")[2]), (address,))
+        async with (
+            open_log_store(directory.log_database, domain) as store,
+            open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
+        ):
+            log = LogService(identity, await load(store, domain), store, known=known)
+            for addresses in known.values():
+                for address in addresses:
+                    await network.add_peer(address)
+            node = _node(directory, config, identity, domain, network, log, nursery.cancel_scope.cancel)
+            await _serve(node)
 
 
-async def _serve(
+def _node(
     directory: DataDirectory,
     config: Config,
     identity: Identity,
     domain: Domain,
     network: Network,
-    scope: trio.CancelScope,
-) -> None:
+    log: LogService,
+    stop: Callable[[], None],
+) -> Node:
     logger = logging.getLogger("farflung")
-    boot = directory.next_boot()
-    for address in config.bootstrap:
-        network.add_peer(address)
-    for addresses in directory.known_peers().values():
-        for address in addresses:
-            network.add_peer(address)
-    async with _open_log(directory, domain, identity, network) as log:
-        node = Node(
-            identity=identity,
-            domain=domain,
-            config=config,
-            directory=directory,
-            network=network,
-            log=log,
-            blobs=BlobStore(directory.blobs),
-            versions=VersionStore(directory.versions),
-            health=Health(logger),
-            logger=logger,
-            stopping=scope.cancel,
-            pause_at_step=config.devnet.pause_at_step,
-        )
-        node.weights, node.step_blobs, node.presences = Weights(node), StepBlobs(node), Presences(node, boot)
-        serve_blobs(network, node.blobs.get)
-        serve_chunks(network, node.versions.read_chunk)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(server.run, node)
-            nursery.start_soon(LogGossip(network, log).run)
-            nursery.start_soon(_confirm_and_join, node)
-            nursery.start_soon(node.presences.run)
-            nursery.start_soon(node.weights.run)
-            nursery.start_soon(RoleManager(node).run)
-            nursery.start_soon(_remember_peers, node)
-            if identity.node in domain.electors:
-                elector = Elector(log, domain, identity)
-                nursery.start_soon(elector.run)
-                nursery.start_soon(TermWatch(node, elector).run)
-            logger.info("serving as %s at %s", config.name, ", ".join(network.addresses))
+    node = Node(
+        identity=identity,
+        domain=domain,
+        config=config,
+        directory=directory,
+        network=network,
+        log=log,
+        blobs=BlobStore(directory.blobs),
+        versions=VersionStore(directory.versions),
+        health=Health(logger),
+        logger=logger,
+        stop=stop,
+        pause_at_step=config.devnet.pause_at_step,
+    )
+    node.weights, node.pool = Weights(node), Pool(node)
+    node.presences = Presences(node, directory.next_boot())
+    return node
 
 
-@asynccontextmanager
-async def _open_log(
-    directory: DataDirectory, domain: Domain, identity: Identity, network: Network
-) -> AsyncIterator[LogService]:
-    async with LogStore.open(directory.log_database, domain) as store, LogService.open(store, identity, network) as log:
-        yield log
+async def _serve(node: Node) -> None:
+    network, log, domain = node.network, node.log, node.domain
+    sync = LogSync(log, network, interval=domain.timings.presence_ms / 1000)
+    network.on_connect(sync.connected)
+    joining.serve(network, node.directory.genesis() or b"")
+    serve_blobs(network, node.blobs.get_async)
+    serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run, node)
+        await nursery.start(sync.run)
+        nursery.start_soon(_join, node)
+        nursery.start_soon(node.presences.run)
+        nursery.start_soon(node.weights.run)
+        nursery.start_soon(RoleManager(node).run)
+        nursery.start_soon(_remember_peers, node)
+        if node.id in domain.electors:
+            elector = await open_elector(log, node.identity)
+            nursery.start_soon(elector.run)
+            nursery.start_soon(TermWatch(node, elector).run)
+        node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
 
 
-async def _confirm_and_join(node: Node) -> None:
-    """Append nothing before peers told this node its own head; a newcomer then opens its feed."""
-    await node.log.confirm_own_head()
-    if node.log.replica.heads.get(node.id) is None:
-        # Until `identity` makes recovery keys, the commitment is to a key that nobody has.
-        recovery = sha256(b"farflung/no-recovery/v1\0" + node.id).digest()
+async def _join(node: Node) -> None:
+    """A newcomer opens its feed; a node that was here before waits until peers told it its own head."""
+    while True:
+        with trio.move_on_after(10) as patience:
+            await node.log.ready.wait()
+        if not patience.cancelled_caught:
+            break
+        node.health.warn("own-head", f"nothing is appended yet: {node.log.waits_for()}")
+    node.health.clear("own-head")
+    if node.log.own_seq < 0:
+        recovery = sha256(node.directory.recovery().node).digest()
         await node.log.append(Join(recovery, f"farflung/{package.__version__}", node.config.name))
 
 
@@ -146,11 +164,12 @@ async def _remember_peers(node: Node) -> None:
     saved: dict[str, Sequence[str]] = {}
     while True:
         await trio.sleep(5)
-        known = node.network.known_addresses()
+        known = {peer_id(peer): addresses for peer, addresses in node.network.known_addresses().items()}
         if known != saved:
             try:
                 await trio.to_thread.run_sync(node.directory.save_peers, known)
                 saved = dict(known)
+                node.health.clear("disk")
             except OSError as error:
                 node.health.warn("disk", f"{node.directory.peers_file}: {error.strerror}")
 
@@ -159,10 +178,6 @@ def _refuse_unfit(config: Config, domain: Domain) -> None:
     if config.devnet.cheat and not domain.devnet:
         raise UserError(
             f"cheat = {config.devnet.cheat!r} is for a devnet only", f"delete the line ({', '.join(cheats.CHEATS)})"
-        )
-    if len(domain.electors) > 1:
-        raise UserError(
-            f"the domain names {len(domain.electors)} electors, this version supports one", "install a newer Farflung"
         )
 
 

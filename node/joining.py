@@ -7,15 +7,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from node.errors import UserError
-from node.net.host import Network
+from node.net.discovery import AddressError
+from node.net.host import Network, open_network
 from node.net.rpc import Unreachable
 from node.store.directory import DataDirectory
 from protocol.constants import MAX_GENESIS_BYTES
 from protocol.domain import Domain, parse_genesis
 from protocol.errors import PeerError
+from protocol.identity import Identity
 
 PROTOCOL = "/farflung/genesis/1"
 
@@ -34,41 +38,44 @@ def held(directory: DataDirectory) -> Domain | None:
         ) from None
 
 
-def serve(network: Network, directory: DataDirectory) -> None:
+def serve(network: Network, genesis: bytes) -> None:
     """Give the genesis to whoever asks."""
 
     async def answer(peer: bytes, request: bytes) -> bytes:
         del peer, request
-        return directory.genesis() or b""
+        return genesis
 
     network.serve(PROTOCOL, answer, max_request=0)
 
 
-async def fetch(network: Network, directory: DataDirectory, addresses: tuple[str, ...], patience: float) -> Domain:
+async def fetch(identity: Identity, directory: DataDirectory, addresses: Sequence[str], patience: float) -> Domain:
     """Fetch, check and keep the genesis that one of ``addresses`` serves; ``UserError`` after ``patience`` seconds."""
     if not addresses:
         raise UserError(
-            f"{directory.path}: the domain is not known", "name a peer in farflung.toml: bootstrap = ['/ip4/…/p2p/…']"
+            f"{directory.path}: the domain is not known",
+            f"name a peer in {directory.config_file.name}: bootstrap = […]",
         )
-    deadline = trio.current_time() + patience
-    problem = "nobody answered"
-    while True:
-        for address in addresses:
-            try:
-                peer = await network.connect(address, timeout=5)
-                data = await network.request(peer, PROTOCOL, b"", timeout=10, max_response=MAX_GENESIS_BYTES)
-                if not data:
-                    raise Unreachable("it knows no genesis yet")
-                domain = parse_genesis(data)
-            except Unreachable as error:
-                problem = f"{address} does not answer ({error})"
-            except PeerError as error:
-                raise UserError(
-                    f"{address} serves a genesis that is not valid ({error})", "ask the founder for another peer"
-                ) from None
-            else:
-                directory.save_genesis(data)
-                return domain
-        if trio.current_time() > deadline:
-            raise UserError(problem, "check the address and that the peer runs")
-        await trio.sleep(0.5)
+    async with open_network(identity, listen=(), domain_tag="genesis") as network:
+        deadline = trio.current_time() + patience
+        while True:
+            for address in addresses:
+                try:
+                    data = await _ask(network, address)
+                    domain = parse_genesis(data)
+                except (Unreachable, AddressError) as error:
+                    problem = str(error)
+                except PeerError as error:
+                    raise UserError(
+                        f"{address} serves a genesis that is not valid ({error})", "ask the founder for another peer"
+                    ) from None
+                else:
+                    directory.save_genesis(data)
+                    return domain
+            if trio.current_time() > deadline:
+                raise UserError(f"no genesis: {problem}", "check the address and that the peer runs")
+            await trio.sleep(0.5)
+
+
+async def _ask(network: Network, address: str) -> bytes:
+    peer = await network.connect(address, timeout=5)
+    return await network.request(peer, PROTOCOL, b"", timeout=10, max_response=MAX_GENESIS_BYTES)

@@ -29,7 +29,7 @@ class TermWatch:
         while True:
             await trio.sleep(interval)
             presences = node.presences.live()
-            grant = node.log.replica.newest_grant
+            grant = node.log.ledger.grant()
             if grant is not None:
                 if grant.trainer in presences:
                     heard = trio.current_time()

@@ -17,13 +17,13 @@ import trio
 from node.context import Node
 from node.weights import payload as weights_payload
 from protocol import credit
-from protocol.records import Rollout, Step
+from protocol.records import Step
 
 MAX_LINE = 64 << 10
 RECENT_STEPS = 100_000
 
 
-async def run(node: Node, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def run(node: Node, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
     """Serve until cancelled."""
     with suppress(FileNotFoundError):
         node.directory.control_socket.unlink()
@@ -63,7 +63,7 @@ def _answer(node: Node, line: bytes) -> dict[str, Any]:
                 node.pause_at_step = step
                 return {"pause_at_step": step}
             case {"op": "stop"}:
-                node.stopping()
+                node.stop()
                 return {"stopping": True}
     except ValueError:
         return {"error": "the request is not JSON"}
@@ -76,7 +76,6 @@ def status(node: Node) -> dict[str, Any]:
     cut = replica.newest_cut
     accounts = credit.credits(ledger)
     held = node.weights.newest_held()
-    final = all(replica.certified_head(author) == head.seq for author, head in replica.heads.items())
     sent, received = node.network.traffic
     steps = ledger.steps()[-RECENT_STEPS:]
     return {
@@ -88,9 +87,9 @@ def status(node: Node) -> dict[str, Any]:
         "newest_version": node.weights.newest_number(),
         "step": len(steps),
         "heads_root": replica.heads_root().hex(),
-        "cut_height": 0 if cut is None else cut.height,
-        "final": final,
-        "pending_audits": ledger.pending_count(),
+        "cut_height": 0 if cut is None else cut.cut.height,
+        "final": not replica.uncovered(),
+        "pending_audits": len(ledger.outstanding()),
         "generating": node.generating,
         "peers": len(node.network.peers),
         "bytes_sent": sent,
@@ -104,22 +103,11 @@ def status(node: Node) -> dict[str, Any]:
         "credit": {author.hex(): account.credit for author, account in accounts.items()},
         "reasons": {author.hex(): dict(account.reasons) for author, account in accounts.items()},
         "nodes": [
-            {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author, None)}
-            for author in sorted(replica.heads)
+            {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
+            for author in ledger.authors()
         ],
-        "rollouts": sum(1 for _ in _rollouts(node)),
         "steps": [_step(s.payload) for s in steps if isinstance(s.payload, Step)],
     }
-
-
-def _rollouts(node: Node) -> list[Rollout]:
-    ledger = node.log.ledger
-    return [
-        r.payload
-        for version in ledger.lineage()
-        for r in ledger.rollouts_of(version.id)
-        if isinstance(r.payload, Rollout)
-    ]
 
 
 def _step(step: Step) -> dict[str, Any]:

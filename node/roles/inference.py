@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import trio
-
 from node import cheats
 from node.context import Node
 from node.roles.engine import Engine, open_engine, open_tasks
@@ -64,25 +62,10 @@ class _Life:
             return None
         if not node.log.ledger.may_infer(node.id, version.id):
             return None
-        await node.step_blobs.update()
-        if self._outstanding(newest) >= BACKLOG * self._recipe.groups_per_step:
+        await node.pool.update()
+        if node.pool.waiting_groups(newest) >= BACKLOG * self._recipe.groups_per_step:
             return None
         return version
-
-    def _outstanding(self, newest: int) -> int:
-        """Groups announced, still of use, not judged bad and not yet trained on."""
-        ledger = self._node.log.ledger
-        total = 0
-        for entry in ledger.lineage()[-self._recipe.async_level - 1 :]:
-            if not schedule.usable(newest - weights_payload(entry).number, self._recipe.async_level):
-                continue
-            for rollout in ledger.rollouts_of(entry.id):
-                if rollout.id in self._node.step_blobs.consumed:
-                    continue
-                if ledger.rollout_status(rollout.id).outcome in ("accepted", "pending"):
-                    assert isinstance(rollout.payload, Rollout)
-                    total += rollout.payload.groups
-        return total
 
     async def submit(self, version: Entry) -> None:
         """Make one submission and announce it."""
@@ -106,7 +89,7 @@ class _Life:
         )
         submission = Submission(node.domain.id, version.id, node.id, first, groups)
         data = submission.encode()
-        digest = await trio.to_thread.run_sync(node.blobs.put, data)
+        digest = await node.blobs.put_async(data)
         tokens = sum(len(r.tokens) for g in groups for r in g.responses)
         responses = sum(len(g.responses) for g in groups)
         await node.log.append(Rollout(version.id, first, len(groups), responses, tokens, digest, len(data)))

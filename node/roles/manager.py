@@ -41,13 +41,13 @@ class RoleManager:
         """Follow the assignment for ever."""
         node = self._node
         async with trio.open_nursery() as nursery:
-            standing = node.log.ledger.standing_role(node.id, None)
+            standing = node.log.ledger.standing_role(node.id)
             if standing in _LIVES:
                 # A restart goes on with what it was doing; the assignment may change that like any other role.
                 await self._play(standing, nursery)
             while True:
                 await trio.sleep(self._interval)
-                grant = node.log.replica.newest_grant
+                grant = node.log.ledger.grant()
                 if grant is None or not node.log.ready.is_set():
                     continue
                 rows = roles.assign(node.presences.live(), node.domain.policy, grant.trainer)

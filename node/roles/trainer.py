@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,11 @@ from node.net.rpc import Unreachable
 from node.roles.engine import LOAD_TIMEOUT, configuration
 from node.weights import payload as weights_payload
 from node.workers.client import Worker, open_worker
-from protocol import schedule
 from protocol.constants import MILLION
-from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.ledger import Ledger
 from protocol.manifest import Manifest
-from protocol.records import Rollout, Step, StepBlob, Weights
+from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
 
 TRAIN_TIMEOUT = 3600.0
@@ -96,7 +93,7 @@ class _Life:
             seen = await node.log.wait_change(seen, timeout=0.5)
 
     def _in_office(self) -> bool:
-        grant = self._node.log.replica.newest_grant
+        grant = self._node.log.ledger.grant()
         return grant is not None and grant.trainer == self._node.id
 
     async def _base(self) -> Entry | None:
@@ -107,15 +104,15 @@ class _Life:
 
     async def _announce_version_0(self) -> None:
         node = self._node
-        cut = node.log.replica.newest_cut
-        if cut is None or not node.log.ready.is_set():
+        cut = node.log.replica.newest_cut_id
+        if not node.log.ready.is_set():
             return
-        roles = _standing_roles(node.log.ledger, cut.id)
+        roles = {node.log.ledger.standing_role(author, cut) for author in node.log.ledger.authors()}
         if "validator" not in roles or "inference" not in roles:
             node.health.warn("founding", "waiting for a validator and an inference node before version 0")
             return
         node.health.clear("founding")
-        grant = node.log.replica.newest_grant
+        grant = node.log.ledger.grant()
         assert grant is not None
         blob = node.domain.model.manifest
         data = await node.fetch_blob(blob.hash, blob.size, list(node.network.peers), timeout=30)
@@ -128,13 +125,13 @@ class _Life:
         if trio.current_time() < self._progress_at + patience or node.paused(weights_payload(base).number):
             return
         present = {n for n, p in node.presences.live().items() if p.role == "validator"}
-        cut = node.log.replica.newest_cut
-        if cut is None or present & node.log.ledger.validators_of(base.id):
+        cut = node.log.replica.newest_cut_id
+        if present & node.log.ledger.validators_of(base.id):
             return
-        if not any(node.log.ledger.standing_role(n, cut.id) == "validator" for n in present):
+        if not any(node.log.ledger.standing_role(n, cut) == "validator" for n in present):
             return
         old = weights_payload(base)
-        grant = node.log.replica.newest_grant
+        grant = node.log.ledger.grant()
         assert grant is not None
         node.logger.warning("no validator of version %d is left: announcing its weights again", old.number)
         entries = await node.log.append(
@@ -160,51 +157,35 @@ class _Life:
 
     async def _gather(self, base: Entry) -> bool:
         """Take in what was accepted since the last look; True once the batch is full."""
-        node, ledger = self._node, self._node.log.ledger
-        number = weights_payload(base).number
-        await node.step_blobs.update()
+        await self._node.pool.update()
+        usable = self._node.pool.usable(weights_payload(base).number)
         # What was gathered before a step that another trainer made may be too old or used by now.
-        self._batch = {
-            i: g
-            for i, g in self._batch.items()
-            if i not in node.step_blobs.consumed
-            and schedule.usable(self._lag(number, g.entry), self._recipe.async_level)
-        }
-        for version in ledger.lineage()[-self._recipe.async_level - 1 :]:
-            lag = number - weights_payload(version).number
-            if not schedule.usable(lag, self._recipe.async_level):
-                continue
-            for entry in ledger.rollouts_of(version.id):
-                if self._groups() >= self._recipe.groups_per_step:
-                    return True
-                await self._take(entry, lag)
+        self._batch = {i: replace(g, lag=usable[i][1]) for i, g in self._batch.items() if i in usable}
+        for entry, lag in usable.values():
+            if self._groups() >= self._recipe.groups_per_step:
+                break
+            await self._take(entry, lag)
         return self._groups() >= self._recipe.groups_per_step
-
-    def _lag(self, number: int, entry: Entry) -> int:
-        assert isinstance(entry.payload, Rollout)
-        return number - self._node.log.ledger.version_number(entry.payload.weights)
 
     def _groups(self) -> int:
         return sum(len(g.submission.groups) for g in self._batch.values())
 
     async def _take(self, entry: Entry, lag: int) -> None:
         node = self._node
-        if entry.id in self._batch or entry.id in self._refused or entry.id in node.step_blobs.consumed:
-            return
-        if node.log.ledger.rollout_status(entry.id).outcome != "accepted":
+        if entry.id in self._batch or entry.id in self._refused:
             return
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
-        judges = [v.author for v in node.log.ledger.verdicts_on(entry.id)]
-        peers = [*judges, entry.author]
         try:
+            # The validators fetched it to judge it, and hold it; its author may be busy or gone.
+            peers = [*node.log.ledger.verdicts(entry.id), entry.author]
             data = await node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
             submission = Submission.parse(data, self._recipe)
         except PeerError as error:
             self._refused.add(entry.id)
             node.network.blame(entry.author, error)
             return
-        except (Unreachable, trio.TooSlowError):
+        except Unreachable:
             return
         self._batch[entry.id] = Gathered(entry, lag, node.blobs.path(rollout.submission), submission)
 
@@ -225,13 +206,13 @@ class _Life:
         )
         trained_at = time.monotonic()
         data, manifest = await trio.to_thread.run_sync(_manifest, answer, scratch)
-        digest = await trio.to_thread.run_sync(node.blobs.put, data)
+        digest = await node.blobs.put_async(data)
         await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
         checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in batch)).encode()
-        blob_hash = await trio.to_thread.run_sync(node.blobs.put, blob)
+        blob_hash = await node.blobs.put_async(blob)
         metrics = answer["metrics"]
-        grant = node.log.replica.newest_grant
+        grant = node.log.ledger.grant()
         assert grant is not None
         responses = [(r, g.lag) for g in batch for group in g.submission.groups for r in group.responses]
         step = Step(
@@ -257,29 +238,26 @@ class _Life:
             step,
             lambda made: Weights(grant.term, number, base.id, digest, len(data), manifest.whole, size, made[-1].id),
         )
-        node.step_blobs.add(entries[0], StepBlob.parse(blob))
+        node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         self._batch.clear()
         self._drop_old_checkpoints(keep=digest)
         return entries[1]
 
     def _accepting(self, entry: Entry) -> tuple[bytes, ...]:
-        return tuple(v.id for v in self._node.log.ledger.verdicts_on(entry.id))
+        verdicts = self._node.log.ledger.verdicts(entry.id).values()
+        return tuple(v.id for v in verdicts if isinstance(v.payload, Verdict) and v.payload.outcome == "accepted")
 
     def _rejected_since(self) -> int:
         """Responses rejected or void by now, less those that earlier steps have counted."""
         ledger = self._node.log.ledger
         counted = sum(s.payload.rejected for s in ledger.steps() if isinstance(s.payload, Step))
-        return max(0, ledger.rejected_responses() - counted)
+        return max(0, self._node.pool.rejected - counted)
 
     def _drop_old_checkpoints(self, keep: bytes) -> None:
         for path in self._checkpoints.glob("*.safetensors"):
             if path.stem != keep.hex():
                 path.unlink(missing_ok=True)
-
-
-def _standing_roles(ledger: Ledger, cut: bytes) -> set[str]:
-    return {ledger.standing_role(author, cut) for author in ledger.replica.heads}
 
 
 def _manifest(answer: dict[str, Any], raw: Path) -> tuple[bytes, Manifest]:

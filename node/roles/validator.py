@@ -104,6 +104,7 @@ class _Life:
             return before
         texts = dict(zip(picked, replay["texts"], strict=True))
         flat = [(*items[i], text) for i in picked for text in texts[i]]
-        scores = iter(await self._tasks.score(flat))
+        claimed = [response.reward for i in picked for response in submission.groups[i].responses]
+        scores = iter(await self._tasks.confirm(flat, claimed))
         rewards = {i: tuple(next(scores) for _ in texts[i]) for i in picked}
         return audit.audit_rewards(submission, rewards, before)

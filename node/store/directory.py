@@ -3,7 +3,8 @@
 ::
 
     farflung.toml   the configuration            identity.key   32 secret bytes, mode 0600
-    genesis         the domain's signed genesis  boot           how often the daemon was started
+    recovery.key    32 secret bytes, mode 0600   boot           how often the daemon was started
+    genesis         the domain's signed genesis
     peers.json      addresses of known peers     lock           flock of the running daemon, holds its pid
     control.sock    the running daemon's socket  log/log.db     the replicated log
     blobs/          content-addressed files      versions/      weights
@@ -45,6 +46,7 @@ class DataDirectory:
         self.path = Path(path).absolute()
         self.config_file = self.path / "farflung.toml"
         self.key_file = self.path / "identity.key"
+        self.recovery_file = self.path / "recovery.key"
         self.genesis_file = self.path / "genesis"
         self.boot_file = self.path / "boot"
         self.peers_file = self.path / "peers.json"
@@ -81,12 +83,20 @@ class DataDirectory:
     def identity(self) -> Identity:
         """The node's key; made on the first call."""
         if not os.path.lexists(self.key_file):
-            self._make_key()
+            self._make_key(self.key_file)
         return self.read_identity()
+
+    def recovery(self) -> Identity:
+        """The key that the feed's ``join`` commits to; made on the first call. Its owner does well to keep it elsewhere."""
+        if not os.path.lexists(self.recovery_file):
+            self._make_key(self.recovery_file)
+        return self._read_key(self.recovery_file)
 
     def read_identity(self) -> Identity:
         """The node's existing key."""
-        path = self.key_file
+        return self._read_key(self.key_file)
+
+    def _read_key(self, path: Path) -> Identity:
         try:
             # Without O_NONBLOCK a FIFO of that name would hang the start.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -114,7 +124,7 @@ class DataDirectory:
             raise UserError(f"{path}: the key has {size}, not 32", "restore it from a backup, or use a new folder")
         return Identity(seed)
 
-    def _make_key(self) -> None:
+    def _make_key(self, path: Path) -> None:
         # Linked into place only once its bytes are durable: a crash leaves no key or a whole one, and an
         # existing key is never replaced (link fails as O_EXCL does).
         temporary = self.path / f".identity.{secrets.token_hex(8)}"
@@ -125,14 +135,14 @@ class DataDirectory:
                     file.write(secrets.token_bytes(32))
                     file.flush()
                     os.fsync(file.fileno())
-                os.link(temporary, self.key_file)
+                os.link(temporary, path)
             finally:
                 temporary.unlink()
             sync_directory(self.path)
         except FileExistsError:
             pass
         except OSError as error:
-            raise UserError(f"{self.key_file}: cannot be made ({error.strerror})", "choose a folder you own") from None
+            raise UserError(f"{path}: cannot be made ({error.strerror})", "choose a folder you own") from None
 
     # The lock
 

@@ -1,0 +1,102 @@
+"""The accepted rollouts that no step has used yet: what the trainer draws from and inference nodes look at.
+
+It follows the ledger's decisions and the blobs of the lineage's steps, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import trio
+
+from node.context import Node
+from node.net.rpc import Unreachable
+from protocol import schedule
+from protocol.constants import MAX_STEP_BLOB_BYTES
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.records import Rollout, Step, StepBlob
+
+
+class Pool:
+    """Call ``update`` before reading ``accepted`` and ``rejected``."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._known_steps: set[bytes] = set()
+        self._consumed: set[bytes] = set()
+        self._next_decision = 0
+        self._generation = 0
+        self._accepted: dict[bytes, Entry] = {}
+        self.rejected = 0
+        """Responses of submissions that were rejected or void, ever."""
+
+    def add_step(self, step: Entry, blob: StepBlob) -> None:
+        """A step of our own: nothing to fetch."""
+        self._known_steps.add(step.id)
+        self._consumed.update(rollout for rollout, _ in blob.submissions)
+
+    async def update(self) -> None:
+        """Take in new decisions and fetch new step blobs.
+
+        A blob that nobody gives is asked for again at the next call; until then its rollouts count as unused.
+        """
+        self._read_decisions()
+        for step in self._node.log.ledger.steps():
+            if step.id not in self._known_steps:
+                await self._read_step(step)
+
+    def _read_decisions(self) -> None:
+        ledger = self._node.log.ledger
+        if ledger.generation != self._generation:
+            self._generation, self._next_decision, self.rejected = ledger.generation, 0, 0
+            self._accepted.clear()
+        for entry, status in ledger.decisions(self._next_decision):
+            self._next_decision += 1
+            assert isinstance(entry.payload, Rollout)
+            if status.outcome == "accepted":
+                self._accepted[entry.id] = entry
+            else:
+                self.rejected += entry.payload.responses
+
+    async def _read_step(self, step: Entry) -> None:
+        payload = step.payload
+        assert isinstance(payload, Step)
+        peers = [step.author, *(p for p in self._node.network.peers if p != step.author)]
+        try:
+            if payload.blob_size > MAX_STEP_BLOB_BYTES:
+                raise PeerError("a step blob of an absurd size")
+            data = await self._node.fetch_blob(payload.blob, payload.blob_size, peers, timeout=5)
+            self.add_step(step, StepBlob.parse(data))
+        except PeerError as error:
+            self._known_steps.add(step.id)
+            self._node.network.blame(step.author, error)
+        except Unreachable:
+            await trio.lowlevel.checkpoint()
+
+    def usable(self, number: int) -> Mapping[bytes, tuple[Entry, int]]:
+        """Accepted and unused rollouts with their policy lag for a step from version ``number``, oldest version first.
+
+        What is too old by now is forgotten.
+        """
+        ledger, level = self._node.log.ledger, self._node.domain.recipe.async_level
+        found: dict[bytes, tuple[Entry, int]] = {}
+        for entry in list(self._accepted.values()):
+            assert isinstance(entry.payload, Rollout)
+            version = ledger.version_number(entry.payload.weights)
+            if entry.id in self._consumed or (version is not None and number - version > level):
+                del self._accepted[entry.id]
+            elif version is not None and schedule.usable(number - version, level):
+                found[entry.id] = (entry, number - version)
+        return dict(sorted(found.items(), key=lambda item: (-item[1][1], item[0])))
+
+    def waiting_groups(self, number: int) -> int:
+        """Groups announced, still of use to a step from version ``number``, and not yet trained on."""
+        ledger, level = self._node.log.ledger, self._node.domain.recipe.async_level
+        total = sum(e.payload.groups for e, _ in self.usable(number).values() if isinstance(e.payload, Rollout))
+        for entry in ledger.outstanding():
+            assert isinstance(entry.payload, Rollout)
+            version = ledger.version_number(entry.payload.weights)
+            if version is not None and schedule.usable(number - version, level):
+                total += entry.payload.groups
+        return total
