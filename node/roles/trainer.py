@@ -61,8 +61,7 @@ class _Life:
         self._node = node
         self._worker = worker
         self._recipe = node.domain.recipe
-        self._checkpoints = node.directory.path / "trainer"
-        self._checkpoints.mkdir(mode=0o700, exist_ok=True)
+        self._checkpoints = node.directory.trainer
         self._batch: dict[bytes, Gathered] = {}
         self._refused: set[bytes] = set()
         self._progress_at = trio.current_time()

@@ -87,7 +87,7 @@ class DataDirectory:
         return self.read_identity()
 
     def recovery(self) -> Identity:
-        """The key that the feed's ``join`` commits to; made on the first call. Its owner does well to keep it elsewhere."""
+        """The key that the feed's ``join`` commits to; made on the first call. It is best kept elsewhere."""
         if not os.path.lexists(self.recovery_file):
             self._make_key(self.recovery_file)
         return self._read_key(self.recovery_file)
