@@ -75,7 +75,7 @@ policies = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(networks(), policies, st.randoms(use_true_random=False), st.integers(0, 12))
 def test_the_order_of_hearing_does_not_matter(
     network: dict[bytes, Presence], policy: Policy, random: Random, pick: int
@@ -86,7 +86,7 @@ def test_the_order_of_hearing_does_not_matter(
     assert assign(network, policy, trainer) == assign(dict(shuffled), policy, trainer)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(networks(least=1), policies, st.booleans())
 def test_everybody_gets_one_role_and_never_an_unwanted_one(
     network: dict[bytes, Presence], policy: Policy, any_trainer: bool
@@ -107,14 +107,14 @@ def test_everybody_gets_one_role_and_never_an_unwanted_one(
         assert "inference" in roles.values()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(networks(least=4, willing=st.just(ALL)))
 def test_four_willing_nodes_fill_all_four_roles(network: dict[bytes, Presence]) -> None:
     counts = Counter(assign(network, POLICY, min(network)).values())
     assert counts == {"trainer": 1, "relay": 1, "validator": 1, "inference": len(network) - 3}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(networks(), policies)
 def test_roles_settle_after_two_rounds(network: dict[bytes, Presence], policy: Policy) -> None:
     trainer = min(network, default=None)
@@ -124,7 +124,7 @@ def test_roles_settle_after_two_rounds(network: dict[bytes, Presence], policy: P
     assert assign(network, policy, trainer) == roles
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(networks(least=4, willing=st.just(ALL)), st.integers(0, 600), st.integers(0, 2**40))
 def test_a_newcomer_displaces_nobody(network: dict[bytes, Presence], index: int, speed: int) -> None:
     trainer = min(network)
