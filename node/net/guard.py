@@ -239,6 +239,16 @@ class _MuxerMultistream(MuxerMultistream):  # type: ignore[misc]
 # --- the swarm and the host ----------------------------------------------------------------------------------------
 
 
+class _NoAutoConnector:
+    """Stands in for libp2p's AutoConnector, which dials whatever address the peerstore holds."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None: ...
+
+
 class GuardedSwarm(Swarm):  # type: ignore[misc]
     """A swarm that counts what lives, dials only when told to, and contains its callbacks.
 
@@ -256,6 +266,7 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
         self.handshakes: collections.Counter[str] = collections.Counter()
         self.live: collections.Counter[str] = collections.Counter()
         self.notifees: list[Any] = []
+        self.auto_connector = _NoAutoConnector()
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Defect 4: one inbound TCP connection, from handshake to end. Raises nothing but cancellation."""

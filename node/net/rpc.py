@@ -179,7 +179,7 @@ async def request(
             body = await stream.read_exactly(size)
             count.received += size
     except trio.TooSlowError:
-        raise Unreachable(f"{what}: no answer within {timeout:g} s") from None
+        raise Unreachable(f"{what}: no answer in time") from None
     finally:
         if stream is not None:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 0.5):

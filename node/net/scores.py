@@ -36,10 +36,10 @@ class _Record:
 
 
 class Scores:
-    """The scores of all peers that ever made a mistake. Points: 10 a mistake by default, ban at 100."""
+    """The scores of all peers that ever made a mistake. Points: 10 a mistake by default; ten in a row ban."""
 
     def __init__(
-        self, *, ban_score: float = 100, half_life: float = 300, ban_seconds: float = 60, max_ban: float = 86400
+        self, *, ban_score: float = 95, half_life: float = 300, ban_seconds: float = 60, max_ban: float = 86400
     ) -> None:
         self._ban_score = ban_score
         self._half_life = half_life

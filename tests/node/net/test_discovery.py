@@ -1,0 +1,161 @@
+"""Addresses, the address book and the peer manager."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.net import discovery
+from node.net.discovery import AddressBook, AddressError, parse_address
+from protocol.identity import peer_id
+from tests.node.net.helpers import identity, network, until
+
+PEER = peer_id(identity(1).node)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}",
+        "/ip4/10.0.0.1/tcp/1",
+        f"/ip6/::1/tcp/65535/p2p/{PEER}",
+        f"/dns4/node.example.org/tcp/4001/p2p/{PEER}",
+        "/dns/localhost/tcp/1",
+        "/dns6/x/tcp/1",
+    ],
+)
+def test_addresses_survive_a_round_trip(text: str) -> None:
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "/ip4/300.0.0.1/tcp/1",
+        "/ip4/::1/tcp/1",
+        "/ip6/127.0.0.1/tcp/1",
+        "/ip4/1.2.3.4/tcp/65536",
+        "/ip4/1.2.3.4/tcp/",
+        "/ip4/1.2.3.4/udp/1/quic",
+        "/ip4/1.2.3.4/tcp/1/p2p/",
+        "/ip4/1.2.3.4/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}/x",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}11",
+        "/ip4/1.2.3.4/tcp/1\n",
+        "/ip4/1.2.3.4/tcp/١",
+        "/dns4/" + "x" * 120 + "/tcp/1",
+    ],
+)
+def test_other_texts_are_one_clear_line(text: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        parse_address(text)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=200))
+def test_no_text_raises_anything_else(text: str) -> None:
+    with contextlib.suppress(AddressError):
+        parse_address(text)
+
+
+def address(port: int, host: str = "127.0.0.1") -> discovery.Address:
+    return parse_address(f"/ip4/{host}/tcp/{port}")
+
+
+def test_the_book_keeps_the_newest_addresses_first_and_few() -> None:
+    book = AddressBook(own=bytes(32))
+    node = b"n" * 32
+    for port in range(1, 20):
+        book.learn(node, [address(port)], 0.0)
+    assert [one.port for one in book.entries[node].addresses] == list(range(19, 11, -1))
+    book.learn(node, [address(13)], 0.0)
+    assert [one.port for one in book.entries[node].addresses][:2] == [13, 19]
+
+
+def test_the_book_skips_the_own_node_other_nodes_addresses_and_port_0() -> None:
+    book = AddressBook(own=b"o" * 32)
+    book.learn(b"o" * 32, [address(1)], 0.0)
+    book.learn(b"n" * 32, [parse_address(f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}"), address(0)], 0.0)
+    assert book.entries.keys() == {b"n" * 32}
+    assert book.entries[b"n" * 32].addresses == []
+
+
+def test_failures_back_off_and_seeds_less() -> None:
+    book = AddressBook(own=bytes(32))
+    seed, other = b"s" * 32, b"t" * 32
+    book.learn(seed, [address(1)], 0.0, seed=True)
+    book.learn(other, [address(2)], 0.0)
+    assert book.due(0.0) == [seed, other]
+    for _ in range(12):
+        book.failed(seed, 100.0)
+        book.failed(other, 100.0)
+    assert 100 < book.entries[seed].next_dial <= 100 + discovery.SEED_BACKOFF
+    assert 110 < book.entries[other].next_dial <= 100 + discovery.MAX_BACKOFF
+    book.learn(other, [address(3)], 101.0)  # a new address is worth a try at once
+    assert book.due(101.0) == [other]
+
+
+def test_the_higher_id_waits_for_the_lower_to_dial() -> None:
+    low, high = b"\x01" * 32, b"\xff" * 32
+    books = AddressBook(own=low), AddressBook(own=high)
+    books[0].learn(high, [address(1)], 0.0)
+    books[1].learn(low, [address(2)], 0.0)
+    assert books[0].due(0.0) == [high]
+    assert books[1].due(0.0) == []
+    assert books[1].due(1.0) == [low]
+
+
+def test_the_book_is_bounded_and_forgets_strangers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "MAX_PEERS", 3)
+    book = AddressBook(own=bytes(32))
+    seed, met, stranger, new = (bytes([number]) * 32 for number in range(1, 5))
+    book.learn(seed, [address(1)], 0.0, seed=True)
+    book.learn(met, [address(1)], 0.0)
+    book.connected(met)
+    book.learn(stranger, [address(1)], 0.0)
+    book.learn(new, [address(1)], 0.0)
+    assert book.entries.keys() == {seed, met, new}
+    book.connected(new)
+    book.learn(stranger, [address(1)], 0.0)
+    assert book.entries.keys() == {seed, new, stranger}
+
+
+async def test_a_seed_that_starts_late_is_found() -> None:
+    async with network(1) as first:
+        dead = first.addresses[0]
+    port = dead.split("/")[4]
+    async with network(2) as second:
+        await second.add_peer(dead)
+        await until(lambda: second._book.entries[identity(1).node].failures > 0)
+        from node.net.host import open_network
+
+        async with open_network(identity(1), listen=[f"/ip4/127.0.0.1/tcp/{port}"], domain_tag="test") as again:
+            await until(lambda: again.node in second.peers, 10)
+            assert second.known_addresses() == {again.node: [dead]}
+
+
+async def test_all_addresses_of_a_peer_are_tried() -> None:
+    async with network(1) as first, network(2) as second:
+        second.learn(first.node, ["rubbish", "/ip4/127.0.0.1/tcp/1", *first.addresses, "/ip4/127.0.0.1/tcp/2"])
+        await until(lambda: first.node in second.peers)
+
+
+async def test_two_halves_that_share_a_seed_meet() -> None:
+    """Seeds are dialled while other peers are connected, so a network that started in two parts becomes one."""
+    async with network(1) as seed, network(2) as left, network(3) as right:
+        await left.connect(right.addresses[0], 5)
+        await left.add_peer(seed.addresses[0])
+        await until(lambda: seed.node in left.peers and right.node in left.peers)
+
+
+async def test_a_book_without_a_usable_address_dials_nobody() -> None:
+    async with network(1) as first:
+        first.learn(identity(2).node, ["rubbish"])
+        await first.add_peer(f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id(identity(2).node)}")
+        with pytest.raises(AddressError, match="must end in /p2p/PEER"):
+            await first.add_peer("/ip4/127.0.0.1/tcp/1")
+        assert len(first._book.entries) == 1

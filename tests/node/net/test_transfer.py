@@ -1,0 +1,266 @@
+"""Blobs and chunks between peers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+from blake3 import blake3
+
+from node.net import transfer
+from node.net.host import Network
+from node.net.rpc import Refused, Unreachable
+from node.net.transfer import BLOB_PROTOCOL, CHUNK_PROTOCOL, fetch_blob, fetch_chunks, serve_blobs, serve_chunks
+from protocol.errors import PeerError
+from tests.node.net.helpers import network, never
+
+SMALL = b"a small blob"
+LARGE = bytes(range(251)) * 10_000  # 2.5 MB: three ranges
+MANIFEST = b"m" * 32
+CHUNKS = [bytes([number]) * 2000 for number in range(12)]
+
+
+def digest(data: bytes) -> bytes:
+    return blake3(data).digest()
+
+
+@asynccontextmanager
+async def networks(count: int) -> AsyncIterator[list[Network]]:
+    """``count`` networks, the first connected to all others."""
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(network(number + 1)) for number in range(count)]
+        for other in opened[1:]:
+            await opened[0].connect(other.addresses[0], 5)
+        yield opened
+
+
+async def test_blobs_small_large_and_empty() -> None:
+    held = {digest(blob): blob for blob in (SMALL, LARGE)}
+    async with networks(2) as (asker, holder):
+        serve_blobs(holder, held.get)
+        for blob in (SMALL, LARGE, b""):
+            assert await fetch_blob(asker, [holder.node], digest(blob), len(blob)) == blob
+        assert holder.counts[BLOB_PROTOCOL].requests_received == 4
+
+
+async def test_a_reader_may_be_asynchronous_and_is_asked_once_for_many_ranges() -> None:
+    reads = 0
+
+    async def read(name: bytes) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        await trio.lowlevel.checkpoint()
+        return LARGE
+
+    async with networks(2) as (asker, holder):
+        serve_blobs(holder, read)
+        assert await fetch_blob(asker, [holder.node], digest(LARGE), len(LARGE)) == LARGE
+        assert reads == 1
+
+
+async def test_a_peer_without_the_blob_is_passed_over_without_blame() -> None:
+    async with networks(3) as (asker, empty, holder):
+        serve_blobs(empty, lambda name: None)
+        serve_blobs(holder, {digest(LARGE): LARGE}.get)
+        assert await fetch_blob(asker, [empty.node, holder.node], digest(LARGE), len(LARGE)) == LARGE
+        assert asker.scores.reasons(empty.node) == {}
+        with pytest.raises(Unreachable, match="not held"):
+            await fetch_blob(asker, [empty.node], digest(LARGE), len(LARGE))
+        with pytest.raises(Unreachable, match="nobody to ask"):
+            await fetch_blob(asker, [], digest(LARGE), len(LARGE))
+
+
+async def test_a_liar_is_blamed_and_the_next_is_asked() -> None:
+    async with networks(3) as (asker, liar, holder):
+        serve_blobs(liar, lambda name: LARGE[:-1] + b"!")
+        serve_blobs(holder, {digest(LARGE): LARGE}.get)
+        assert await fetch_blob(asker, [liar.node, holder.node], digest(LARGE), len(LARGE)) == LARGE
+        assert asker.scores.reasons(liar.node) == {"blob: the bytes have another hash": 1}
+        assert asker.scores.reasons(holder.node) == {}
+
+
+async def test_a_peer_that_breaks_off_is_completed_by_another() -> None:
+    asked = 0
+
+    async def breaks_off(peer: bytes, request: bytes) -> bytes:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise Refused("not held any more")
+        return LARGE[: 1 << 20]
+
+    async with networks(3) as (asker, first, second):
+        first.serve(BLOB_PROTOCOL, breaks_off, max_request=64)
+        serve_blobs(second, {digest(LARGE): LARGE}.get)
+        assert await fetch_blob(asker, [first.node, second.node], digest(LARGE), len(LARGE)) == LARGE
+        assert second.counts[BLOB_PROTOCOL].requests_received == 2
+
+
+async def test_a_liar_among_several_sources_is_found() -> None:
+    asked = 0
+
+    async def lies_and_breaks_off(peer: bytes, request: bytes) -> bytes:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise Refused("not held any more")
+        return bytes(1 << 20) if asked < 5 else bytes(len(LARGE) - (2 << 20))
+
+    async with networks(3) as (asker, liar, honest):
+        liar.serve(BLOB_PROTOCOL, lies_and_breaks_off, max_request=64)
+        serve_blobs(honest, {digest(LARGE): LARGE}.get)
+        assert await fetch_blob(asker, [liar.node, honest.node], digest(LARGE), len(LARGE)) == LARGE
+        assert asker.scores.reasons(honest.node) == {}
+
+
+async def test_a_range_of_another_length_is_blamed() -> None:
+    async def short(peer: bytes, request: bytes) -> bytes:
+        return b"short"
+
+    async with networks(2) as (asker, liar):
+        liar.serve(BLOB_PROTOCOL, short, max_request=64)
+        with pytest.raises(Unreachable, match="another length"):
+            await fetch_blob(asker, [liar.node], digest(LARGE), len(LARGE))
+        assert asker.scores.reasons(liar.node) == {"blob: a range of another length": 1}
+
+
+async def test_a_stalled_peer_is_left() -> None:
+    async with networks(3) as (asker, slow, holder):
+        slow.serve(BLOB_PROTOCOL, never, max_request=64)
+        serve_blobs(holder, {digest(SMALL): SMALL}.get)
+        found = await fetch_blob(asker, [slow.node, holder.node], digest(SMALL), len(SMALL), timeout=0.1)
+        assert found == SMALL
+
+
+@pytest.mark.parametrize("request_bytes", [b"", b"\xff", b"\x93\xc4\x01x\x00\x01", bytes(60)])
+async def test_rubbish_requests_are_blamed(request_bytes: bytes) -> None:
+    async with networks(2) as (asker, holder):
+        serve_blobs(holder, lambda name: SMALL)
+        serve_chunks(holder, lambda manifest, index: CHUNKS[0])
+        for protocol in (BLOB_PROTOCOL, CHUNK_PROTOCOL):
+            with pytest.raises(Refused):
+                await asker.request(holder.node, protocol, request_bytes, timeout=5, max_response=64)
+        assert sum(holder.scores.reasons(asker.node).values()) == 2
+
+
+async def test_a_blob_too_large_for_anybody() -> None:
+    async with networks(1) as (asker,):
+        with pytest.raises(PeerError):
+            await fetch_blob(asker, [], bytes(32), 1 << 40)
+
+
+class Receiver:
+    """Verifies and keeps chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, bytes] = {}
+
+    def verify(self, index: int, data: bytes) -> None:
+        if data != CHUNKS[index]:
+            raise PeerError("chunk: wrong hash")
+
+    def store(self, index: int, data: bytes) -> None:
+        assert index not in self.chunks
+        self.chunks[index] = data
+
+    def complete(self) -> bool:
+        return [self.chunks.get(index) for index in range(len(CHUNKS))] == CHUNKS
+
+
+def read_chunk(manifest: bytes, index: int) -> bytes | None:
+    return CHUNKS[index] if manifest == MANIFEST else None
+
+
+async def get(asker: Network, holders: list[Network], receiver: Receiver, **options: float) -> None:
+    await fetch_chunks(
+        asker,
+        lambda: [holder.node for holder in holders],
+        MANIFEST,
+        range(len(CHUNKS)),
+        receiver.verify,
+        receiver.store,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+async def test_chunks_are_spread_over_their_holders() -> None:
+    receiver = Receiver()
+    async with networks(4) as (asker, *holders):
+        for holder in holders:
+            serve_chunks(holder, read_chunk)
+        await get(asker, holders, receiver)
+        assert receiver.complete()
+        assert all(holder.counts[CHUNK_PROTOCOL].requests_received >= 2 for holder in holders)
+
+
+async def test_a_liar_is_asked_no_more_and_the_rest_arrives() -> None:
+    receiver = Receiver()
+    async with networks(3) as (asker, liar, honest):
+        serve_chunks(liar, lambda manifest, index: b"rubbish")
+        serve_chunks(honest, read_chunk)
+        await get(asker, [liar, honest], receiver)
+        assert receiver.complete()
+        assert 1 <= liar.counts[CHUNK_PROTOCOL].requests_received <= 4
+        assert set(asker.scores.reasons(liar.node)) == {"chunk: wrong hash"}
+
+
+async def test_a_partial_holder_and_a_late_one_complete_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "HOLDER_PAUSE", 0.02)
+    receiver = Receiver()
+    async with networks(3) as (asker, half, late):
+        serve_chunks(half, lambda manifest, index: CHUNKS[index] if index % 2 else None)
+        serve_chunks(late, read_chunk)
+        holders = [half]
+
+        async def keep(index: int, data: bytes) -> None:
+            await trio.lowlevel.checkpoint()
+            receiver.store(index, data)
+            if len(receiver.chunks) == 6:
+                holders.append(late)
+
+        await fetch_chunks(
+            asker,
+            lambda: [holder.node for holder in holders],
+            MANIFEST,
+            range(len(CHUNKS)),
+            receiver.verify,
+            keep,
+        )
+        assert receiver.complete()
+        assert asker.scores.reasons(half.node) == {}
+
+
+async def test_a_stalled_holder_is_passed_over() -> None:
+    receiver = Receiver()
+    async with networks(3) as (asker, slow, holder):
+        slow.serve(CHUNK_PROTOCOL, never, max_request=64)
+        serve_chunks(holder, read_chunk)
+        await get(asker, [slow, holder], receiver, timeout=0.1)
+        assert receiver.complete()
+
+
+async def test_nobody_has_them() -> None:
+    receiver = Receiver()
+    async with networks(2) as (asker, empty):
+        serve_chunks(empty, lambda manifest, index: None)
+        with pytest.raises(Unreachable, match=r"12 chunks of 6d6d6d6d are missing: .*not held"):
+            await get(asker, [empty], receiver, stall=0.1)
+        with pytest.raises(Unreachable, match="nobody holds them"):
+            await get(asker, [], receiver, stall=0.1)
+
+
+async def test_an_error_of_the_callers_own_comes_out_unwrapped() -> None:
+    def full(index: int, data: bytes) -> None:
+        raise OSError("disk full")
+
+    async with networks(2) as (asker, holder):
+        serve_chunks(holder, read_chunk)
+        with pytest.raises(OSError, match="disk full"):
+            await fetch_chunks(asker, lambda: [holder.node], MANIFEST, range(4), Receiver().verify, full)
+
+
+async def test_nothing_wanted_is_nothing_done() -> None:
+    async with networks(1) as (asker,):
+        await fetch_chunks(asker, lambda: [], MANIFEST, [], Receiver().verify, Receiver().store)
