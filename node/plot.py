@@ -61,7 +61,8 @@ def plot(
 ) -> str:
     """One plot as an ``<svg>`` element of ``size`` (width, height); the y axis begins at 0.
 
-    ``title`` is read by screen readers. ``whole_x`` keeps ticks of the x axis to whole numbers; ``bars`` stacks the series as bars instead of lines.
+    ``title`` is read by screen readers. ``whole_x`` keeps ticks of the x axis to whole numbers; ``bars`` stacks the
+    series as bars instead of lines.
     """
     width, height = size
     points = [point for one in series for point in one.points]

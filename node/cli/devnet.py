@@ -14,8 +14,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "devnet",
         help="run a whole network on this machine",
         description="Start several nodes as separate processes, let them train the starter model together, and write "
-        "report.html and summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 when "
-        "they did not, 130 after Ctrl-C.",
+        "report.html and summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 "
+        "when they did not, 130 after Ctrl-C.",
     )
     parser.add_argument("--nodes", type=int, default=5, metavar="N", help="honest nodes, at least 4 (default: 5)")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="training steps (default: 60)")
@@ -47,10 +47,11 @@ def _devnet(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from node import devnet
+    from node.devnet_setup import Options, default_folder
     from node.display import open_display
 
-    options = devnet.Options(
-        folder=(arguments.dir or devnet.default_folder()).absolute(),
+    options = Options(
+        folder=(arguments.dir or default_folder()).absolute(),
         nodes=arguments.nodes,
         steps=arguments.steps,
         cheats=tuple(arguments.cheat),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from pathlib import Path
 
 
@@ -22,6 +24,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from node.store.verify import main
+    # Imported here, so that other commands start without loading what they do not use.
+    from node.store.directory import DataDirectory
+    from node.store.verify import verify
 
-    return main(arguments.data_dir)
+    began = time.monotonic()
+    found = verify(DataDirectory(arguments.data_dir))
+    sys.stdout.write(found.text())
+    for problem in found.problems:
+        print(f"farflung: {arguments.data_dir}: {problem}", file=sys.stderr)
+    result = f"{len(found.problems)} problems" if found.problems else "the log is valid"
+    print(f"farflung: {arguments.data_dir}: {result} ({time.monotonic() - began:.1f} s)", file=sys.stderr)
+    return found.exit_code

@@ -1,0 +1,321 @@
+"""A whole network on one machine: real daemons, real sockets, one folder.
+
+1. Preparation writes a data directory a node (key, ``farflung.toml`` with a port of its own) and gives node 1 the
+   signed genesis. From then on the devnet only starts processes, asks their control sockets and shows the answers:
+   nothing that a node decides is decided here.
+2. Every node stops at step ``steps`` by its configuration. The run has converged once no node generates, no audit is
+   pending, everything is covered by the newest cut, and all heads roots are equal.
+3. However it ends (done, Ctrl-C, a mistake), all processes are ended within a bounded time, and ``summary.json`` and
+   ``report.html`` are written from a node's own log.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import trio
+
+from node import fleet, genesis, report
+from node.api.client import Unavailable
+from node.config import write
+from node.devnet_setup import Options, make_folder, prepare
+from node.display import Display, NodeView, View, human_time
+from node.errors import UserError
+from node.fleet import Member
+from node.report import Sample, Story
+from node.store.directory import DataDirectory
+from node.store.files import write_atomic
+from node.store.verify import verify
+from node.summary import EMPTY, StepRow, Summary, of_ledger, timed
+from protocol.ledger import Ledger
+
+START_DEADLINE: Final = 120.0
+"""Seconds for a daemon to answer for the first time; loading its libraries takes some on a busy machine."""
+AUDIT_DEADLINE: Final = 60.0
+AGREE_DEADLINE: Final = 30.0
+STALL: Final = 120.0
+"""Seconds without a step after which the display says so."""
+GRACE: Final = 10.0
+GRACE_INTERRUPTED: Final = 2.5
+SAMPLE_EVERY: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Devnet:
+    options: Options
+    display: Display
+    members: list[Member]
+    began: float = field(default_factory=time.monotonic)
+    phase: str = "starting"
+    samples: list[Sample] = field(default_factory=list)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    interrupted: bool = False
+    failure: UserError | None = None
+    converged: bool = False
+    summary: Summary | None = None
+
+    # The run
+
+    async def run(self, others: set[int]) -> int:
+        async with trio.open_nursery() as nursery:
+            # The watch outlives the run, so that a second Ctrl-C cannot break off the orderly end.
+            nursery.start_soon(self._watch_signals)
+            try:
+                with self.scope:
+                    await self._live()
+            except* UserError as group:
+                self.failure = _first(group)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._end(others)
+            nursery.cancel_scope.cancel()
+        if self.failure is not None:
+            raise self.failure
+        return 130 if self.interrupted else 0 if self.converged else 1
+
+    async def _live(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show)
+            founder, *followers = self.members
+            self.display.say(f"run folder {self.options.folder}")
+            await genesis.found(founder.directory, name="devnet", nodes=len(self.members), tasks=self.options.tasks)
+            await self._start(nursery, [founder])
+            # The others are told its address only, and ask it for the genesis: it must answer by then.
+            await self._start(nursery, followers)
+            self.phase = "forming"
+            self.display.say(f"others join at {founder.address}")
+            await self._train()
+            self.phase = "finishing"
+            self.converged = await self._converge()
+            self.phase = "done" if self.converged else "not converged"
+            await self._write()
+            if self.options.keep_running and self.converged:
+                await self._go_on()
+            nursery.cancel_scope.cancel()
+
+    async def _start(self, nursery: trio.Nursery, members: list[Member]) -> None:
+        for member in members:
+            nursery.start_soon(member.keep_running, self.display.say)
+            nursery.start_soon(member.keep_polling)
+        if await self._until(lambda: all(member.status for member in members), START_DEADLINE):
+            return
+        late = next(member for member in members if not member.status)
+        raise UserError(
+            f"{late.name} did not answer within {START_DEADLINE:.0f} s ({late.last_line()})", f"see {late.log}"
+        )
+
+    async def _train(self) -> None:
+        step, since, told = 0, trio.current_time(), False
+        while (now := self._step()) < self.options.steps:
+            if now > step:
+                step, since, told = now, trio.current_time(), False
+                self.phase = "training"
+            elif trio.current_time() > since + STALL and not told:
+                told = True
+                self.display.say(f"no step for {STALL:.0f} s; what the nodes say stands in their daemon.log")
+            await trio.sleep(0.1)
+
+    async def _converge(self) -> bool:
+        if not await self._until(self._quiet, AUDIT_DEADLINE):
+            self.display.say(f"audits are still pending after {AUDIT_DEADLINE:.0f} s")
+        if await self._until(lambda: self._quiet() and self._agree(), AGREE_DEADLINE):
+            root = self.members[0].status["heads_root"]
+            self.display.say(f"all {len(self.members)} nodes hold the same log: heads root {root}")
+            return True
+        roots = ", ".join(f"{m.name} {m.status.get('heads_root', '?')[:8]}" for m in self.members)
+        self.display.say(f"the nodes did not agree within {AGREE_DEADLINE:.0f} s: {roots}")
+        return False
+
+    async def _until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        with trio.move_on_after(timeout) as scope:
+            while not condition():  # noqa: ASYNC110  # the state of other processes: no event tells of it
+                await trio.sleep(0.1)
+        return not scope.cancelled_caught
+
+    def _quiet(self) -> bool:
+        """No node generates, none has an audit to make."""
+        return all(m.fresh() and not m.status["generating"] and not m.status["pending_audits"] for m in self.members)
+
+    def _agree(self) -> bool:
+        """All hold the same entries and every one of them is final."""
+        roots = {member.status["heads_root"] for member in self.members}
+        return len(roots) == 1 and all(member.status["final"] for member in self.members)
+
+    async def _go_on(self) -> None:
+        self.phase = "running on; Ctrl-C ends it"
+        for member in self.members:
+            # The configuration as well, so that a restarted node does not stop where the others went on.
+            config = member.directory.config()
+            going_on = replace(config, devnet=replace(config.devnet, pause_at_step=0))
+            write(going_on, member.directory.config_file)
+            try:
+                await member.ask("pause_at", step=0)
+            except Unavailable as error:
+                self.display.say(str(error))
+        await trio.sleep_forever()
+
+    # The end
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for _ in signals:
+                self.interrupted = True
+                self.scope.cancel()
+
+    async def _end(self, others: set[int]) -> None:
+        if self.interrupted or self.failure is not None:
+            self.phase = "interrupted" if self.interrupted else "failed"
+        self._draw()
+        killed = await fleet.stop(self.members, grace=GRACE_INTERRUPTED if self.interrupted else GRACE, others=others)
+        for name in killed:
+            self.display.say(f"{name} did not stop in time and was killed")
+        if self.summary is None or self.interrupted:
+            await self._write()
+        self._draw()
+        self._tell_result()
+
+    async def _write(self) -> None:
+        """Write ``summary.json`` and ``report.html`` from the first node's log that can be read."""
+        seconds = time.monotonic() - self.began
+        found, problem = await trio.to_thread.run_sync(_read_log, [member.directory for member in self.members])
+        if problem is not None:
+            self.display.say(problem)
+        self.summary = timed(found, seconds, self._bytes())
+        story = Story(
+            summary=self.summary,
+            samples=tuple(self.samples),
+            goal=self.options.steps,
+            phase=self.phase,
+            facts=self._facts(),
+        )
+        try:
+            write_atomic(self.options.folder / "summary.json", self.summary.to_json().encode())
+            write_atomic(self.options.folder / "report.html", report.render(story).encode())
+        except OSError as error:
+            self.display.say(f"{self.options.folder}: the summary cannot be written ({error.strerror})")
+
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        status = next((member.status for member in self.members if member.status), {})
+        roots = sorted({member.status["heads_root"] for member in self.members if member.status})
+        return (
+            ("domain", str(status.get("domain", "–"))),
+            ("heads root", roots[0] if len(roots) == 1 else f"{len(roots)} different ones" if roots else "–"),
+            ("cuts", str(status.get("cut_height", 0))),
+            ("folder", str(self.options.folder)),
+        )
+
+    def _tell_result(self) -> None:
+        assert self.summary is not None
+        steps = self.summary.steps
+        if steps:
+            first, last = _mean([r.reward for r in steps[:5]]), _mean([r.reward for r in steps[-5:]])
+            self.display.say(
+                f"{len(steps)} steps in {human_time(self.summary.seconds)}; mean reward of the first five {first:.3f}, "
+                f"of the last five {last:.3f}"
+            )
+        for name in ("report.html", "summary.json"):
+            self.display.say(str(self.options.folder / name))
+
+    # The picture
+
+    async def _show(self) -> None:
+        sampled = -SAMPLE_EVERY
+        while True:
+            now = time.monotonic() - self.began
+            if now >= sampled + SAMPLE_EVERY:
+                self.samples.append(Sample(now, sum(m.tokens.value for m in self.members), self._bytes()))
+                sampled = now
+            self._draw()
+            await trio.sleep(fleet.POLL)
+
+    def _draw(self) -> None:
+        self.display.update(self._view())
+
+    def _view(self) -> View:
+        newest: dict[str, Any] = max((m.status for m in self.members), key=lambda s: s.get("step", -1))
+        return View(
+            goal=self.options.steps,
+            phase=self.phase,
+            seconds=time.monotonic() - self.began,
+            bytes=self._bytes(),
+            steps=tuple(_row(step) for step in newest.get("steps", ())),
+            nodes=tuple(_node(member, newest) for member in self.members),
+            cut_height=newest.get("cut_height", 0),
+            address=self.members[0].address,
+        )
+
+    def _step(self) -> int:
+        return max((member.status.get("step", 0) for member in self.members), default=0)
+
+    def _bytes(self) -> int:
+        # What one node sends another receives: each byte counts once, at its sender.
+        return sum(member.sent.value for member in self.members)
+
+
+def _read_log(directories: list[DataDirectory]) -> tuple[Summary, str | None]:
+    """The summary from the first log that can be read, and what is wrong with that log; an empty one without any."""
+    for directory in directories:
+        try:
+            checked = verify(directory)
+        except UserError:
+            continue
+        problem = f"{directory.path}: the log is not valid: {checked.problems[0]}" if checked.problems else None
+        return of_ledger(Ledger(checked.replica)), problem
+    return EMPTY, None
+
+
+def _row(step: dict[str, Any]) -> StepRow:
+    return StepRow(
+        step=step["step"],
+        reward=step["reward"],
+        lag_mean=step["lag_mean"],
+        lag_max=step["lag_max"],
+        accepted=step["accepted"],
+        rejected=step["rejected"],
+        seconds=(step["wait_ms"] + step["train_ms"] + step["publish_ms"]) / 1000,
+    )
+
+
+def _node(member: Member, newest: dict[str, Any]) -> NodeView:
+    status = member.status
+    return NodeView(
+        name=member.name,
+        state=member.state,
+        role=status.get("role", "none"),
+        version=status.get("version", -1),
+        credit=newest.get("credit", {}).get(status.get("node", ""), 0),
+        peers=status.get("peers", 0),
+        tokens=member.tokens.value,
+        sent=member.sent.value,
+        received=member.received.value,
+        warnings=tuple(status.get("health", ())),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _first(group: BaseExceptionGroup[UserError]) -> UserError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, UserError)
+    return error
+
+
+async def run(options: Options, open_display: Callable[[], Display]) -> int:
+    """Run a devnet and return its exit code: 0 converged, 1 not converged, 130 interrupted. Raises ``UserError``."""
+    options.check()
+    make_folder(options.folder)
+    others = fleet.adopt_orphans()
+    members = prepare(options)
+    display = open_display()
+    try:
+        return await _Devnet(options, display, members).run(others)
+    finally:
+        display.close()

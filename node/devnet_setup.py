@@ -1,0 +1,95 @@
+"""Preparing a devnet: what was asked for, and every node's data directory with key, ports and configuration."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from node import fleet
+from node.config import CHEATS, WILLING, Config, DevnetConfig, write
+from node.errors import UserError
+from node.fleet import Member
+from node.store.directory import DataDirectory
+from protocol.identity import peer_id
+
+MIN_NODES: Final = 4
+"""Below it one of the four roles would stay empty."""
+MAX_NODES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for. ``tasks`` is None for the starter model's own mix."""
+
+    folder: Path
+    nodes: int = 5
+    steps: int = 60
+    cheats: tuple[str, ...] = ()
+    tasks: str | None = None
+    seed: int | None = None
+    keep_running: bool = False
+
+    def check(self) -> None:
+        """Raise ``UserError`` for what cannot work."""
+        if not MIN_NODES <= self.nodes <= MAX_NODES:
+            raise UserError(f"--nodes {self.nodes}: a devnet has {MIN_NODES} to {MAX_NODES} nodes")
+        if self.steps < 1:
+            raise UserError(f"--steps {self.steps}: at least one step is needed")
+        if (unknown := next((cheat for cheat in self.cheats if cheat not in CHEATS or not cheat), None)) is not None:
+            raise UserError(f"--cheat {unknown}: known are {', '.join(filter(None, CHEATS))}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the run's folder; one that holds anything is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"{folder}: the folder is not empty", "name a new one with --dir")
+    except FileExistsError:
+        raise UserError(f"{folder}: a file of that name is there", "name another folder with --dir") from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be used ({error.strerror})", "name another folder with --dir") from None
+
+
+def prepare(options: Options) -> list[Member]:
+    """Write every node's data directory but for the genesis; returns the members, node 1 first."""
+    names = [f"node-{number}" for number in range(1, options.nodes + 1)]
+    cheats: list[str] = [""] * options.nodes
+    for cheat in options.cheats:
+        count = cheats.count(cheat)
+        names.append(f"cheat-{cheat}" + (f"-{count + 1}" if count else ""))
+        cheats.append(cheat)
+    members: list[Member] = []
+    for name, cheat, port in zip(names, cheats, fleet.free_ports(len(names)), strict=True):
+        directory = DataDirectory(options.folder / name)
+        directory.create()
+        if options.seed is not None:
+            _derive_key(directory, options.seed, name)
+        listen = f"/ip4/127.0.0.1/tcp/{port}"
+        config = Config(
+            name=name,
+            listen=(listen,),
+            bootstrap=(members[0].address,) if members else (),
+            willing=("inference",) if cheat else WILLING,
+            devnet=DevnetConfig(cheat=cheat, pause_at_step=options.steps),
+        )
+        write(config, directory.config_file)
+        members.append(Member(name, directory, f"{listen}/p2p/{peer_id(directory.identity().node)}"))
+    return members
+
+
+def _derive_key(directory: DataDirectory, seed: int, name: str) -> None:
+    """With ``--seed`` the keys are not secret: they follow from the seed, so that a run's node ids can be repeated."""
+    key = sha256(b"farflung/devnet-key/v1\0" + f"{seed}/{name}".encode()).digest()
+    descriptor = os.open(directory.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key)
+
+
+def default_folder() -> Path:
+    """``devnet/<UTC time>`` below the working directory."""
+    return Path("devnet") / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())

@@ -1,0 +1,206 @@
+"""How a devnet starts, watches and ends its processes, whatever they do. The nodes are stand-ins; see ``tests/e2e``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from node import devnet, devnet_setup, fleet, genesis
+from node.devnet_setup import Options
+from node.display import View
+from node.errors import UserError
+from node.store.directory import DataDirectory
+from tests.node import fake_daemon
+
+
+class Recorder:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.views: list[View] = []
+        self.on_update: Callable[[View], None] = lambda view: None
+
+    def update(self, view: View) -> None:
+        self.views.append(view)
+        self.on_update(view)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Stand-ins for the daemons and for the domain; set a node's behaviour by its name."""
+    behaviours: dict[str, str] = {}
+
+    async def found(directory: DataDirectory, *, name: str, nodes: int, tasks: str | None) -> None:
+        for node, behaviour in behaviours.items():
+            (directory.path.parent / node / "behaviour").write_text(behaviour)
+
+    def command(directory: DataDirectory) -> list[str]:
+        return [sys.executable, "-S", fake_daemon.__file__, str(directory.path)]
+
+    monkeypatch.setattr(genesis, "found", found)
+    monkeypatch.setattr(fleet, "daemon_command", command)
+    monkeypatch.setattr(fleet, "RESTART_PAUSE", 0.05)
+    monkeypatch.setattr(fleet, "POLL", 0.05)
+    return behaviours
+
+
+async def run(options: Options, display: Recorder) -> int:
+    with trio.fail_after(30):
+        return await devnet.run(options, lambda: display)
+
+
+async def test_it_ends_well_when_all_nodes_agree(fakes: dict[str, str], tmp_path: Path) -> None:
+    display = Recorder()
+    assert await run(Options(tmp_path / "run", nodes=4, steps=3), display) == 0
+    assert any("all 4 nodes hold the same log" in text for text in display.said)
+    assert any(text.startswith("others join at /ip4/127.0.0.1/tcp/") for text in display.said)
+    last = display.views[-1]
+    assert last.phase == "done"
+    assert [row.step for row in last.steps] == [1, 2, 3]
+    assert last.bytes == 4 * 3000
+    assert [node.credit for node in last.nodes] == [3, 0, 0, 0]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["bytes"] == 12_000
+    assert "<svg" in (tmp_path / "run" / "report.html").read_text()
+
+
+async def test_nodes_that_do_not_agree_are_exit_code_1(
+    fakes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes["node-3"] = "different"
+    monkeypatch.setattr(devnet, "AGREE_DEADLINE", 0.3)
+    display = Recorder()
+    assert await run(Options(tmp_path / "run", nodes=4, steps=1), display) == 1
+    assert any("did not agree" in text and "node-3 ffffffff" in text for text in display.said)
+
+
+async def test_a_node_that_dies_is_started_again_and_the_run_ends_well(fakes: dict[str, str], tmp_path: Path) -> None:
+    fakes["node-2"] = "dies"
+    display = Recorder()
+    assert await run(Options(tmp_path / "run", nodes=4, steps=4), display) == 0
+    assert any(text.startswith("node-2 died (signal SIGKILL)") for text in display.said)
+    # What it had sent before its death still counts; its counters began anew.
+    assert display.views[-1].nodes[1].sent >= 4000
+
+
+async def test_a_nodes_mistake_is_the_devnets(fakes: dict[str, str], tmp_path: Path) -> None:
+    fakes["node-4"] = "mistake"
+    display = Recorder()
+    with pytest.raises(UserError, match="node-4: port 4001 is busy"):
+        await run(Options(tmp_path / "run", nodes=4, steps=1), display)
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert display.views[-1].phase == "failed"
+
+
+async def test_an_interrupt_ends_everything_soon_and_still_writes_the_summary(
+    fakes: dict[str, str], tmp_path: Path
+) -> None:
+    fakes["node-2"] = "deaf"
+    display = Recorder()
+    pressed: list[float] = []
+
+    def press(view: View) -> None:
+        # Twice, as impatient people do.
+        if all(node.state == "running" for node in view.nodes) and len(pressed) < 2:
+            pressed.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    display.on_update = press
+    assert await run(Options(tmp_path / "run", nodes=4, steps=10**6), display) == 130
+    assert time.monotonic() - pressed[0] < 5
+    assert display.views[-1].phase == "interrupted"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "run" / "node-2" / "child").read_text()), 0)
+
+
+async def test_keep_running_goes_on_after_the_summary(fakes: dict[str, str], tmp_path: Path) -> None:
+    display = Recorder()
+
+    def press(view: View) -> None:
+        if len(view.steps) > 4 and view.phase != "interrupted":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    display.on_update = press
+    assert await run(Options(tmp_path / "run", nodes=4, steps=2, keep_running=True), display) == 130
+    assert any(view.phase.startswith("running on") for view in display.views)
+    assert DataDirectory(tmp_path / "run" / "node-3").config().devnet.pause_at_step == 0
+
+
+async def test_a_stall_is_told_of(fakes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devnet, "STALL", 0.02)
+    display = Recorder()
+    assert await run(Options(tmp_path / "run", nodes=4, steps=20), display) == 0
+    assert any(text.startswith("no step for") for text in display.said)
+
+
+def test_directories_are_ready_for_daemons(tmp_path: Path) -> None:
+    members = devnet_setup.prepare(Options(tmp_path, nodes=4, steps=7, cheats=("forged-reward", "forged-reward")))
+    assert [member.name for member in members] == [
+        *("node-1", "node-2", "node-3", "node-4"),
+        *("cheat-forged-reward", "cheat-forged-reward-2"),
+    ]
+    configs = [member.directory.config() for member in members]
+    assert configs[0].bootstrap == ()
+    assert all(config.bootstrap == (members[0].address,) for config in configs[1:])
+    assert all(config.devnet.pause_at_step == 7 for config in configs)
+    assert [config.willing == ("inference",) for config in configs] == [False] * 4 + [True] * 2
+    assert [config.devnet.cheat for config in configs] == [""] * 4 + ["forged-reward"] * 2
+    assert len({config.listen for config in configs}) == 6
+    for member in members:
+        assert stat.S_IMODE(member.directory.key_file.stat().st_mode) == 0o600
+    assert len({member.directory.read_identity().node for member in members}) == 6
+
+
+def test_a_seed_gives_the_same_keys_again(tmp_path: Path) -> None:
+    def nodes(folder: str, seed: int | None) -> list[bytes]:
+        members = devnet_setup.prepare(Options(tmp_path / folder, nodes=4, seed=seed))
+        return [member.directory.read_identity().node for member in members]
+
+    assert nodes("a", 1) == nodes("b", 1)
+    assert not set(nodes("c", 2)) & set(nodes("d", None))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nodes": 3}, "--nodes 3"),
+        ({"nodes": 100}, "--nodes 100"),
+        ({"steps": 0}, "--steps 0"),
+        ({"cheats": ("laziness",)}, "--cheat laziness"),
+    ],
+)
+async def test_mistakes_are_told_before_anything_is_made(
+    tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        await run(Options(tmp_path / "run", **options), Recorder())  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+async def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(UserError, match="not empty"):
+        await run(Options(tmp_path), Recorder())
+    with pytest.raises(UserError, match="a file of that name"):
+        await run(Options(tmp_path / "thesis.txt"), Recorder())
+
+
+def test_the_default_folder_is_below_the_working_directory() -> None:
+    assert devnet_setup.default_folder().parts[0] == "devnet"
