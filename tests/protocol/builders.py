@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 
+from protocol import identity
 from protocol.domain import (
     Domain,
     Model,
@@ -16,11 +18,14 @@ from protocol.domain import (
     parse_genesis,
 )
 from protocol.entry import NO_PREV, Entry, make
+from protocol.errors import Evidence
+from protocol.feed import ForkProof
 from protocol.heads import heads_root
 from protocol.identity import Identity
+from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, grant_vote, vote
-from protocol.records import Blob, Join, Record, Weights
-from protocol.replica import Replica
+from protocol.records import Blob, Join, Record, Role, Rollout, Step, Verdict, Weights
+from protocol.replica import Outcome, Replica
 
 RECIPE = Recipe(
     async_level=2,
@@ -154,3 +159,133 @@ def grant_for(
         assert isinstance(base.payload, Weights)
         grant = Grant.make(domain.id, term, trainer, base.id, base.payload.term, base.payload.number)
     return certify_grant(grant, dict(grant_vote(key(elector), grant) for elector in electors), domain.electors)
+
+
+class Story:
+    """A network whose replica takes everything as it happens; ``objects`` keeps all of it for telling it again.
+
+    Names are key names. The first cut covers the joins and roles; term 1 is granted to "trainer", and version 0
+    anchors on that cut, so that everybody named may infer, audit and train.
+    """
+
+    def __init__(
+        self,
+        validators: tuple[str, ...] = ("v1",),
+        inference: tuple[str, ...] = ("i1", "i2"),
+        policy: Policy = POLICY,
+        named: tuple[str, ...] = (),
+    ) -> None:
+        self.domain = small_domain(validators=named, policy=policy)
+        self.replica = Replica(self.domain)
+        self.ledger = Ledger(self.replica)
+        self.objects: list[Entry | CertifiedCut | CertifiedGrant] = []
+        self.writers: dict[str, Writer] = {}
+        roles = {"trainer": "trainer"} | dict.fromkeys(validators, "validator") | dict.fromkeys(inference, "inference")
+        for name, role in roles.items():
+            self.join(name)
+            self.say(name, Role(role))
+        self.cut()
+        self.grant(1, "trainer")
+        self.newest = self.say("trainer", self.version(1, 0, None))
+
+    def node(self, name: str) -> bytes:
+        """The node id of a name."""
+        return key(name).node
+
+    def join(self, name: str) -> Entry:
+        """A newcomer's first entry."""
+        writer = self.writers[name] = Writer(name, self.domain.id, joined=False)
+        writer.anchor = self.replica.newest_cut_id
+        return self.say(name, Join(digest(f"recovery {name}"), "farflung/test", name))
+
+    def say(self, name: str, payload: Record) -> Entry:
+        """The next entry of a feed, taken by the replica."""
+        entry = self.writers[name].append(payload)
+        assert self.replica.add_entry(entry)
+        self.objects.append(entry)
+        return entry
+
+    def cut(self) -> CertifiedCut:
+        """Certify everything; feeds anchor on it from here on."""
+        cut = cut_for(self.replica, "elector")
+        assert self.replica.add_cut(cut)
+        self.objects.append(cut)
+        for writer in self.writers.values():
+            writer.anchor = cut.cut.id
+        return cut
+
+    def grant(self, term: int, trainer: str, base: Entry | None = None) -> CertifiedGrant:
+        """Grant a term."""
+        grant = grant_for(self.domain, term, self.node(trainer), base)
+        assert self.replica.add_grant(grant)
+        self.objects.append(grant)
+        return grant
+
+    def version(self, term: int, number: int, predecessor: bytes | None, step: bytes | None = None) -> Weights:
+        """A version's payload; version 0 is the genesis'."""
+        manifest = MODEL.manifest if number == 0 else Blob(digest(f"manifest {term} {number}"), 2000)
+        whole = MODEL.whole if number == 0 else digest(f"whole {term} {number}")
+        return Weights(term, number, predecessor, manifest.hash, manifest.size, whole, 4096, step)
+
+    def train(self, name: str = "trainer", term: int = 1, base: Entry | None = None, trained: int = 8) -> Entry:
+        """A step and the weights that it makes, on the newest ones."""
+        base = base or self.newest
+        assert isinstance(base.payload, Weights)
+        number = base.payload.number + 1
+        step = Step(term, number, base.id, digest("blob"), 90, 500_000, 0, 0, 2, trained, 0, trained, 40, 9, 1, 1)
+        made = self.say(name, step)
+        self.newest = self.say(name, self.version(term, number, base.id, made.id))
+        return self.newest
+
+    def rollout(self, name: str, first_counter: int = 0, weights: Entry | None = None, groups: int = 2) -> Entry:
+        """Announce a submission of the newest version."""
+        version = (weights or self.newest).id
+        responses = groups * RECIPE.group_size
+        file = digest(f"file {name} {version.hex()} {first_counter}")
+        return self.say(name, Rollout(version, first_counter, groups, responses, responses * 5, file, 2048))
+
+    def judge(self, name: str, rollout: Entry, outcome: str = "accepted", reason: str = "", audited: int = 2) -> Entry:
+        """A verdict: "accepted", "soft", "hard" or "void"."""
+        return self.say(name, self.verdict(name, rollout, outcome, reason, audited))
+
+    def verdict(self, name: str, rollout: Entry, outcome: str, reason: str = "", audited: int = 2) -> Verdict:
+        """The payload of a verdict, its draw signed."""
+        assert isinstance(rollout.payload, Rollout)
+        result, severity, usual = {
+            "accepted": ("accepted", "none", "ok"),
+            "soft": ("rejected", "soft", "late"),
+            "hard": ("rejected", "hard", "sampling"),
+            "void": ("void", "soft", "undecidable"),
+        }[outcome]
+        draw = key(name).sign(identity.DRAW, rollout.payload.submission)
+        return Verdict(rollout.id, result, severity, reason or usual, 0, draw, audited)
+
+
+def feed_all(replica: Replica, objects: Sequence[Entry | CertifiedCut | CertifiedGrant | ForkProof]) -> list[Outcome]:
+    """Hand everything to the replica, again and again until nothing more is taken; returns what stayed missing."""
+    waiting = list(objects)
+    while True:
+        left: list[tuple[Entry | CertifiedCut | CertifiedGrant | ForkProof, Outcome]] = []
+        for thing in waiting:
+            try:
+                outcome = take(replica, thing)
+            except Evidence:
+                continue
+            if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN):
+                left.append((thing, outcome))
+        if len(left) == len(waiting):
+            return [outcome for _, outcome in left]
+        waiting = [thing for thing, _ in left]
+
+
+def take(replica: Replica, thing: Entry | CertifiedCut | CertifiedGrant | ForkProof) -> Outcome:
+    """Hand one object to the replica."""
+    match thing:
+        case Entry():
+            return replica.add_entry(thing)
+        case CertifiedCut():
+            return replica.add_cut(thing)
+        case CertifiedGrant():
+            return replica.add_grant(thing)
+        case _:
+            return replica.add_fork(thing)
