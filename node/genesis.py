@@ -20,11 +20,13 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from node import starter
 from node.errors import UserError
 from node.starter import defaults
 from node.store.blobs import BlobStore
@@ -39,6 +41,10 @@ from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.records import Blob
 
+MODEL: Final = Path(starter.__file__).parent
+"""The folder of the starter model's files."""
+AUDIT_SHARE: Final = 500_000
+"""Half of a submission's groups: whoever forges all is caught for certain, at half the price of replaying all."""
 CONVERT_TIMEOUT: Final = 120.0
 ROOM: Final = 64 << 20
 """Bytes that a founder needs free besides what every node needs: the model in two forms."""
@@ -52,7 +58,7 @@ def task_rows(text: str | None) -> list[dict[str, Any]]:
     Raises ``UserError``.
     """
     if text is None:
-        return [dict(row) for row in defaults.TASKS]
+        return [{**asdict(task), "data": None} for task in defaults.TASKS]
     path = Path(text)
     if path.suffix == ".toml" or "/" in text:
         return _file_rows(path)
@@ -108,7 +114,7 @@ def policy(nodes: int) -> Policy:
         validators_min=1,
         validators_per_million=100_000,
         validator_reputation=0,
-        audit_share=defaults.AUDIT_SHARE,
+        audit_share=AUDIT_SHARE,
     )
 
 
@@ -124,7 +130,7 @@ async def found(directory: DataDirectory, *, name: str, nodes: int, tasks: str |
         async with open_worker("node.workers.engine", name="engine") as worker:
             scratch = directory.work / "version-0.bin"
             model_files = await worker.call(
-                "convert", timeout=CONVERT_TIMEOUT, model_dir=str(defaults.MODEL), output=str(scratch)
+                "convert", timeout=CONVERT_TIMEOUT, model_dir=str(MODEL), output=str(scratch)
             )
         genesis = await trio.to_thread.run_sync(_store, directory, name, nodes, rows, model_files, scratch)
     except WorkerError as error:

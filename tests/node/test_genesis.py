@@ -1,0 +1,113 @@
+"""Founding a devnet's domain: which tasks it is given, and what lies in the founder's directory afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from node import genesis
+from node.errors import UserError
+from node.store.blobs import BlobStore
+from node.store.directory import DataDirectory
+from node.store.versions import VersionStore
+from node.tasks.jsonl import MATH_VERIFY_VERSION
+from node.tasks.reasoning import REASONING_GYM_VERSION
+from protocol.domain import parse_genesis
+from protocol.manifest import Manifest
+
+TABLE = """
+[[task]]
+name = "chain_sum"
+weight = 3
+parameters = { min_terms = 2, max_terms = 3 }
+
+[[task]]
+kind = "jsonl"
+name = "homework"
+file = "homework.jsonl"
+"""
+
+
+def test_names_stand_for_reasoning_gyms_data_sets() -> None:
+    rows = genesis.task_rows("chain_sum, gcd")
+    assert [(row["kind"], row["name"], row["weight"], row["parameters"], row["data"]) for row in rows] == [
+        ("reasoning-gym", "chain_sum", 1, "{}", None),
+        ("reasoning-gym", "gcd", 1, "{}", None),
+    ]
+    assert {row["version"] for row in rows} == {REASONING_GYM_VERSION}
+
+
+def test_a_file_names_weights_parameters_and_jsonl(tmp_path: Path) -> None:
+    (tmp_path / "tasks.toml").write_text(TABLE)
+    first, second = genesis.task_rows(str(tmp_path / "tasks.toml"))
+    assert (first["weight"], json.loads(first["parameters"])) == (3, {"min_terms": 2, "max_terms": 3})
+    assert (second["kind"], second["version"]) == ("jsonl", MATH_VERIFY_VERSION)
+    assert second["data"] == str(tmp_path / "homework.jsonl")
+
+
+def test_by_default_it_is_the_starter_models_own_mix() -> None:
+    assert genesis.task_rows(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[task]]\nnam = 'x'", "unknown key 'nam'"),
+        ("[[task]]\nweight = 1", "the name is missing"),
+        ("[[task]]\nname = ''", "the name is missing"),
+        ("[[task]]\nname = 'x'\nweight = 0", "the weight of x"),
+        ("[[task]]\nname = 'x'\nweight = true", "the weight of x"),
+        ("[[task]]\nname = 'x'\nkind = 'poem'", "unknown kind 'poem'"),
+        ("[[task]]\nname = 'x'\nparameters = 3", "the parameters of x"),
+        ("[[task]]\nname = 'x'\nkind = 'jsonl'", "names its file"),
+        ("[[task]]\nname = 'x'\nfile = 'x.jsonl'", "names its file"),
+        ("task = 3", "expected [[task]]"),
+        ("task = [3]", "expected [[task]]"),
+        ("x = 3", "expected [[task]]"),
+        ("[[task", "not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "tasks.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        genesis.task_rows(str(file))
+    assert words in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing\.toml: cannot be read"):
+        genesis.task_rows(str(tmp_path / "nothing.toml"))
+
+
+async def test_an_unknown_task_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path)
+    directory.create()
+    directory.identity()
+    with pytest.raises(UserError, match="chain_sun"):
+        await genesis.found(directory, name="test", nodes=4, tasks="chain_sun")
+    assert directory.genesis() is None
+
+
+async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path)
+    directory.create()
+    creator = directory.identity()
+    await genesis.found(directory, name="test", nodes=5, tasks=None)
+    data = directory.genesis()
+    assert data is not None
+    domain = parse_genesis(data)
+    assert (domain.creator, domain.electors, domain.devnet) == (creator.node, (creator.node,), 1)
+    assert domain.policy.min_nodes == 5
+    assert domain.timings.epoch_ms == 500
+    blobs = BlobStore(directory.blobs)
+    for blob in (domain.model.config, domain.model.tokenizer, domain.model.manifest):
+        assert blobs.size(blob.hash) == blob.size
+    versions = VersionStore(directory.versions)
+    assert versions.complete(domain.model.manifest.hash)
+    manifest = Manifest.parse(blobs.get(domain.model.manifest.hash) or b"")
+    assert manifest.whole == domain.model.whole
+    assert list(directory.work.iterdir()) == []
