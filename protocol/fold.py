@@ -96,6 +96,8 @@ class Fold:
         self._steps: dict[bytes, Entry] = {}
         self._granted = 0
         self._leading: Grant | None = None
+        # The bases of grants that do not count while those are not on the lineage.
+        self._passed_over: set[bytes] = set()
         self._submissions: dict[bytes, _Submission] = {}
         self._queues: dict[bytes, list[_Submission]] = {}
         self._cursors: dict[bytes, int] = {}
@@ -165,8 +167,12 @@ class Fold:
         if grant is None or grant.grant.trainer != entry.author or entry.id in self.legitimate:
             return
         if grant.grant is self._leading:
+            before = len(self.lineage)
             self._follow(self._leading, self.lineage, self.legitimate, self._positions)
-            self._wake()
+            if any(made.id in self._passed_over for made in self.lineage[before:]):
+                self._find_lineage()
+            else:
+                self._wake()
         else:
             self._find_lineage()
 
@@ -176,11 +182,13 @@ class Fold:
         legitimate: dict[bytes, Entry] = {}
         positions: dict[bytes, int] = {}
         self._leading = None
+        self._passed_over = set()
         for term in sorted(self._rules.grants):
             grant = self._rules.grants[term].grant
             keep = 0
             if grant.base != self._rules.domain.id:
                 if grant.base not in positions:
+                    self._passed_over.add(grant.base)
                     continue
                 keep = positions[grant.base] + 1
                 base = lineage[keep - 1].payload

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import codec
+from protocol import codec, entry
+from protocol.domain import parse_genesis
 from protocol.errors import LocalError, PeerError
+from protocol.feed import ForkProof
 from protocol.heads import FROZEN, Head, heads_root
 from protocol.quorum import (
     CertifiedCut,
@@ -30,8 +33,9 @@ from protocol.quorum import (
     vote,
     vote_problem,
 )
+from protocol.records import StepBlob
 from tests.protocol.builders import digest, key
-from tests.protocol.strategies import heads
+from tests.protocol.strategies import heads, values
 from tests.vectors import golden
 from tests.vectors.make import golden_cut, golden_grant
 
@@ -311,6 +315,31 @@ def test_a_vote_for_a_cut_is_no_grant_and_every_flip_is_rejected() -> None:
     for place in range(len(raw)):
         with pytest.raises(PeerError):
             CertifiedGrant.parse(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :], ELECTORS)
+
+
+@settings(max_examples=25)
+@given(values)
+def test_any_value_is_refused_or_read(value: object) -> None:
+    """Parsers never raise anything but PeerError, whatever canonical value they are given."""
+    data = codec.encode(value)
+    signed = codec.encode([data, bytes(64)])
+    voted = codec.encode([data, [[ELECTORS[0], bytes(64)], [ELECTORS[1], bytes(64)], [ELECTORS[2], bytes(64)]]])
+    parsers: list[Callable[[bytes], object]] = [
+        Cut.parse,
+        Grant.parse,
+        ForkProof.parse,
+        StepBlob.parse,
+        parse_genesis,
+        entry.decode,
+        lambda raw: entry.parse(raw, bytes(64), verify=False),
+        lambda raw: CertifiedCut.parse(raw, ELECTORS),
+        lambda raw: CertifiedGrant.parse(raw, ELECTORS),
+        lambda raw: Report.parse(raw, ELECTORS),
+    ]
+    for parse in parsers:
+        for raw in (data, signed, voted):
+            with contextlib.suppress(PeerError):
+                parse(raw)
 
 
 def test_golden_cuts_and_grants() -> None:
