@@ -314,15 +314,20 @@ def propose(
             seq = sorted((head.seq for head in heads), reverse=True)[need - 1]
             frozen = sum(head.status == FROZEN for head in heads) >= need
             _take(chosen, held(author, seq), FROZEN if frozen else None)
+    voted_for: set[bytes] = set()
     for voted in votes:
         if voted.prev == prev:
             for head in voted.changes:
                 own = held(head.author, head.seq)
                 if own is not None and own.entry_id == head.entry_id:
+                    voted_for.add(head.author)
                     _take(chosen, own, head.status)
-    changes = {author: head for author, head in chosen.items() if moves(certified.get(author), head)}
-    if not changes:
+    moved = sorted(author for author, head in chosen.items() if moves(certified.get(author), head))
+    if not moved:
         return None
+    # What was voted for must be in; of the rest, what does not fit waits for the next cut.
+    moved.sort(key=lambda author: author not in voted_for)
+    changes = {author: chosen[author] for author in moved[:MAX_CHANGES]}
     root = heads_root({**certified, **changes}.values())
     return Cut.make(domain, height, epoch, prev, root, changes.values())
 

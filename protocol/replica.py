@@ -28,7 +28,7 @@ from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.feed import FeedState, ForkProof, evidence
 from protocol.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest, bucket_digests, heads_root
-from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, moves
+from protocol.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, moves
 
 MAX_SHELF: Final = 512
 """Entries of one frozen author that wait aside. Only entries no cut covers yet can come back from there."""
@@ -255,8 +255,10 @@ class Replica:
         return self._status(author) == FROZEN
 
     def uncovered(self) -> list[Head]:
-        """The heads that the newest cut does not cover yet: the rows of an elector's report."""
-        return [head for author, head in self.heads.items() if moves(self.certified.get(author), head)]
+        """The heads that the newest cut does not cover yet, ascending by author, at most ``MAX_CHANGES`` of them: the
+        rows of an elector's report."""
+        heads = [head for author, head in self.heads.items() if moves(self.certified.get(author), head)]
+        return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
 
     def certified_head(self, author: bytes) -> int:
         """The highest seq of the author that a cut covers, -1 where none does."""

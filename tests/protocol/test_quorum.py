@@ -70,6 +70,7 @@ def votes_of(cut: Cut, *names: str) -> dict[bytes, bytes]:
 
 def report(name: str, *rows: Head, epoch: int = 1) -> Report:
     """An elector's report, through its wire form."""
+    rows = tuple(sorted(rows, key=lambda row: row.author))
     made = Report(DOMAIN, key(name).node, epoch, DOMAIN, rows, 0, 0)
     return Report.parse(made.sign(key(name)), ELECTORS)
 
@@ -219,6 +220,18 @@ def test_a_proposal_joins_the_votes_that_were_cast() -> None:
     assert {row.author: row.seq for row in cut.changes} == {digest("x"): 8, digest("y"): 3}
     assert proposal(votes=(make_cut(head("x", 3, "'")),)) is None
     assert proposal(votes=(make_cut(head("x", 3), height=2, prev=digest("prev")),)) is None
+
+
+def test_what_does_not_fit_into_a_cut_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.quorum.MAX_CHANGES", 1)
+    low, high = sorted(("x", "y"), key=digest)
+    both = [report(name, head("x", 5), head("y", 6)) for name in NAMES]
+    first = proposal(*both)
+    assert first is not None
+    assert [row.author for row in first.changes] == [digest(low)]
+    voted = proposal(*both, votes=(make_cut(head(high, 3)),))
+    assert voted is not None
+    assert [row.author for row in voted.changes] == [digest(high)]
 
 
 def test_a_quorum_that_reports_a_fork_freezes_the_author() -> None:
