@@ -55,8 +55,8 @@ def run(directory: DataDirectory) -> None:
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
         )
-        for chatty in ("libp2p", "multiaddr", "trio_asyncio", "asyncio"):
-            logging.getLogger(chatty).setLevel(logging.ERROR)
+        # libp2p logs every stream that a peer closed as an error, with a report of many lines.
+        logging.getLogger("libp2p").setLevel(logging.CRITICAL)
         _run(directory, config)
 
 
