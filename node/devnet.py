@@ -27,7 +27,6 @@ from node.display import Display, NodeView, View, human_time
 from node.errors import UserError
 from node.fleet import Member
 from node.report import Sample, Story
-from node.store.directory import DataDirectory
 from node.store.files import write_atomic
 from node.store.verify import verify
 from node.summary import EMPTY, StepRow, Summary, of_ledger, timed
@@ -111,9 +110,10 @@ class _Devnet:
     async def _train(self) -> None:
         step, since, told = 0, trio.current_time(), False
         while (now := self._step()) < self.options.steps:
+            if any(member.status.get("version", -1) >= 0 for member in self.members):
+                self.phase = "training"
             if now > step:
                 step, since, told = now, trio.current_time(), False
-                self.phase = "training"
             elif trio.current_time() > since + STALL and not told:
                 told = True
                 self.display.say(f"no step for {STALL:.0f} s; what the nodes say stands in their daemon.log")
@@ -181,7 +181,7 @@ class _Devnet:
     async def _write(self) -> None:
         """Write ``summary.json`` and ``report.html`` from the first node's log that can be read."""
         seconds = time.monotonic() - self.began
-        found, problem = await trio.to_thread.run_sync(_read_log, [member.directory for member in self.members])
+        found, problem = await trio.to_thread.run_sync(_read_log, self.members)
         if problem is not None:
             self.display.say(problem)
         self.summary = timed(found, seconds, self._bytes())
@@ -256,15 +256,15 @@ class _Devnet:
         return sum(member.sent.value for member in self.members)
 
 
-def _read_log(directories: list[DataDirectory]) -> tuple[Summary, str | None]:
+def _read_log(members: list[Member]) -> tuple[Summary, str | None]:
     """The summary from the first log that can be read, and what is wrong with that log; an empty one without any."""
-    for directory in directories:
+    for member in members:
         try:
-            checked = verify(directory)
+            checked = verify(member.directory)
         except UserError:
             continue
-        problem = f"{directory.path}: the log is not valid: {checked.problems[0]}" if checked.problems else None
-        return of_ledger(Ledger(checked.replica)), problem
+        problem = f"{member.name}: the log is not valid: {checked.problems[0]}" if checked.problems else None
+        return of_ledger(Ledger(checked.replica), [m.name for m in members]), problem
     return EMPTY, None
 
 

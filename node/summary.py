@@ -13,8 +13,7 @@ nodes: [{name, id, role, credit, rejections: [{reason, count}]}], seconds, bytes
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -95,8 +94,11 @@ def rejections(reasons: Mapping[str, int]) -> tuple[Rejection, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.count, row.reason)))
 
 
-def of_ledger(ledger: Ledger) -> Summary:
-    """What the log says; ``seconds`` and ``bytes`` are 0, see ``timed``."""
+def of_ledger(ledger: Ledger, order: Sequence[str] = ()) -> Summary:
+    """What the log says; ``seconds`` and ``bytes`` are 0, see ``timed``.
+
+    Nodes come in the ``order`` of their names, others behind them by name and id: keys in order say nothing to people.
+    """
     accounts = ledger.accounts(final=True)
     nodes = []
     for author in ledger.authors():
@@ -110,15 +112,10 @@ def of_ledger(ledger: Ledger) -> Summary:
                 rejections=() if account is None else rejections(account.reasons),
             )
         )
-    # People count node-1, node-2, … node-10; authors are sorted by key, which says nothing to them.
-    nodes.sort(key=lambda row: (_natural(row.name), row.id))
+    places = {name: place for place, name in enumerate(order)}
+    nodes.sort(key=lambda row: (places.get(row.name, len(places)), row.name, row.id))
     steps = tuple(StepRow.of(entry.payload) for entry in ledger.steps() if isinstance(entry.payload, Step))
     return Summary(steps, tuple(nodes), 0.0, 0)
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    parts = re.split(r"([0-9]+)", name)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
 def timed(summary: Summary, seconds: float, bytes_sent: int) -> Summary:

@@ -54,15 +54,15 @@ def ledger() -> Ledger:
 
 
 def test_it_is_what_the_log_says() -> None:
-    found = timed(of_ledger(ledger()), 12.34567, 3_200_000)
+    found = timed(of_ledger(ledger(), ["node-1", "node-2", "node-10"]), 12.34567, 3_200_000)
     assert found.steps == (StepRow(1, 0.412, 0.8, 2, 8, 8, 4.0),)
     assert [(row.name, row.role, row.credit) for row in found.nodes] == [
-        ("cheat", "none", 0),
         ("node-1", "trainer", 8),
         ("node-2", "validator", 4),
         ("node-10", "inference", 8),
+        ("cheat", "none", 0),
     ]
-    assert found.nodes[0].rejections == (Rejection("reward", 1),)
+    assert found.nodes[3].rejections == (Rejection("reward", 1),)
     assert (found.seconds, found.bytes) == (12.346, 3_200_000)
 
 
