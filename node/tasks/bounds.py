@@ -15,7 +15,7 @@ bounds scores 0. That is decided by the text alone, alike on every machine.
 6. ``is_number``: a number or a fraction whose exponent has at most three digits (``Fraction("1e999999999")`` computes
    all its digits).
 7. ``is_latex``: mathematics without integrals, sums, products or limits, factorials at most of two digits and
-   exponents at most of three, none of them nested.
+   exponents at most of three, none of them nested; no quotes, semicolons or doubled underscores.
 
 ``answer_of`` and the ``is_`` functions raise nothing, whatever the text.
 """
@@ -61,6 +61,7 @@ _COMMANDS_TEXT: Final = (
 )
 _COMMANDS: Final = frozenset(_COMMANDS_TEXT.split())
 _COMMAND: Final = re.compile(r"\\([A-Za-z]+)")
+_CODE: Final = re.compile(r"[\"'`;@#~?]|__")
 _BINDERS: Final = re.compile(r"[∫∬∭∮Σ∑Π∏]|\b(?:int|integrate|sum|summation|prod|product|lim|limit)\b", re.IGNORECASE)
 _POWER: Final = re.compile(r"\^|\*\*|(?<=[0-9.])[eE](?=[+-]?[0-9])")
 # What may stand in an exponent: -1, 2n, 1/2, n+1.
@@ -208,7 +209,11 @@ def is_latex(answer: str) -> bool:
     """Rule 7."""
     if len(answer) > MAX_EXPRESSION or nesting(answer) > MAX_LATEX_NESTING or _LONG_NUMBER.search(answer):
         return False
-    if _BINDERS.search(answer) or any(command not in _COMMANDS for command in _COMMAND.findall(answer)):
+    if (
+        _CODE.search(answer)
+        or _BINDERS.search(answer)
+        or any(command not in _COMMANDS for command in _COMMAND.findall(answer))
+    ):
         return False
     if len(_FACTORIAL.findall(answer)) != len(_SMALL_FACTORIAL.findall(answer)):
         return False

@@ -98,6 +98,8 @@ def probe(name: str, task: Task) -> None:
         except limits.OutOfTime:
             raise UserError(f"{name} takes more than {PROBE_SECONDS:g} s for a question", "make it easier") from None
         except Exception as error:
-            raise UserError(f"{name} makes no question from its parameters: {error or type(error).__name__}") from None
+            raise UserError(
+                f"{name} makes no question from its parameters: {str(error) or type(error).__name__}"
+            ) from None
         if not question.strip():
             raise UserError(f"{name} makes an empty question from its parameters")

@@ -3,9 +3,9 @@
 1. ``time_limit`` counts the processor time of this process, so that a busy machine does not turn right answers into
    undecidable ones. When it is used up, ``OutOfTime`` is raised and raised again until the block is left, because a
    scorer may swallow any exception; ``Clock.expired`` stays true in that case.
-2. Code that never returns to the interpreter (``9**9**9``) cannot be interrupted by an exception: at twice the
-   limit of processor time, and at ``WALL_FACTOR`` times of wall time, a signal whose default action is death ends the
-   process. Its parent notices at once.
+2. Code that never returns to the interpreter (``sum(range(10**12))``) cannot be interrupted by an exception: at twice
+   the limit of processor time, and at ``WALL_FACTOR`` times of wall time, a signal whose default action is death ends
+   the process. Its parent notices at once.
 3. ``bound_process`` and ``bound_processes`` set resource limits that descendants inherit.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-WALL_FACTOR = 5
-_AGAIN_SECONDS = 0.05
+WALL_FACTOR = 10
+_AGAIN_SHARE = 0.25
 
 
 class OutOfTime(BaseException):
@@ -47,7 +47,7 @@ def time_limit(seconds: float) -> Iterator[Clock]:
     previous = signal.signal(signal.SIGPROF, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds * WALL_FACTOR)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds * 2)
-    signal.setitimer(signal.ITIMER_PROF, seconds, _AGAIN_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, seconds, seconds * _AGAIN_SHARE)
     try:
         yield clock
     finally:

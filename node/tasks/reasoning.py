@@ -214,7 +214,8 @@ def _configure(name: str, config_class: type, parameters: dict[str, Any], sandbo
     }
     try:
         config = config_class(**{**values, "seed": seed})
-        config.validate()
+        if hasattr(config, "validate"):
+            config.validate()
     except Exception as error:
-        raise UserError(f"the parameters of {name} are not valid: {error or type(error).__name__}") from None
+        raise UserError(f"the parameters of {name} are not valid: {str(error) or type(error).__name__}") from None
     return config

@@ -122,6 +122,16 @@ class TaskService:
         self._worker = worker
         return worker
 
+    async def _call(self, op: str, timeout: float, **arguments: Any) -> dict[str, Any]:
+        worker = await self._running()
+        try:
+            return await worker.call(op, timeout=timeout, **arguments)
+        except WorkerError:
+            raise
+        except BaseException:
+            worker.kill()  # nobody waits for its answer any more, so it must not go on
+            raise
+
     async def _stop(self) -> None:
         self._worker = None
         with trio.CancelScope(shield=True):
@@ -130,8 +140,7 @@ class TaskService:
     async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
         """The questions of (task index, item) pairs. Raises ``WorkerError`` where a generator fails or hangs."""
         async with self._lock:
-            worker = await self._running()
-            answer = await worker.call("prompts", timeout=QUESTION_SECONDS, items=[list(item) for item in items])
+            answer = await self._call("prompts", QUESTION_SECONDS, items=[list(item) for item in items])
         questions = answer.get("questions")
         if (
             not isinstance(questions, list)
@@ -166,11 +175,10 @@ class TaskService:
 
     async def _attempt(self, batch: Sequence[Item], seconds: float) -> list[int | None] | None:
         """The rewards of ``batch``, or None where the child did not survive it."""
-        worker = await self._running()
         # Every response may use its wall time; the slack is for questions that are made again.
         timeout = len(batch) * seconds * WALL_FACTOR + QUESTION_SECONDS
         try:
-            answer = await worker.call("score", timeout=timeout, items=[_plain(item) for item in batch], limit=seconds)
+            answer = await self._call("score", timeout, items=[_plain(item) for item in batch], limit=seconds)
         except WorkerError as error:
             if not error.gone:
                 raise

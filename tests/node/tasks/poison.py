@@ -1,0 +1,65 @@
+"""A tasks child whose one task does what its responses say: run as ``python -m tests.node.tasks.poison FD``."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from node.tasks import catalogue, limits
+from node.tasks.child import FILE_BYTES, MEMORY_BYTES, TasksChild
+from node.workers import child
+from protocol.errors import LocalError
+
+
+class Poison:
+    scored = 0
+
+    def question(self, item: int) -> str:
+        if item == 666:
+            raise ValueError("no such puzzle")
+        return f"question {item}"
+
+    def score(self, item: int, response: str) -> int:
+        self.scored += 1
+        match response:
+            case "die":
+                os._exit(3)
+            case "hang":
+                return sum(range(10**12))
+            case "sleep":
+                time.sleep(60)
+            case "loop":
+                while True:
+                    pass
+            case "swallow":
+                for _ in range(2):
+                    try:
+                        while True:
+                            pass
+                    except BaseException:
+                        continue
+            case "memory":
+                return len(bytearray(64 << 30))
+            case "deep":
+                return self.score(item, response)
+            case "raise":
+                raise LocalError("a bug")
+            case "slow at first":
+                # Within three times the limit, beyond the limit.
+                end = time.process_time() + 0.15
+                while time.process_time() < end:
+                    pass
+            case "count":
+                return self.scored
+        return item
+
+
+def make(row: dict[str, Any], *, sandboxed: bool) -> Poison:
+    return Poison()
+
+
+if __name__ == "__main__":
+    catalogue.make = make  # type: ignore[assignment]
+    limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
+    child.run(TasksChild().operations)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.errors import UserError
+from node.tasks import catalogue
+from node.tasks.jsonl import JsonlTask
+from node.tasks.reasoning import ReasoningTask
+
+
+def row(name: str, kind: str = "reasoning-gym", **changes: Any) -> dict[str, Any]:
+    version = catalogue.package_version(kind) if kind in catalogue.KINDS else "1"
+    return {"kind": kind, "name": name, "weight": 1, "parameters": "{}", "version": version, "data": None, **changes}
+
+
+def test_names_that_serve() -> None:
+    rows = [row("chain_sum"), row("countdown"), row("maths", "jsonl")]
+    catalogue.names_checked(rows, sandbox_problem=None)
+    catalogue.names_checked(rows[:1], sandbox_problem="there is no sandbox: install it")
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem", "message"),
+    [
+        ([], None, "the domain has no tasks; name at least one"),
+        ([row("x", "json")], None, r"unknown kind of task 'json' \(did you mean jsonl\?\); use reasoning-gym or jsonl"),
+        ([row("chain_sum"), row("countdwn")], None, r"unknown .* 'countdwn' \(did you mean countdown or"),
+        (
+            [row("countdown")],
+            "there is none: install it",
+            "countdown evaluates .* needs a sandbox, and there is none: inst",
+        ),
+        (
+            [row("m", "jsonl")],
+            "there is none: install it",
+            "JSONL task m .* needs a sandbox, and there is none: install it",
+        ),
+    ],
+)
+def test_names_that_do_not(rows: list[dict[str, Any]], problem: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        catalogue.names_checked(rows, sandbox_problem=problem)
+
+
+def test_every_kind_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "maths.jsonl"
+    path.write_text(json.dumps({"question": "1+1", "answer": "2"}))
+    assert isinstance(catalogue.make(row("chain_sum"), sandboxed=False), ReasoningTask)
+    assert isinstance(catalogue.make(row("maths", "jsonl", data=str(path)), sandboxed=True), JsonlTask)
+    with pytest.raises(UserError, match="unknown kind of task 'python'"):
+        catalogue.make(row("maths", "python"), sandboxed=True)
+
+
+def test_problems_name_every_bad_row() -> None:
+    rows = [row("chain_sum"), row("chain_sum", parameters='{"max_terms": 0}'), row("maths", "jsonl", data="/nothing")]
+    assert catalogue.problems(rows, sandboxed=True) == [
+        "the parameters of chain_sum are not valid: max_terms must be >= min_terms",
+        "cannot read maths (/nothing): No such file or directory",
+    ]
+
+
+class Bad:
+    def __init__(self, question: str | Exception | None) -> None:
+        self._question = question
+
+    def question(self, item: int) -> str:
+        if isinstance(self._question, Exception):
+            raise self._question
+        while self._question is None:
+            pass
+        return self._question
+
+    def score(self, item: int, response: str) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("  ", "odd makes an empty question"),
+        (ValueError("too small"), "odd makes no question from its parameters: too small"),
+        (KeyError(), "odd makes no question from its parameters: KeyError"),
+        (None, "odd takes more than 0.05 s for a question; make it easier"),
+    ],
+)
+def test_a_task_is_tried(monkeypatch: pytest.MonkeyPatch, question: str | Exception | None, message: str) -> None:
+    monkeypatch.setattr(catalogue, "PROBE_SECONDS", 0.05)
+    with pytest.raises(UserError, match=message):
+        catalogue.probe("odd", Bad(question))
