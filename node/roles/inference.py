@@ -1,7 +1,8 @@
 """The inference role: groups from the newest version it holds, scored, proved, stored and announced.
 
 1. It never goes back to an older version, and its counters run on without a gap, also after a restart.
-2. It generates only while rollouts are wanted: at most ``BACKLOG`` batches may wait, network-wide.
+2. It generates only while rollouts are wanted: at most ``BACKLOG`` batches may wait, network-wide; and only one while
+   a newer version is on its way, because waiting for that costs no training time and lowers the policy lag.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class _Life:
         if not node.log.ledger.may_infer(node.id, version.id):
             return None
         await node.pool.update()
-        if node.pool.waiting_groups(newest) >= BACKLOG * self._recipe.groups_per_step:
+        batches = BACKLOG if number == newest else 1
+        if node.pool.waiting_groups(newest) >= batches * self._recipe.groups_per_step:
             return None
         return version
 
