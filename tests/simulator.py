@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -33,6 +34,7 @@ class Disk:
 
     items: list[Item] = field(default_factory=list)
     values: dict[str, bytes] = field(default_factory=dict)
+    places: set[tuple[bytes, int]] = field(default_factory=set)
     full: bool = False
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
@@ -47,12 +49,12 @@ class Disk:
         await trio.lowlevel.checkpoint()
         if self.full:
             raise OSError("no space left on the simulated device")
-        taken = {(item.author, item.seq) for item in self.items if isinstance(item, Entry)}
         for item in items:
-            if isinstance(item, Entry) and item.id in exclusive and (item.author, item.seq) in taken:
+            if isinstance(item, Entry) and item.id in exclusive and (item.author, item.seq) in self.places:
                 raise LocalError("stored already")
         self.before()
         self.items += items
+        self.places |= {(item.author, item.seq) for item in items if isinstance(item, Entry)}
         self.values.update(meta or {})
         self.after()
 
@@ -62,7 +64,7 @@ class Disk:
 
     def copy(self) -> Disk:
         """A backup of it as it is now."""
-        return Disk(list(self.items), dict(self.values))
+        return Disk(list(self.items), dict(self.values), set(self.places))
 
 
 class Network:
@@ -207,7 +209,7 @@ class World:
             await service.append(Join(identity.node, "farflung/test", identity.node.hex()[:8]))
         return node
 
-    async def _run(self, node: SimNode, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _run(self, node: SimNode, *, task_status: Any) -> None:
         with node.scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.sync.run)
@@ -240,5 +242,5 @@ async def converge(nodes: Iterable[SimNode], *, within: float = 60.0) -> None:
         return {(r.heads_root(), r.newest_cut_id, r.side_digest()) for r in replicas}
 
     with trio.fail_after(within):
-        while len(states()) > 1:
+        while len(states()) > 1:  # noqa: ASYNC110  several services change, each with an event of its own
             await trio.sleep(0.1)

@@ -204,25 +204,40 @@ def _row(position: int, item: Item) -> tuple[Any, ...]:
 async def open_log_store(path: Path, domain: Domain) -> AsyncIterator[LogStore]:
     """The store in the file ``path``, made where it is missing; it brings its own asyncio loop.
 
-    Raises ``UserError`` for a file that is damaged, unreadable, of a newer Farflung or of another domain.
+    Raises ``UserError`` for a file that is damaged, unreadable, of a newer Farflung or of another domain. The block's
+    own exceptions come out as they are.
     """
+    failure: Exception | None = None
     async with trio_asyncio.open_loop() as loop:
-        with trio.CancelScope(shield=True):
-            try:
-                connect = trio_asyncio.aio_as_trio(aiosqlite.connect, loop=loop)
-                connection = await connect(path, isolation_level=None)
-            except sqlite3.Error as error:
-                raise _damaged(path, error) from None
         try:
-            store = LogStore(path, domain, connection, loop)
-            try:
-                await store._prepare()
-            except (sqlite3.Error, OSError) as error:
-                raise _damaged(path, error) from None
-            yield store
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio_asyncio.aio_as_trio(connection.close, loop=loop)()
+            async with _connection(path, loop) as connection:
+                store = LogStore(path, domain, connection, loop)
+                try:
+                    await store._prepare()
+                except (sqlite3.Error, OSError) as error:
+                    raise _damaged(path, error) from None
+                yield store
+        except Exception as error:
+            failure = error  # raised below: the loop would wrap it in groups
+    if failure is not None:
+        raise failure
+
+
+@asynccontextmanager
+async def _connection(path: Path, loop: Any) -> AsyncIterator[aiosqlite.Connection]:
+    # Opening and closing are not cancelled half-way: SQLite's thread would be left behind.
+    with trio.CancelScope(shield=True):
+        try:
+            # aiosqlite leaves its thread behind where connecting fails, so a plain connection tries first.
+            await trio.to_thread.run_sync(lambda: sqlite3.connect(path).close())
+            connection = await trio_asyncio.aio_as_trio(aiosqlite.connect, loop=loop)(path, isolation_level=None)
+        except sqlite3.Error as error:
+            raise _damaged(path, error) from None
+    try:
+        yield connection
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio_asyncio.aio_as_trio(connection.close, loop=loop)()
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

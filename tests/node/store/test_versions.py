@@ -10,7 +10,7 @@ import pytest
 from node.store.versions import VersionStore
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.manifest import Manifest, TensorInfo, make
+from protocol.manifest import Manifest, TensorInfo, chunk_hashes
 
 SIZE = 2 * CHUNK_BYTES + 12
 
@@ -21,7 +21,7 @@ def chunk(data: bytes, index: int) -> bytes:
 
 def build(fill: bytes) -> tuple[Manifest, bytes]:
     data = (fill * SIZE)[:SIZE]
-    return make([TensorInfo("w", "F32", (SIZE // 4,))], data, 1), data
+    return Manifest(SIZE, (TensorInfo("w", "F32", (SIZE // 4,)),), tuple(chunk_hashes(data)), 1), data
 
 
 MANIFEST, DATA = build(b"one ")

@@ -1,0 +1,290 @@
+"""One node's log: appending, waiting, receiving."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from node.errors import UserError
+from node.log.elector import Elector, open_elector
+from node.log.intake import MAX_WAITING_ENTRIES
+from node.log.service import LogService, News, NotReady, load
+from protocol.constants import MAX_ENTRIES_PER_ANCHOR
+from protocol.entry import Entry
+from protocol.errors import LocalError
+from protocol.records import Join, Leave, Role, Step, Weights
+from protocol.replica import Replica
+from tests.protocol.builders import Writer, digest, key, small_domain
+from tests.simulator import Disk
+
+DOMAIN = small_domain()
+ELECTOR = key("elector")
+JOIN = Join(digest("recovery"), "farflung/test", "elector")
+
+
+async def start(disk: Disk | None = None, *, fresh: bool = True, known: tuple[bytes, ...] = ()) -> LogService:
+    disk = disk or Disk()
+    replica = await load(disk, DOMAIN)
+    return LogService(ELECTOR, replica, disk, fresh=fresh, known=known, thread_from=1 << 30)
+
+
+async def with_elector() -> tuple[LogService, Elector]:
+    service = await start()
+    return service, await open_elector(service, ELECTOR)
+
+
+async def test_append_stores_before_it_tells() -> None:
+    service = await start()
+    disk = service.store
+    assert isinstance(disk, Disk)
+    order: list[str] = []
+    disk.after = lambda: order.append("stored")
+    service.subscribe(lambda news: order.append(f"told {[e.seq for e in news.entries]} {news.own}"))
+    (entry,) = await service.append(JOIN)
+    assert order == ["stored", "told [0] True"]
+    assert service.replica.entry(entry.id) is entry
+    assert service.own_seq == 0
+    assert service.generation == 1
+
+
+async def test_a_later_payload_can_name_an_earlier_entry() -> None:
+    service = await start()
+    await service.append(JOIN)
+    step = Step(1, 1, digest("base"), digest("blob"), 10, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1)
+
+    def weights(made: list[Entry]) -> Weights:
+        return Weights(1, 1, digest("base"), digest("manifest"), 10, digest("whole"), 4, made[-1].id)
+
+    first, second = await service.append(step, weights)
+    assert isinstance(second.payload, Weights)
+    assert second.payload.step == first.id
+    assert (second.prev, second.seq) == (first.id, 2)
+
+
+async def test_a_bad_payload_changes_nothing() -> None:
+    service = await start()
+    with pytest.raises(LocalError):
+        await service.append(Leave())  # the first entry must be a join
+    await service.append(JOIN)
+    with pytest.raises(LocalError):
+        await service.append(Role("relay"), Role("king"))
+    assert service.own_seq == 0
+    assert isinstance(service.store, Disk)
+    assert len(service.store.items) == 1
+
+
+async def test_too_many_entries_wait_for_a_cut(autojump_clock: trio.testing.MockClock) -> None:
+    service, elector = await with_elector()
+    await service.append(JOIN)
+    for _ in range(MAX_ENTRIES_PER_ANCHOR - 1):
+        await service.append(Role("relay"))
+    with pytest.raises(NotReady, match="wait for a cut"):
+        await service.append(Role("relay"), timeout=5)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.append, Role("relay"))
+        await trio.sleep(1)
+        assert service.own_seq == MAX_ENTRIES_PER_ANCHOR - 1
+        assert await elector.cut() is not None
+    assert service.own_seq == MAX_ENTRIES_PER_ANCHOR
+    assert service.replica.entries(ELECTOR.node)[-1].anchor == service.replica.newest_cut_id
+
+
+async def test_wait_change(autojump_clock: trio.testing.MockClock) -> None:
+    service = await start()
+    started = trio.current_time()
+    assert await service.wait_change(0, timeout=3) == 0
+    assert trio.current_time() == started + 3
+    seen: list[int] = []
+
+    async def wait() -> None:
+        seen.append(await service.wait_change(0, timeout=3))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.sleep(1)
+        await service.append(JOIN)
+    assert seen == [1]
+    assert trio.current_time() == started + 4
+    assert await service.wait_change(0, timeout=3) == 1
+
+
+async def test_a_cancelled_append_is_done_or_not(autojump_clock: trio.testing.MockClock) -> None:
+    service = await start()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await service.append(JOIN)
+    assert service.own_seq == -1
+    assert isinstance(service.store, Disk)
+    assert service.store.items == []
+    with trio.CancelScope() as scope:
+        service.store.before = scope.cancel
+        await service.append(JOIN)
+        await trio.sleep(1)
+    assert service.own_seq == 0
+    assert len(service.store.items) == 1
+
+
+async def test_receive_in_any_order() -> None:
+    service = await start()
+    writer = Writer("a", DOMAIN.id)
+    for _ in range(5):
+        writer.append(Role("relay"))
+    wires = [entry.encode() for entry in writer.entries]
+    received = await service.receive(entries=wires[3:])
+    assert (received.added, received.waiting, received.errors) == (0, True, [])
+    received = await service.receive(entries=wires[1:3])
+    assert (received.added, received.waiting) == (0, True)
+    received = await service.receive(entries=wires[:1])
+    assert (received.added, received.waiting) == (6, False)
+    received = await service.receive(entries=wires)
+    assert (received.added, received.waiting, received.errors) == (0, False, [])
+    assert isinstance(service.store, Disk)
+    assert len(service.store.items) == 6
+
+
+async def test_bad_entries_do_not_stop_good_ones() -> None:
+    service = await start()
+    writer, other = Writer("a", DOMAIN.id), Writer("b", digest("another domain"))
+    good = writer.append(Role("relay")).encode()
+    bad = good[:-1] + bytes([good[-1] ^ 1])
+    join = writer.entries[0].encode()
+    received = await service.receive(entries=[b"", bad, join, other.entries[0].encode(), good[:-1], good])
+    assert received.added == 2
+    assert len(received.errors) == 4
+    assert service.replica.next_for(writer.node) == 2
+
+
+async def test_big_deliveries_are_verified_in_a_thread() -> None:
+    service = LogService(ELECTOR, Replica(DOMAIN), Disk(), fresh=True, thread_from=8)
+    writer = Writer("a", DOMAIN.id)
+    for _ in range(20):
+        writer.append(Role("relay"))
+    wires = [entry.encode() for entry in writer.entries]
+    received = await service.receive(entries=[*wires, wires[5][:-1] + bytes([wires[5][-1] ^ 1])])
+    assert (received.added, len(received.errors)) == (21, 1)
+
+
+async def test_the_waiting_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.log.intake.MAX_WAITING_ENTRIES", 10)
+    assert MAX_WAITING_ENTRIES > 1000
+    service = await start()
+    writers = [Writer(f"w{index}", DOMAIN.id) for index in range(6)]
+    for writer in writers:
+        for _ in range(3):
+            writer.append(Role("relay"))
+        await service.receive(entries=[entry.encode() for entry in writer.entries[1:]])
+    # The oldest lost its place, and still gets in when it comes in order.
+    await service.receive(entries=[writers[0].entries[0].encode(), writers[5].entries[0].encode()])
+    assert service.replica.next_for(writers[0].node) == 1
+    assert service.replica.next_for(writers[5].node) == 4
+    await service.receive(entries=[entry.encode() for entry in writers[0].entries])
+    assert service.replica.next_for(writers[0].node) == 4
+
+
+async def test_entries_wait_for_the_cut_they_anchor_on() -> None:
+    first, elector = await with_elector()
+    second = LogService(key("a"), Replica(DOMAIN), Disk(), fresh=True)
+    await first.append(JOIN)
+    cut = await elector.cut()
+    assert cut is not None
+    await first.append(Role("relay"))
+    entries = [entry.encode() for entry in first.replica.entries(ELECTOR.node)]
+    assert (await second.receive(entries=entries[1:])).waiting
+    assert (await second.receive(cuts=[cut.encode()])).waiting
+    news: list[News] = []
+    second.subscribe(news.append)
+    assert (await second.receive(entries=entries[:1])).added == 3
+    assert [entry.seq for entry in news[0].entries] == [0, 1]
+    assert news[0].cuts == (cut,)
+    assert not news[0].own
+    assert second.replica.heads_root() == first.replica.heads_root()
+    assert isinstance(second.store, Disk)
+    assert (await load(second.store, DOMAIN)).newest_cut_id == cut.cut.id
+
+
+async def test_somebody_elses_use_of_the_key_stops_appending(autojump_clock: trio.testing.MockClock) -> None:
+    service = await start()
+    await service.append(JOIN)
+    assert isinstance(service.store, Disk)
+    twin = await start(service.store.copy())
+    entries = [(await twin.append(Role("relay")))[0].encode(), (await twin.append(Leave()))[0].encode()]
+    await service.receive(entries=entries[1:])
+    assert not service.ready.is_set()
+    with pytest.raises(NotReady):
+        await service.append(Role("relay"), timeout=1)
+    await service.receive(entries=entries[:1])
+    assert service.ready.is_set()
+    assert (await service.append(Role("relay")))[0].seq == 3
+
+
+async def test_a_commit_of_unknown_outcome_blocks_its_place() -> None:
+    service = await start()
+    await service.append(JOIN)
+    disk = service.store
+    assert isinstance(disk, Disk)
+
+    def fail() -> None:
+        disk.after = lambda: None
+        raise OSError("the answer got lost")
+
+    disk.after = fail
+    with pytest.raises(OSError, match="lost"):
+        await service.append(Role("relay"))
+    with pytest.raises(LocalError, match="stored already"):
+        await service.append(Leave())
+    again = await start(disk)
+    assert again.own_seq == 1
+    assert (await again.append(Leave()))[0].seq == 2
+
+
+async def test_a_damaged_store_is_noticed() -> None:
+    service = await start()
+    await service.append(JOIN)
+    await service.append(Role("relay"))
+    assert isinstance(service.store, Disk)
+    del service.store.items[0]
+    with pytest.raises(LocalError, match="damaged"):
+        await load(service.store, DOMAIN)
+
+
+async def test_the_elector_keeps_its_state() -> None:
+    service, elector = await with_elector()
+    assert await elector.cut() is None
+    await service.append(JOIN)
+    cut = await elector.cut()
+    assert cut is not None
+    assert (cut.cut.height, cut.cut.epoch) == (1, 1)
+    assert await elector.cut() is None
+    await elector.grant_term(key("a").node)
+    again = await open_elector(service, ELECTOR)
+    assert (await again.grant_term(key("b").node)).grant.term == 2
+    await service.append(Leave())
+    second = await again.cut()
+    assert second is not None
+    assert (second.cut.height, second.cut.epoch) == (2, 2)
+    assert isinstance(service.store, Disk)
+    service.store.values["elector"] = b"\xc1"
+    with pytest.raises(LocalError, match="damaged"):
+        await open_elector(service, ELECTOR)
+
+
+async def test_an_unconfirmed_elector_abstains() -> None:
+    service = await start()
+    await service.append(JOIN)
+    assert isinstance(service.store, Disk)
+    again = await start(service.store, fresh=False, known=(key("a").node,))
+    abstaining = await open_elector(again, ELECTOR)
+    assert await abstaining.cut() is None
+    again.told(key("a").node)
+    assert await abstaining.cut() is not None
+
+
+async def test_who_may_be_the_elector() -> None:
+    service = await start()
+    with pytest.raises(LocalError):
+        await open_elector(service, key("a"))
+    several = small_domain(electors=("elector", "another"))
+    service = LogService(ELECTOR, Replica(several), Disk(), fresh=True)
+    with pytest.raises(UserError, match="newer Farflung"):
+        await open_elector(service, ELECTOR)

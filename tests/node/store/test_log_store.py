@@ -1,0 +1,218 @@
+"""The log in SQLite: durable, in order, and refused where it is not ours."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.errors import UserError
+from node.log.elector import open_elector
+from node.log.service import LogService, load
+from node.store.log_store import open_log_store
+from protocol.errors import LocalError
+from protocol.feed import ForkProof
+from protocol.records import Join, Leave, Role
+from protocol.replica import Replica
+from tests.protocol.builders import Writer, digest, key, small_domain
+
+DOMAIN = small_domain()
+ELECTOR = key("elector")
+JOIN = Join(digest("recovery"), "farflung/test", "elector")
+
+
+async def test_what_was_appended_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    writer = Writer("a", DOMAIN.id)
+    async with open_log_store(path, DOMAIN) as store:
+        service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True)
+        elector = await open_elector(service, ELECTOR)
+        await service.append(JOIN, Role("relay"))
+        await service.receive(entries=[writer.entries[0].encode()])
+        await elector.cut()
+        await service.append(Leave())
+        await elector.grant_term(writer.node)
+        writer.anchor = service.replica.newest_cut_id
+        await service.receive(entries=[writer.append(Role("trainer")).encode()])
+        expected = await store.load()
+        root = service.replica.heads_root()
+    assert [type(item).__name__ for item in expected] == [
+        *["Entry"] * 3,
+        "CertifiedCut",
+        "Entry",
+        "CertifiedGrant",
+        "Entry",
+    ]
+    async with open_log_store(path, DOMAIN) as store:
+        assert await store.load() == expected
+        replica = await load(store, DOMAIN)
+        assert replica.heads_root() == root
+        service = LogService(ELECTOR, replica, store, fresh=True)
+        elector = await open_elector(service, ELECTOR)
+        cut = await elector.cut()
+        assert cut is not None
+        assert cut.cut.height == 2
+        assert len(await store.load()) == len(expected) + 1
+
+
+async def test_a_fork_comes_back(tmp_path: Path) -> None:
+    one, other = Writer("a", DOMAIN.id), Writer("a", DOMAIN.id)
+    one.append(Role("relay"))
+    other.append(Role("trainer"))
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True)
+        await service.receive(entries=[entry.encode() for entry in one.entries])
+        await service.receive(entries=[other.entries[1].encode()])
+        assert service.replica.frozen(one.node)
+        items = await store.load()
+        assert isinstance(items[-1], ForkProof)
+        replica = await load(store, DOMAIN)
+        assert replica.frozen(one.node)
+        assert replica.heads_root() == service.replica.heads_root()
+
+
+async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
+    writer = Writer("a", DOMAIN.id)
+    writer.append(Role("relay"))
+    rival = Writer("a", DOMAIN.id)
+    rival.append(Role("trainer"))
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        await store.append(writer.entries, {"key": b"value"})
+        await store.append(writer.entries)  # known already
+        with pytest.raises(LocalError, match="stored already"):
+            await store.append(
+                [Writer("b", DOMAIN.id).entries[0], rival.entries[1]], {"key": b"new"}, exclusive={rival.entries[1].id}
+            )
+        assert await store.load() == writer.entries
+        assert await store.meta("key") == b"value"
+        assert await store.meta("other") is None
+        await store.append([rival.entries[1]])  # evidence may stand beside it
+        assert len(await store.load()) == 3
+
+
+async def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
+    writer = Writer("a", DOMAIN.id)
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        ((pages,),) = await store._run(store._connection.execute_fetchall, "PRAGMA page_count")
+        await store._run(store._connection.execute_fetchall, f"PRAGMA max_page_count={pages}")
+        others = [Writer(f"w{number}", DOMAIN.id).entries[0] for number in range(100)]
+        with pytest.raises(OSError, match="full"):
+            await store.append(others)
+        kept = len(await store.load())
+        await store._run(store._connection.execute_fetchall, "PRAGMA max_page_count=100000")
+        await store.append(writer.entries)
+        assert len(await store.load()) == kept + 1
+
+
+async def test_tasks_from_elsewhere_may_use_it(tmp_path: Path) -> None:
+    writer = Writer("a", DOMAIN.id)
+    async with trio.open_nursery() as nursery, open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        done = trio.Event()
+
+        async def use() -> None:
+            await store.append(writer.entries)
+            done.set()
+
+        nursery.start_soon(use)  # this nursery knows nothing of the store's asyncio loop
+        await done.wait()
+        assert await store.load() == writer.entries
+
+
+async def test_a_cancelled_append_is_whole(tmp_path: Path) -> None:
+    writer = Writer("a", DOMAIN.id)
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await store.append(writer.entries)
+        assert scope.cancelled_caught
+        assert await store.load() in ([], writer.entries)
+        await store.append([Writer("b", DOMAIN.id).entries[0]])
+
+
+async def test_durability_settings(tmp_path: Path) -> None:
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        for pragma, value in (("journal_mode", "wal"), ("synchronous", 2)):
+            assert await store._run(store._connection.execute_fetchall, f"PRAGMA {pragma}") == [(value,)]
+
+
+async def test_logs_that_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    async with open_log_store(path, DOMAIN):
+        pass
+    with pytest.raises(UserError, match="another domain"):
+        async with open_log_store(path, small_domain(electors=("a",))):
+            pass
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(UserError, match="newer Farflung"):
+        async with open_log_store(path, DOMAIN):
+            pass
+    path.write_bytes(b"no database at all, whatever anybody says" * 100)
+    with pytest.raises(UserError, match="cannot be used"):
+        async with open_log_store(path, DOMAIN):
+            pass
+    with pytest.raises(UserError, match="cannot be used"):
+        async with open_log_store(tmp_path / "missing" / "log.db", DOMAIN):
+            pass
+
+
+async def test_damaged_rows_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    writer = Writer("a", DOMAIN.id)
+    async with open_log_store(path, DOMAIN) as store:
+        await store.append(writer.entries)
+        connection = sqlite3.connect(path)
+        connection.execute("UPDATE entries SET body = substr(body, 2)")
+        connection.commit()
+        connection.close()
+        with pytest.raises(UserError, match="delete"):
+            await store.load()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import trio
+from node.log.service import LogService, load
+from node.store.log_store import open_log_store
+from protocol.records import Join, Role
+from tests.protocol.builders import key, small_domain
+
+async def main():
+    domain = small_domain()
+    async with open_log_store(Path(sys.argv[1]), domain) as store:
+        service = LogService(key("elector"), await load(store, domain), store, fresh=True)
+        await service.append(Join(bytes(32), "farflung/test", "elector"))
+        while True:
+            (entry,) = await service.append(Role("relay"))
+            print(entry.seq, flush=True)
+
+trio.run(main)
+"""
+
+
+async def test_kill_minus_nine_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(  # noqa: ASYNC220  a test may wait
+        [sys.executable, "-c", SCRIPT, str(path)], stdout=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        assert process.stdout is not None
+        acknowledged = [int(process.stdout.readline()) for _ in range(20)]
+        process.send_signal(signal.SIGKILL)
+        acknowledged += [int(line) for line in process.stdout.read().splitlines()]
+    copy = tmp_path / "copy"  # and what a power cut finds: database and write-ahead log, no shared memory
+    copy.mkdir()
+    for name in ("log.db", "log.db-wal"):
+        shutil.copy(tmp_path / name, copy / name)
+    for place in (path, copy / "log.db"):
+        async with open_log_store(place, DOMAIN) as store:
+            replica = await load(store, DOMAIN)
+            assert replica.next_for(ELECTOR.node) - 1 in (acknowledged[-1], acknowledged[-1] + 1)
