@@ -12,7 +12,7 @@ from protocol.credit import PENDING, Status, credits
 from protocol.entry import Entry, make
 from protocol.errors import Evidence
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedGrant
+from protocol.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
 from protocol.records import Leave, Role, Rollout, Step, Weights
 from protocol.replica import Replica
 from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, take
@@ -144,7 +144,10 @@ def test_a_grant_counts_only_where_its_base_stands() -> None:
     one = story.train()
     story.grant(2, "i1", story.say("i2", story.version(1, 5, one.id)))
     assert list(story.ledger.lineage()) == [zero, one]
-    story.grant(3, "i1", zero)
+    wrong = Grant.make(story.domain.id, 3, story.node("i1"), zero.id, 1, 7)  # zero is version 0 of term 1
+    story.replica.add_grant(certify_grant(wrong, dict([grant_vote(key("elector"), wrong)]), story.domain.electors))
+    assert list(story.ledger.lineage()) == [zero, one]
+    story.grant(4, "i1", zero)
     assert list(story.ledger.lineage()) == [zero]
 
 

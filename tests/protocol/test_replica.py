@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from protocol.entry import Entry, make
+from protocol.entry import NO_PREV, Entry, make
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import FROZEN, LIVE, Head, RangeRequest, bucket_digests, heads_root, plan
 from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, certify, vote
-from protocol.records import Leave, Role
+from protocol.records import Join, Leave, Role
 from protocol.replica import MAX_SHELF, Outcome, Replica
 from tests.protocol.builders import Story, Writer, cut_for, digest, feed_all, grant_for, key, small_domain
 
@@ -265,6 +265,33 @@ def test_a_cut_of_the_other_branch_brings_it_back() -> None:
     assert replica.heads_root() == source.heads_root()
     assert replica.entries(NODE) == source.entries(NODE) == B
     assert sorted(entry.id for entry in replica.arrivals) == sorted(entry.id for entry in B)
+
+
+def test_a_cut_can_bring_back_a_whole_feed() -> None:
+    renamed = make(key("a"), DOMAIN.id, 0, NO_PREV, DOMAIN.id, Join(digest("recovery a"), "farflung/test", "a'"))
+    source = filled(renamed)
+    cut = cut_for(source, "elector")
+    replica = filled(*A[:2])
+    with pytest.raises(Evidence):
+        replica.add_entry(renamed)
+    assert NODE not in replica.heads
+    assert replica.missing_for(cut.cut) == []
+    assert replica.add_cut(cut)
+    assert replica.entries(NODE) == [renamed]
+    assert replica.head_at(NODE, 0) == Head(NODE, 0, renamed.id, cut.cut.changes[0].feed_root, FROZEN)
+
+
+def test_a_cut_cannot_cover_what_anchors_elsewhere() -> None:
+    odd = Writer("a", DOMAIN.id)
+    odd.anchor = digest("a cut that nobody made")
+    odd.append(Leave())
+    replica = filled(*A[:1])
+    replica.add_fork(ForkProof.of(A[1], odd.entries[1]))
+    assert replica.add_entry(odd.entries[1]) is Outcome.FROZEN
+    row = Head(NODE, 1, odd.entries[1].id, digest("feed root"))
+    with pytest.raises(PeerError, match="anchor"):
+        replica.add_cut(certified(Cut.make(DOMAIN.id, 1, 1, DOMAIN.id, heads_root([row]), [row])))
+    assert replica.entries(NODE) == A[:1]
 
 
 def test_no_cut_leaves_a_certified_branch() -> None:
