@@ -3,12 +3,13 @@
 1. A delivery is tried first and waits only where something it needs is missing, so a full waiting room never keeps out
    what comes in order. What finds no room is fetched again by anti-entropy.
 2. Of two entries for one place the later delivery counts: what does not fit the held branch may have been rubbish.
+3. A mistake in what waits is not the mistake of the peer whose delivery brought it to light: it is dropped in silence.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,10 +46,12 @@ def add(replica: Replica, item: Item) -> Outcome:
 
 @dataclass(slots=True)
 class Taken:
-    """What one delivery brought: objects to store, in the order in which the replica took them, and mistakes."""
+    """What one delivery brought: objects to store, in the order in which the replica took them, and its mistakes.
+    ``delivered`` holds the identities (``id``) of the objects in it."""
 
     items: list[Item] = field(default_factory=list)
     errors: list[PeerError] = field(default_factory=list)
+    delivered: set[int] = field(default_factory=set)
 
 
 class Intake:
@@ -62,12 +65,12 @@ class Intake:
 
     def deliver(
         self,
-        entries: Iterable[Entry] = (),
-        cuts: Iterable[CertifiedCut] = (),
-        others: Iterable[CertifiedGrant | ForkProof] = (),
+        entries: Sequence[Entry] = (),
+        cuts: Sequence[CertifiedCut] = (),
+        others: Sequence[CertifiedGrant | ForkProof] = (),
     ) -> Taken:
         """Hand over verified objects and everything that waits, until nothing more is taken."""
-        taken = Taken()
+        taken = Taken(delivered={id(item) for group in (entries, cuts, others) for item in group})
         for item in others:
             if self._add(item, taken) is Outcome.ADDED:
                 taken.items.append(item)
@@ -144,5 +147,8 @@ class Intake:
             logger.warning("%s", evidence)
             taken.items.append(ForkProof.parse(evidence.proof))
         except PeerError as error:
-            taken.errors.append(error)
+            if id(item) in taken.delivered:
+                taken.errors.append(error)
+            else:
+                logger.debug("dropped while it waited: %s", error)
         return None

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from node.errors import UserError
 from node.log.intake import Intake, add
 from node.log.own_head import OwnHead
 from node.store.log_store import Item, Store
@@ -77,7 +78,7 @@ class Received:
 
 
 async def load(store: Store, domain: Domain) -> Replica:
-    """The replica that the store holds. Raises ``LocalError`` where what was stored breaks a rule."""
+    """The replica that the store holds. Raises ``UserError`` where what was stored breaks a rule."""
     replica = Replica(domain)
     for item in await store.load():
         try:
@@ -85,10 +86,16 @@ async def load(store: Store, domain: Domain) -> Replica:
         except Evidence:
             continue
         except PeerError as error:
-            raise LocalError(f"the stored log is damaged: {error}") from None
+            raise _damaged(str(error)) from None
         if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN):
-            raise LocalError(f"the stored log is damaged: {outcome.value}")
+            raise _damaged(outcome.value)
     return replica
+
+
+def _damaged(why: str) -> UserError:
+    return UserError(
+        f"the stored log is damaged: {why}", "delete the folder log in the data directory: peers give the log back"
+    )
 
 
 class LogService:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import trio
@@ -23,9 +24,8 @@ from node.log.wire import Summary
 from node.net.rpc import Unreachable
 from protocol import codec
 from protocol import entry as entries
-from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.heads import Head, RangeRequest, bucket, plan
+from protocol.heads import MAX_RANGE, Head, RangeRequest, bucket, plan
 
 logger = logging.getLogger(__name__)
 
@@ -217,8 +217,8 @@ class LogSync:
                 if theirs.height > mine.height or theirs.term > mine.term:
                     self.soon(peer)
                 head = replica.heads.get(peer)
-                held = replica.entry(head.entry_id) if head is not None else None
-                answer = [mine.to_value(), held.encode() if held is not None else None]
+                newest = replica.entry(head.entry_id) if head is not None else None
+                answer = [mine.to_value(), newest.encode() if newest is not None else None]
             case "buckets":
                 answer = replica.bucket_digests()
             case "heads":
@@ -227,20 +227,19 @@ class LogSync:
                 rows.sort(key=lambda row: row.author)
                 answer = [row.to_value() for row in rows[: wire.MAX_ROWS]]
             case "ranges":
-                found: list[Entry] = []
-                for author, first, last in argument:
-                    # Half an answer of small entries is plenty: the asker comes again for the rest.
-                    found += replica.entries(author, first, min(last, first + wire.ANSWER_BYTES // 256))
-                answer = wire.fitting([entry.encode() for entry in found])
+                held = chain.from_iterable(
+                    replica.entries(author, first, min(last, first + MAX_RANGE - 1)) for author, first, last in argument
+                )
+                answer = wire.fitting(entry.encode() for entry in held)
             case "cuts":
-                answer = wire.fitting([cut.encode() for cut in replica.cuts[argument : argument + wire.MAX_CUTS]])
+                answer = wire.fitting(cut.encode() for cut in replica.cuts[argument : argument + wire.MAX_CUTS])
             case "grants":
                 terms = sorted(term for term in replica.grants if term > argument)
-                grants = wire.fitting([replica.grants[term].encode() for term in terms])
+                grants = wire.fitting(replica.grants[term].encode() for term in terms)
                 answer = list(zip(terms, grants, strict=False))
             case _:
                 authors = sorted(author for author in replica.forks if author > argument)
-                forks = wire.fitting([replica.forks[author].encode() for author in authors])
+                forks = wire.fitting(replica.forks[author].encode() for author in authors)
                 answer = list(zip(authors, forks, strict=False))
         await trio.lowlevel.checkpoint()
         return codec.encode(answer)
@@ -272,10 +271,10 @@ class _Session:
     def _note(self, received: Received) -> int:
         self.result.added += received.added
         for error in received.errors:
+            if len(self.result.errors) == MAX_BLAMES:
+                raise PeerError("too many mistakes in one round")
             self.result.errors.append(error)
             self._sync.blame(self._peer, error)
-        if len(self.result.errors) > MAX_BLAMES:
-            raise PeerError("too many mistakes in one round")
         return received.added
 
     async def hello(self) -> Summary:
@@ -348,7 +347,7 @@ class _Session:
                     searched.add(one.author)
                     if one.first_seq == before[one.author] > 0 and not replica.frozen(one.author):
                         # Nothing of it followed our head: perhaps the branches part below it.
-                        first = max(replica.certified_head(one.author) + 1, one.first_seq - wire.MAX_RANGES)
+                        first = max(replica.certified_head(one.author) + 1, one.first_seq - MAX_RANGE)
                         await self._fetch([RangeRequest(one.author, first, one.first_seq - 1)])
 
     async def _fetch(self, wanted: list[RangeRequest]) -> bool:

@@ -22,7 +22,7 @@ Parsers raise ``PeerError`` and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -139,14 +139,16 @@ def ranges(requests: Sequence[RangeRequest]) -> bytes:
     return request("ranges", [[wanted.author, wanted.first_seq, wanted.last_seq] for wanted in requests])
 
 
-def fitting(objects: Sequence[bytes]) -> list[bytes]:
-    """As many of the first ``objects`` as fit an answer, at least one if there is one."""
+def fitting(objects: Iterable[bytes]) -> list[bytes]:
+    """As many of the first ``objects`` as fit an answer, at least one if there is one; no more are drawn."""
     size = 0
-    for count, data in enumerate(objects):
+    fits: list[bytes] = []
+    for data in objects:
         size += len(data) + 5
-        if size > ANSWER_BYTES and count:
-            return list(objects[:count])
-    return list(objects)
+        if size > ANSWER_BYTES and fits:
+            break
+        fits.append(data)
+    return fits
 
 
 def news(

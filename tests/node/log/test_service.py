@@ -182,6 +182,27 @@ async def test_the_waiting_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert service.replica.next_for(writers[0].node) == 4
 
 
+async def test_nobody_is_blamed_for_what_others_left_waiting() -> None:
+    first, elector = await with_elector()
+    second = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True)
+    await first.append(JOIN)
+    cut = await elector.cut()
+    assert cut is not None
+    bad = Writer("a", DOMAIN.id)
+    bad.anchor = cut.cut.id
+    bad.append(Role("relay"))
+    bad.anchor = DOMAIN.id  # an anchor that goes back
+    bad.append(Role("inference"))
+    wires = [entry.encode() for entry in bad.entries]
+    assert (await second.receive(entries=wires[2:])).errors == []  # cannot be judged yet
+    await second.receive(cuts=[cut.encode()], entries=[first.replica.entries(ELECTOR.node)[0].encode()])
+    received = await second.receive(entries=wires[:2])
+    assert (received.added, received.errors) == (2, [])
+    assert second.replica.next_for(bad.node) == 2
+    again = await second.receive(entries=wires[2:])
+    assert [str(error) for error in again.errors] == ["feed: the anchor of entry 2 goes back"]
+
+
 async def test_entries_wait_for_the_cut_they_anchor_on() -> None:
     first, elector = await with_elector()
     second = LogService(key("a"), Replica(DOMAIN), Disk(), fresh=True)
@@ -244,7 +265,7 @@ async def test_a_damaged_store_is_noticed() -> None:
     await service.append(Role("relay"))
     assert isinstance(service.store, Disk)
     del service.store.items[0]
-    with pytest.raises(LocalError, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         await load(service.store, DOMAIN)
 
 

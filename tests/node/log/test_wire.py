@@ -103,6 +103,9 @@ def test_fitting() -> None:
     big = bytes(2 * wire.ANSWER_BYTES)
     assert wire.fitting([big, b"x"]) == [big]
     assert wire.fitting([b"x", big]) == [b"x"]
+    drawn = iter([big, big, big])
+    assert wire.fitting(drawn) == [big]
+    assert list(drawn) == [big]
     small = [bytes(1000)] * 2000
     fits = wire.fitting(small)
     assert len(codec.encode(fits)) <= wire.ANSWER_BYTES + 5
