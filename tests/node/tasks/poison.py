@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import Any
 
@@ -43,6 +44,11 @@ class Poison:
                 return len(bytearray(64 << 30))
             case "deep":
                 return self.score(item, response)
+            case "fork":
+                if os.fork() == 0:  # only where the filter failed, and then once
+                    os._exit(0)
+            case "connect":
+                socket.socket().close()
             case "raise":
                 raise LocalError("a bug")
             case "slow at first":

@@ -85,6 +85,13 @@ async def test_what_a_machine_cannot_decide_is_undecidable() -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
+async def test_code_in_a_scorer_starts_no_process_and_no_connection() -> None:
+    # Also as root, whom no process limit binds, and where there is no sandbox.
+    async with TaskService([SUM], sandboxed=False) as tasks:
+        assert await tasks.score([(0, 9, "fork"), (0, 9, "connect"), (0, 9, "")]) == [0, 0, 9]
+
+
+@pytest.mark.usefixtures("poisoned")
 async def test_deaths_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MAX_DEATHS", 3)
     monkeypatch.setattr(service, "BATCH", 4)
