@@ -10,7 +10,8 @@ invisible on the wire:
    stream of the connection. A peer that takes no bytes for ``FRAME_TIMEOUT`` seconds loses the connection.
 4. A frame fits one Noise message, and credit goes back in halves of a window, not after every read.
 5. A writer without credit waits for it; deadlines belong to the caller.
-6. A ping every ``keepalive`` seconds finds dead peers (the stock class ignores a missing pong).
+6. A ping every ``keepalive`` seconds finds dead peers (the stock class ignores a missing pong): who sends nothing at
+   all for ``PATIENCE`` times as long is dead.
 """
 
 from __future__ import annotations
@@ -53,14 +54,23 @@ MAX_EXTRA_CREDIT: Final = 8 << 20
 MAX_INBOUND_STREAMS: Final = 128
 """Streams a peer may have open at once on one connection."""
 
+MAX_CONTROL: Final = 512
+"""Control frames that may wait to be written."""
+
 MAX_FRAME: Final = 65519 - HEADER.size
 """Payload of a frame that with its header fits one Noise message."""
 
 MAX_PINGS: Final = 64
 """Pings answered in one keepalive interval."""
 
+PATIENCE: Final = 2
+"""Keepalive intervals that a peer may be silent after a ping (a busy machine is not a dead one)."""
+
 FRAME_TIMEOUT: Final = 10.0
 """Seconds a peer may leave a frame unread in its socket."""
+
+GOODBYE_TIMEOUT: Final = 0.3
+"""Seconds that saying goodbye may take."""
 
 MAX_LINE: Final = 1024
 """Longest multistream-select line."""
@@ -260,8 +270,8 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
 class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
     """One multiplexed connection.
 
-    ``secured`` is libp2p's secure session, ``budget`` the host's, ``keepalive`` the seconds between pings and
-    within which a pong must come; ``on_violation(peer id, error)`` is told why a connection was closed on its peer.
+    ``secured`` is libp2p's secure session, ``budget`` the host's, ``keepalive`` the seconds between pings;
+    ``on_violation(peer id, error)`` is told why a connection was closed on its peer.
     """
 
     def __init__(
@@ -292,10 +302,12 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         self._next_id = 1 if self.is_initiator_value else 2
         self._write_lock = trio.Lock()
         self._accept_send, self._accept_receive = trio.open_memory_channel[MuxerStream](MAX_INBOUND_STREAMS)
+        self._control_send, self._control_receive = trio.open_memory_channel[tuple[int, ...]](MAX_CONTROL)
         self._scope = trio.CancelScope()
         self._pong = trio.Event()
         self._probe = trio.Event()
         self._pings = 0
+        self._heard = False
 
     @property
     def is_initiator(self) -> bool:
@@ -333,6 +345,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._ping_forever)
+                    nursery.start_soon(self._write_control)
                     await self._receive_contained()
                     nursery.cancel_scope.cancel()
         finally:
@@ -356,10 +369,11 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
 
     async def close(self) -> None:
         """Say goodbye and end the connection."""
-        if not self.event_shutting_down.is_set():
-            with trio.move_on_after(0.5):
-                with contextlib.suppress(ConnectionClosedError):
-                    await self.write_frame(GO_AWAY, 0, 0, 0)
+        if not self.event_shutting_down.is_set() and not self._write_lock.locked():
+            # Not by write_frame, whose patience a peer that reads nothing could use to hold up the shutdown.
+            with trio.move_on_after(GOODBYE_TIMEOUT), contextlib.suppress(Exception):
+                async with self._write_lock:
+                    await self.secured_conn.write(HEADER.pack(0, GO_AWAY, 0, 0, 0))
         await self._finish()
 
     async def _finish(self) -> None:
@@ -437,6 +451,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         while True:
             try:
                 buffer += await self.secured_conn.read()
+                self._heard = True
             except ConnectionClosedError:
                 return
             offset = 0
@@ -454,18 +469,18 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
                     end += length
                 if kind in (DATA, WINDOW):
                     with memoryview(buffer) as view, view[offset + HEADER.size : end] as payload:
-                        await self._on_frame(kind, flags, stream_id, length, payload)
+                        self._on_frame(kind, flags, stream_id, length, payload)
                 elif kind == PING:
-                    await self._on_ping(flags, length)
+                    self._on_ping(flags, length)
                 else:
                     return
                 offset = end
             del buffer[:offset]
 
-    async def _on_frame(self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview) -> None:
+    def _on_frame(self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview) -> None:
         if flags & SYN:
             self._on_syn(stream_id)
-            await self.write_frame(WINDOW, ACK, stream_id, 0)
+            self._answer(WINDOW, ACK, stream_id, 0)
         stream = self.streams.get(stream_id)
         if stream is None:
             return  # frames of a stream that this end has just reset are still on their way
@@ -485,6 +500,20 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             self.forget(stream)
         stream.wake()
 
+    def _answer(self, *frame: int) -> None:
+        """Queue a control frame. The receiving task itself never writes: two full sockets would wait for each other."""
+        try:
+            self._control_send.send_nowait(frame)
+        except trio.WouldBlock:
+            raise Violation("more control frames than it reads answers to") from None
+
+    async def _write_control(self) -> None:
+        async for kind, flags, stream_id, length in self._control_receive:
+            try:
+                await self.write_frame(kind, flags, stream_id, length)
+            except ConnectionClosedError:
+                return
+
     def _on_syn(self, stream_id: int) -> None:
         if not self._is_inbound(stream_id) or stream_id == 0 or stream_id in self.streams:
             raise Violation("a stream id that is not the peer's to open")
@@ -500,12 +529,12 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         self.streams[stream_id] = stream
         self._inbound += 1
 
-    async def _on_ping(self, flags: int, nonce: int) -> None:
+    def _on_ping(self, flags: int, nonce: int) -> None:
         if flags & SYN:
             self._pings += 1
             if self._pings > MAX_PINGS:
                 raise Violation("a flood of pings")
-            await self.write_frame(PING, ACK, 0, nonce)
+            self._answer(PING, ACK, 0, nonce)
         elif flags & ACK:
             self._pong.set()
 
@@ -520,9 +549,10 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             except ConnectionClosedError:
                 return
             sent = trio.current_time()
-            with trio.move_on_after(self.keepalive) as waiting:
+            self._heard = False
+            with trio.move_on_after(PATIENCE * self.keepalive) as waiting:
                 await self._pong.wait()
-            if waiting.cancelled_caught:
+            if waiting.cancelled_caught and not self._heard:
                 self.silent = True
                 self.abort()
                 return

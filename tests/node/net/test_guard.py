@@ -119,6 +119,8 @@ async def test_2_rubbish_before_noise_costs_the_connection(rubbish: bytes) -> No
     async with network(1, Limits(handshake_timeout=0.1)) as victim, tcp(victim) as stream:
         await stream.send_all(rubbish)
         await hung_up(stream)
+        assert victim._host is not None
+        victim._host.get_network().limits = Limits()
         await usable(victim)
         assert victim.restarts == 0
 
@@ -245,8 +247,10 @@ async def test_4_half_open_handshakes_leave_room_for_others() -> None:
 
 
 async def test_4_a_stalled_handshake_ends() -> None:
-    async with network(1, Limits(handshake_timeout=0.05)) as victim, tcp(victim) as stream:
+    async with network(1, Limits(handshake_timeout=0.1)) as victim, tcp(victim) as stream:
         await hung_up(stream)
+        assert victim._host is not None
+        victim._host.get_network().limits = Limits()
         await usable(victim)
 
 

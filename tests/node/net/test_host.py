@@ -14,7 +14,7 @@ from node.net.guard import Limits
 from node.net.host import Network, PortBusy, open_network
 from node.net.rpc import Unreachable
 from protocol.errors import PeerError
-from tests.node.net.helpers import ECHO, LISTEN, attacker, identity, network, never, until, usable
+from tests.node.net.helpers import ECHO, LISTEN, SYN, WINDOW, attacker, identity, line, network, never, until, usable
 
 
 async def test_a_busy_port_is_one_clear_line() -> None:
@@ -212,6 +212,21 @@ async def test_shutdown_takes_less_than_two_seconds_with_hostile_peers() -> None
             started = trio.current_time()
         assert trio.current_time() - started < 2
         nursery.cancel_scope.cancel()
+
+
+async def test_shutdown_takes_less_than_two_seconds_while_a_peer_reads_nothing() -> None:
+    async with network(1) as victim, attacker(victim) as bad:
+        request = bytes(100 << 10)
+        hello = line(b"/multistream/1.0.0") + line(ECHO.encode()) + len(request).to_bytes(4, "big")
+        for number in range(80):  # 8 MB of answers are more than the socket's buffers take
+            await bad.frame(WINDOW, SYN, 2 * number + 1, 1 << 20)
+            await bad.data(2 * number + 1, hello + request[: 60 << 10])
+            await bad.data(2 * number + 1, request[60 << 10 :])
+        count = victim.counts[ECHO]
+        await until(lambda: count.requests_received == 80, 20)
+        assert count.sent < 80 * len(request)
+        started = trio.current_time()
+    assert trio.current_time() - started < 2
 
 
 async def test_two_nodes_that_know_each_other_settle_on_few_connections() -> None:
