@@ -34,6 +34,10 @@ REQUEST_TIMEOUT: Final = 10.0
 ROUND_TIMEOUT: Final = 120.0
 """A round that takes longer is broken off; what it brought stays."""
 
+PATIENCE: Final = 3.0
+"""After so many seconds of a round the next peer's begins beside it."""
+
+MAX_ROUNDS: Final = 8
 MAX_BLAMES: Final = 8
 """Mistakes of one round after which it is broken off."""
 
@@ -88,6 +92,7 @@ class LogSync:
         self._interval = interval
         self._soon = trio.Event()
         self._wanted: dict[bytes, None] = {}
+        self._busy: set[bytes] = set()
         self._last: dict[bytes, int] = {}
         self._outgoing, self._news = trio.open_memory_channel[News](QUEUE)
 
@@ -143,29 +148,38 @@ class LogSync:
     # Comparing
 
     async def _compare(self) -> None:
-        while True:
-            peer = self._next()
-            if peer is not None:
-                await self._round(peer)
-                # However often peers ask for it, comparing leaves the daemon time for everything else.
-                await trio.sleep(self._interval / 20)
-            if not self._wanted:
-                self._soon = trio.Event()
-                with trio.move_on_after(self._interval):
-                    await self._soon.wait()
+        async with trio.open_nursery() as nursery:
+            while True:
+                peer = self._next()
+                if peer is not None:
+                    done = trio.Event()
+                    self._busy.add(peer)
+                    nursery.start_soon(self._round, peer, done)
+                    # A peer that stalls keeps its own round waiting, not the others.
+                    with trio.move_on_after(PATIENCE):
+                        await done.wait()
+                    # However often peers ask for it, comparing leaves the daemon time for everything else.
+                    await trio.sleep(self._interval / 20)
+                if not self._wanted or peer is None:
+                    self._soon = trio.Event()
+                    with trio.move_on_after(self._interval):
+                        await self._soon.wait()
 
     def _next(self) -> bytes | None:
         """Whom to compare with: who was asked for, then whoever waits longest."""
         connected = set(self._transport.peers)
         self._last = {peer: turn for peer, turn in self._last.items() if peer in connected}
-        while self._wanted:
-            peer = next(iter(self._wanted))
-            del self._wanted[peer]
-            if peer in connected:
+        self._wanted = {peer: None for peer in self._wanted if peer in connected}
+        free = connected - self._busy
+        if len(self._busy) >= MAX_ROUNDS:
+            return None
+        for peer in self._wanted:
+            if peer in free:
+                del self._wanted[peer]
                 return peer
-        return min(sorted(connected), key=lambda peer: self._last.get(peer, -1), default=None)
+        return min(sorted(free), key=lambda peer: self._last.get(peer, -1), default=None)
 
-    async def _round(self, peer: bytes) -> None:
+    async def _round(self, peer: bytes, done: trio.Event) -> None:
         self._last[peer] = max(self._last.values(), default=0) + 1
         try:
             with trio.fail_after(ROUND_TIMEOUT):
@@ -175,6 +189,8 @@ class LogSync:
         except (Unreachable, trio.TooSlowError) as error:
             logger.debug("comparing logs with %s: %s", peer.hex()[:8], error)
         self.rounds += 1
+        self._busy.discard(peer)
+        done.set()
 
     async def sync_with(self, peer: bytes) -> SyncResult:
         """One round of anti-entropy with ``peer``. Bad objects are blamed and skipped; raises ``PeerError`` where the

@@ -248,6 +248,23 @@ async def test_nonsense_answers_are_blamed(answer: bytes, autojump_clock: trio.t
         assert {peer for node in nodes[:3] for peer, _ in node.port.blamed} == {nodes[3].id}
 
 
+async def test_a_peer_that_stalls_holds_nobody_up(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_world(DOMAIN, Network()) as world:
+        nodes = await start_all(world)
+        await converge(nodes)
+
+        async def stall(peer: bytes, data: bytes) -> bytes:
+            await trio.sleep_forever()
+            raise AssertionError
+
+        for node in nodes:
+            node.port.topics.clear()  # anti-entropy alone
+        nodes[3].port.handlers[nodes[3].sync.protocol] = stall
+        await write(nodes[1], 3)
+        await converge(nodes[:3], within=20)
+        assert nodes[2].service.replica.next_for(nodes[1].id) == 4
+
+
 async def test_nonsense_requests_are_blamed(autojump_clock: trio.testing.MockClock) -> None:
     async with open_world(DOMAIN, Network()) as world:
         nodes = await start_all(world)

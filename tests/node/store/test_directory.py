@@ -48,6 +48,12 @@ def test_the_key_is_made_once(directory: DataDirectory) -> None:
     assert not [item for item in directory.path.iterdir() if item.name.startswith(".identity")]
 
 
+def test_the_recovery_key_is_another_key(directory: DataDirectory) -> None:
+    recovery = directory.recovery()
+    assert directory.recovery().node == recovery.node != directory.identity().node
+    assert directory.recovery_file.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_crash_while_the_key_is_made_leaves_none(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
