@@ -86,7 +86,6 @@ def test_a_mistake_names_file_and_key(text: str, key: str) -> None:
     assert message.startswith("farflung.toml: ")
     assert key in message
     assert "\n" not in message
-    assert caught.value.exit_code == 2
 
 
 def test_broken_toml_names_the_line() -> None:
