@@ -79,7 +79,7 @@ def audit_rewards(
     if len(rewards) != before.audited:
         raise LocalError(f"rewards of {len(rewards)} groups, but {before.audited} were replayed")
     reasons = {checks.rewards_reason(submission.groups[index], scored) for index, scored in rewards.items()}
-    reason = next(code for code in ("reward", "undecidable", "ok") if code in reasons)
+    reason = next(code for code in ("reward", "understated", "undecidable", "ok") if code in reasons)
     return checks.result(reason, score=before.score, audited=before.audited)
 
 

@@ -67,6 +67,7 @@ REASONS: Final[Mapping[str, Reason]] = {
     "logprobs": Reason("rejected", "hard", "the log-probabilities are not those of these weights"),
     "activations": Reason("rejected", "hard", "the activations are not those of these weights"),
     "reward": Reason("rejected", "hard", "a reward is not what its response earns"),
+    "understated": Reason("void", "soft", "a reward is below what its response earns"),
     "undecidable": Reason("void", "soft", "a reward could not be decided"),
     "missing": Reason("rejected", "soft", "the file could not be fetched in time"),
     "late": Reason("rejected", "soft", "it was announced when its version no longer counted"),
@@ -200,12 +201,15 @@ def activations_hold(replays: Sequence[GroupReplay], thresholds: Thresholds) -> 
 
 
 def rewards_reason(group: Group, rewards: Sequence[int | None]) -> str:
-    """ "ok", "reward" where a claimed reward differs from the recomputed one, else "undecidable" where one is None."""
+    """ "reward" where a claim exceeds the recomputed reward; else "understated" where one is below it, which a timeout on
+    a busy machine explains and nobody gains by; else "undecidable" where a recomputed one is None; else "ok"."""
     if len(rewards) != len(group.responses):
         raise LocalError(f"{len(rewards)} rewards for {len(group.responses)} responses")
     pairs = list(zip(rewards, (response.reward for response in group.responses), strict=True))
-    if any(right is not None and right != claimed for right, claimed in pairs):
+    if any(right is not None and claimed > right for right, claimed in pairs):
         return "reward"
+    if any(right is not None and claimed < right for right, claimed in pairs):
+        return "understated"
     return "undecidable" if None in rewards else "ok"
 
 

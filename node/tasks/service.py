@@ -124,13 +124,7 @@ class TaskService:
 
     async def _call(self, op: str, timeout: float, **arguments: Any) -> dict[str, Any]:
         worker = await self._running()
-        try:
-            return await worker.call(op, timeout=timeout, **arguments)
-        except WorkerError:
-            raise
-        except BaseException:
-            worker.kill()  # nobody waits for its answer any more, so it must not go on
-            raise
+        return await worker.call(op, timeout=timeout, **arguments)
 
     async def _stop(self) -> None:
         self._worker = None

@@ -124,7 +124,7 @@ class Worker:
             try:
                 with trio.move_on_after(timeout) as deadline:
                     answer = await self._exchange(frame)
-            except trio.Cancelled:
+            except BaseException:  # a nursery wraps the Cancelled of its tasks in a group
                 self.kill()
                 raise
             if deadline.cancelled_caught:

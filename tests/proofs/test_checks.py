@@ -50,7 +50,7 @@ def test_lies_are_hard_and_absences_soft() -> None:
         *("sampling", "logprobs", "activations", "reward"),
     }
     void = {code for code, reason in REASONS.items() if reason.outcome == "void"}
-    assert void == {"undecidable", "gap", "ineligible", "duplicate"}
+    assert void == {"undecidable", "understated", "gap", "ineligible", "duplicate"}
 
 
 def test_the_header_is_what_the_entry_announced() -> None:
@@ -167,13 +167,16 @@ def test_the_score_is_the_mean_deficit_rounded_up() -> None:
     ("rewards", "reason"),
     [
         ([0, 10, 20, 30], "ok"),
-        ([0, 10, 20, 31], "reward"),
+        ([0, 10, 20, 29], "reward"),
+        ([0, 10, 20, 31], "understated"),
         ([0, 10, 20, None], "undecidable"),
         ([None] * 4, "undecidable"),
-        ([0, 11, 20, None], "reward"),
+        ([0, 9, 20, None], "reward"),
+        ([0, 11, 20, None], "understated"),
+        ([1, 9, 20, 30], "reward"),
     ],
 )
-def test_a_wrong_reward_outweighs_an_undecidable_one(rewards: list[int | None], reason: str) -> None:
+def test_a_claim_too_high_outweighs_all_else(rewards: list[int | None], reason: str) -> None:
     group = replace(GROUP, responses=tuple(response(END, reward=10 * index) for index in range(4)))
     assert checks.rewards_reason(group, rewards) == reason
 
