@@ -201,8 +201,8 @@ def activations_hold(replays: Sequence[GroupReplay], thresholds: Thresholds) -> 
 
 
 def rewards_reason(group: Group, rewards: Sequence[int | None]) -> str:
-    """ "reward" where a claim exceeds the recomputed reward; else "understated" where one is below it, which a timeout on
-    a busy machine explains and nobody gains by; else "undecidable" where a recomputed one is None; else "ok"."""
+    """ "reward" where a claim exceeds the recomputed reward; else "understated" where one is below it, which a timeout
+    on a busy machine explains and nobody gains by; else "undecidable" where a recomputed one is None; else "ok"."""
     if len(rewards) != len(group.responses):
         raise LocalError(f"{len(rewards)} rewards for {len(group.responses)} responses")
     pairs = list(zip(rewards, (response.reward for response in group.responses), strict=True))
