@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 
@@ -32,7 +32,7 @@ from node.workers.rows import Group, chosen_by, pack
 
 SEED = 1
 BATCH = 128
-CLEAN_UPDATES, CLEAN_RATE = 2400, 3e-3
+CLEAN_UPDATES, CLEAN_RATE = 1000, 3e-3
 SLOPPY_UPDATES, SLOPPY_RATE = 120, 1e-3
 SLOPPY_DIGITS = 0.2
 ROW_SLOTS = 60
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warm_up(model, questions, generator, CLEAN_UPDATES, CLEAN_RATE, sloppy=False)
     warm_up(model, questions, generator, SLOPPY_UPDATES, SLOPPY_RATE, sloppy=True)
     tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class Config:
 def read_config(path: Path) -> Config:
     """Read a Hugging Face configuration. Raises ``UserError`` for what this model cannot do, instead of ignoring it."""
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        raw: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read the model configuration {path}: {error}") from None
     architecture = raw.get("model_type")
     if architecture not in ("llama", "qwen2"):
