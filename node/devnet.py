@@ -39,7 +39,7 @@ AGREE_DEADLINE: Final = 30.0
 STALL: Final = 120.0
 """Seconds without a step after which the display says so."""
 GRACE: Final = 10.0
-GRACE_INTERRUPTED: Final = 2.5
+GRACE_INTERRUPTED: Final = 2.0
 SAMPLE_EVERY: Final = 1.0
 
 
@@ -82,11 +82,11 @@ class _Devnet:
             founder, *followers = self.members
             self.display.say(f"run folder {self.options.folder}")
             await genesis.found(founder.directory, name="devnet", nodes=len(self.members), tasks=self.options.tasks)
+            nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.
             await self._start(nursery, followers)
             self.phase = "forming"
-            self.display.say(f"others join at {founder.address}")
             await self._train()
             self.phase = "finishing"
             self.converged = await self._converge()
@@ -210,15 +210,15 @@ class _Devnet:
 
     def _tell_result(self) -> None:
         assert self.summary is not None
-        steps = self.summary.steps
-        if steps:
-            first, last = _mean([r.reward for r in steps[:5]]), _mean([r.reward for r in steps[-5:]])
-            self.display.say(
-                f"{len(steps)} steps in {human_time(self.summary.seconds)}; mean reward of the first five {first:.3f}, "
-                f"of the last five {last:.3f}"
+        both = report.means([row.reward for row in self.summary.steps])
+        if both is not None:
+            count, took = len(self.summary.steps), human_time(self.summary.seconds)
+            self.display.tell(
+                f"{count} steps in {took}; mean reward of the first {report.WINDOW} steps {both[0]:.3f}, "
+                f"of the last {report.WINDOW} {both[1]:.3f}"
             )
         for name in ("report.html", "summary.json"):
-            self.display.say(str(self.options.folder / name))
+            self.display.tell(str(self.options.folder / name))
 
     # The picture
 
@@ -294,10 +294,6 @@ def _node(member: Member, newest: dict[str, Any]) -> NodeView:
         received=member.received.value,
         warnings=tuple(status.get("health", ())),
     )
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _first(group: BaseExceptionGroup[UserError]) -> UserError:

@@ -60,6 +60,9 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Tell one event."""
 
+    def tell(self, text: str) -> None:
+        """Tell one line of the result, to be read at the end."""
+
     def close(self) -> None:
         """Nothing more comes."""
 
@@ -113,6 +116,8 @@ class PlainDisplay:
         if new:
             self._bytes = view.bytes
         if view.phase != self._phase:
+            if self._phase == "starting":
+                self.say(f"others join at {view.address}")
             self._phase = view.phase
             self.say(view.phase)
 
@@ -120,6 +125,10 @@ class PlainDisplay:
         """Print ``text`` at once, unwrapped."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._console.file.flush()
+
+    def tell(self, text: str) -> None:
+        """Print ``text``."""
+        self.say(text)
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -130,6 +139,7 @@ class LiveDisplay:
 
     def __init__(self, console: Console) -> None:
         self._events: deque[str] = deque(maxlen=EVENTS)
+        self._result: list[str] = []
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._console = console
         self._live.start()
@@ -142,9 +152,15 @@ class LiveDisplay:
         """Keep ``text`` among the last events under the table."""
         self._events.append(text)
 
+    def tell(self, text: str) -> None:
+        """Keep ``text`` for the end."""
+        self._result.append(text)
+
     def close(self) -> None:
-        """Leave the last picture on the screen."""
+        """Leave the last picture on the screen, with the result below it."""
         self._live.stop()
+        for text in self._result:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def picture(self, view: View) -> RenderableType:
         """The whole picture."""

@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,6 +193,23 @@ async def stop(members: Iterable[Member], *, grace: float, others: set[int]) -> 
         _kill(orphans)
         await trio.sleep(0.05)
     return killed
+
+
+async def keep_reaping(members: Iterable[Member]) -> None:
+    """Reap orphans that end, for ever: whoever adopts them must, or they stay in the process table."""
+    members = list(members)
+    while True:
+        reap({member.process.pid for member in members if member.process is not None})
+        await trio.sleep(1)
+
+
+def reap(others: Collection[int]) -> None:
+    """Reap the children that have ended, up to one of ``others``, whose own tasks do it."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid in others:
+                break
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _kill(pids: Iterable[int]) -> None:

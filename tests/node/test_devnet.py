@@ -37,6 +37,9 @@ class Recorder:
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    def tell(self, text: str) -> None:
+        self.said.append(text)
+
     def close(self) -> None:
         pass
 
@@ -69,9 +72,10 @@ async def test_it_ends_well_when_all_nodes_agree(fakes: dict[str, str], tmp_path
     display = Recorder()
     assert await run(Options(tmp_path / "run", nodes=4, steps=3), display) == 0
     assert any("all 4 nodes hold the same log" in text for text in display.said)
-    assert any(text.startswith("others join at /ip4/127.0.0.1/tcp/") for text in display.said)
+    assert str(tmp_path / "run" / "report.html") in display.said
     last = display.views[-1]
     assert last.phase == "done"
+    assert last.address.startswith("/ip4/127.0.0.1/tcp/")
     assert [row.step for row in last.steps] == [1, 2, 3]
     assert last.bytes == 4 * 3000
     assert [node.credit for node in last.nodes] == [3, 0, 0, 0]

@@ -30,6 +30,14 @@ def test_the_plain_line_of_a_step() -> None:
     assert phase == "training"
 
 
+def test_the_address_is_told_once_others_can_join() -> None:
+    screen, file = console(terminal=False)
+    display = PlainDisplay(screen)
+    for phase in ("starting", "forming", "training"):
+        display.update(replace(VIEW, phase=phase, steps=()))
+    assert file.getvalue().splitlines() == ["starting", f"others join at {ADDRESS}", "forming", "training"]
+
+
 def test_a_step_is_told_once_with_the_bytes_moved_since_the_last_one() -> None:
     screen, file = console(terminal=False)
     display = PlainDisplay(screen)
@@ -53,8 +61,11 @@ def test_the_live_picture_shows_roles_credit_and_the_address_in_one_piece() -> N
     display = LiveDisplay(screen)
     display.say("node-2 died (signal SIGKILL)")
     display.update(VIEW)
+    display.tell("the result")
+    assert "the result" not in file.getvalue()
     display.close()
     text = file.getvalue()
+    assert text.rstrip().endswith("the result")
     for words in ("step 1/60", "trainer", "345", "6,789", "0.412", "3.2 MB", "cut 7", "the disk is nearly full"):
         assert words in text, words
     assert ADDRESS in text

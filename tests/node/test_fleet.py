@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -131,3 +132,22 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken, suppress(OSError):
         taken.bind(("127.0.0.1", first))
         assert fleet.free_ports(1)[0] != first
+
+
+async def test_orphans_that_end_are_reaped(program: Program) -> None:
+    fleet.adopt_orphans()
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-S', '-c', '']).pid)"
+    process = program(code).start()
+    orphan = Path("/proc", (await _output(process, program(code))).strip())
+    with trio.fail_after(20):
+        while orphan.exists():  # noqa: ASYNC240  # the process table tells nobody of its changes
+            fleet.reap([process.pid])
+            await trio.sleep(0.01)
+    assert process.returncode == 0
+
+
+async def _output(process: subprocess.Popen[bytes], member: Member) -> str:
+    with trio.fail_after(20):
+        while process.poll() is None:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    return member.log.read_text()

@@ -12,8 +12,8 @@ from node.errors import UserError
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
+from node.tasks.allowlist import REASONING_GYM_VERSION
 from node.tasks.jsonl import MATH_VERIFY_VERSION
-from node.tasks.reasoning import REASONING_GYM_VERSION
 from protocol.domain import parse_genesis
 from protocol.manifest import Manifest
 
