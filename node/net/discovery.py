@@ -37,6 +37,9 @@ MAX_ADDRESSES: Final = 8
 MAX_ADDRESS: Final = 128
 """Longest multiaddr text (characters)."""
 
+SHORT: Final = 5.0
+"""A connection that lasts fewer seconds counts as a failure."""
+
 CONCURRENT_DIALS: Final = 8
 POLL: Final = 0.25
 """Seconds between looks at the book."""
@@ -98,6 +101,7 @@ class Entry:
     reached: bool = False
     failures: int = 0
     next_dial: float = 0.0
+    met: float = 0.0
 
 
 class AddressBook:
@@ -135,16 +139,22 @@ class AddressBook:
                 return True
         return False
 
-    def connected(self, node: bytes) -> None:
+    def connected(self, node: bytes, now: float) -> None:
         """The peer was met."""
         if (entry := self.entries.get(node)) is not None:
             entry.reached = True
-            entry.failures = 0
+            entry.met = now
 
     def disconnected(self, node: bytes, now: float) -> None:
-        """The peer was lost: try again soon."""
-        if (entry := self.entries.get(node)) is not None:
-            entry.next_dial = now + random.uniform(0.2, 0.6) + (0.5 if node < self._own else 0.0)  # noqa: S311
+        """The peer was lost: try again soon, but less and less so while it hangs up right away (a ban looks so)."""
+        entry = self.entries.get(node)
+        if entry is None:
+            return
+        entry.failures = min(entry.failures + 1, 10) if now - entry.met < SHORT else 0
+        delay = random.uniform(0.25, 0.5) * 2**entry.failures  # noqa: S311
+        entry.next_dial = now + min(delay, SEED_BACKOFF if entry.seed else MAX_BACKOFF)
+        if node < self._own:
+            entry.next_dial += 0.5
 
     def failed(self, node: bytes, now: float) -> None:
         """A dial failed: back off."""

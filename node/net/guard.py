@@ -95,6 +95,11 @@ MAX_TOPIC: Final = 128
 MAX_RPC_MESSAGES: Final = 256
 """Messages, subscriptions or control items in one gossip RPC."""
 
+SEEN_SECONDS: Final = 120.0
+"""How long a message is known again. GossipSub's caches keep messages for five heartbeats."""
+
+MAX_SEEN: Final = 1 << 16
+
 _ID_PREFIX = ID.from_base58(peer_id(bytes(32))).to_bytes()[:-32]
 
 
@@ -501,6 +506,30 @@ def make_host(
 # --- gossip --------------------------------------------------------------------------------------------------------
 
 
+class Seen:
+    """Ids of the messages of the last ``SEEN_SECONDS``, at most ``MAX_SEEN`` of them."""
+
+    def __init__(self) -> None:
+        self._added: dict[bytes, float] = {}
+
+    def has(self, key: bytes) -> bool:
+        """Whether ``key`` was added not long ago."""
+        added = self._added.get(key)
+        return added is not None and trio.current_time() - added < SEEN_SECONDS
+
+    def add(self, key: bytes) -> bool:
+        """Remember ``key``; whether it is new."""
+        new = not self.has(key)
+        if new:
+            self._added.pop(key, None)
+            self._added[key] = now = trio.current_time()
+            oldest = next(iter(self._added))
+            while len(self._added) > MAX_SEEN or now - self._added[oldest] >= SEEN_SECONDS:
+                del self._added[oldest]
+                oldest = next(iter(self._added))
+        return new
+
+
 def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], bytes]) -> Pubsub:
     """GossipSub 1.1 with a heartbeat of one second, guarded. Version 1.2 would double the RPCs of small messages."""
     router = GossipSub(
@@ -524,12 +553,13 @@ def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], b
         router,
         strict_signing=True,
         msg_id_constructor=message_id,
-        seen_ttl=120,
         validation_cache_size=64,
         max_subscriptions_per_rpc=MAX_RPC_MESSAGES,
         max_subscriptions_per_peer=32,
         max_inbound_rpc_size=limits.gossip_rpc,
     )
+    pubsub.seen_messages._stop_event.set()  # the stock cache has no bound, and a thread that never ends
+    pubsub.seen_messages = Seen()
     guard_pubsub(pubsub, host)
     return pubsub
 

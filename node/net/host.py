@@ -262,7 +262,7 @@ class Network:
                 trio.current_time(),
                 f"{remote[0]}:{remote[1]}" if remote is not None else "?",
             )
-            self._book.connected(node)
+            self._book.connected(node, trio.current_time())
             self._tell(self._on_connect, node)
         elif not connections and self._peers.pop(node, None) is not None:
             self._book.disconnected(node, trio.current_time())

@@ -99,6 +99,21 @@ def test_failures_back_off_and_seeds_less() -> None:
     assert book.due(101.0) == [other]
 
 
+def test_a_peer_that_hangs_up_at_once_is_tried_less_and_less() -> None:
+    book = AddressBook(own=bytes(32))
+    node = b"n" * 32
+    book.learn(node, [address(1)], 0.0)
+    now = 0.0
+    for _ in range(12):
+        book.connected(node, now)
+        book.disconnected(node, now + 0.1)
+        now = book.entries[node].next_dial
+    assert now > 100
+    book.connected(node, now)
+    book.disconnected(node, now + discovery.SHORT)
+    assert book.entries[node].next_dial < now + discovery.SHORT + 1
+
+
 def test_the_higher_id_waits_for_the_lower_to_dial() -> None:
     low, high = b"\x01" * 32, b"\xff" * 32
     books = AddressBook(own=low), AddressBook(own=high)
@@ -115,11 +130,11 @@ def test_the_book_is_bounded_and_forgets_strangers_first(monkeypatch: pytest.Mon
     seed, met, stranger, new = (bytes([number]) * 32 for number in range(1, 5))
     book.learn(seed, [address(1)], 0.0, seed=True)
     book.learn(met, [address(1)], 0.0)
-    book.connected(met)
+    book.connected(met, 0.0)
     book.learn(stranger, [address(1)], 0.0)
     book.learn(new, [address(1)], 0.0)
     assert book.entries.keys() == {seed, met, new}
-    book.connected(new)
+    book.connected(new, 0.0)
     book.learn(stranger, [address(1)], 0.0)
     assert book.entries.keys() == {seed, new, stranger}
 

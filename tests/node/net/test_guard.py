@@ -457,3 +457,14 @@ def test_another_version_of_libp2p_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert spec.loader is not None
     with pytest.raises(LocalError, match=r"0\.9\.0 is installed"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+async def test_seen_messages_are_forgotten_and_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:
+    monkeypatch.setattr(guard, "MAX_SEEN", 3)
+    seen = guard.Seen()
+    assert [seen.add(key) for key in (b"1", b"2", b"1", b"3", b"4")] == [True, True, False, True, True]
+    assert [seen.has(key) for key in (b"1", b"2", b"3", b"4")] == [False, True, True, True]
+    await trio.sleep(guard.SEEN_SECONDS)
+    assert not seen.has(b"4")
+    assert seen.add(b"4")
+    assert len(seen._added) == 1
