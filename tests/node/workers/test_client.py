@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 import pytest
@@ -9,7 +8,6 @@ import trio
 
 from node.workers import client, wire
 from node.workers.client import WorkerError, open_worker
-from protocol.errors import LocalError
 
 ECHO = "tests.node.workers.echo"
 
@@ -153,15 +151,3 @@ async def test_rubbish_from_the_child_ends_it(frame: str) -> None:
         with trio.fail_after(20), pytest.raises(WorkerError) as error:
             await worker.call("echo", timeout=60)
         assert error.value.kind in ("died", "internal")
-
-
-def test_frames_over_a_socket_pair() -> None:
-    left, right = socket.socketpair()
-    with left, right:
-        wire.write_frame(left, {"op": "x", "data": b"\0" * 1000})
-        assert wire.read_frame(right) == {"op": "x", "data": b"\0" * 1000}
-        left.sendall(wire.pack({"a": 1})[:-1])
-        left.close()
-        with pytest.raises(LocalError, match="ends within its body"):
-            wire.read_frame(right)
-        assert wire.read_frame(right) is None
