@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
 from protocol.domain import Domain
+from protocol.entry import Entry
 from protocol.identity import Identity
 
 if TYPE_CHECKING:
@@ -43,6 +45,13 @@ class Health:
             self.log.info("%s: in order again", topic)
 
 
+def innermost(error: BaseException) -> BaseException:
+    """What happened, without the groups that trio wraps it in: the first of several."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 @dataclass(slots=True)
 class Node:
     """One daemon's shared state. Roles read it; only the part that owns a field writes to it."""
@@ -64,6 +73,7 @@ class Node:
     tokens_per_second: int = 0
     generating: bool = False
     children: dict[str, int] = field(default_factory=dict)
+    failed_audits: Counter[bytes] = field(default_factory=Counter)
     presences: Presences = field(init=False)
     weights: Weights = field(init=False)
     pool: Pool = field(init=False)
@@ -73,9 +83,19 @@ class Node:
         """This node's id."""
         return self.identity.node
 
-    def paused(self, number: int) -> bool:
-        """Whether work on top of version ``number`` is to wait: a devnet ends after so many steps."""
-        return self.pause_at_step > 0 and number >= self.pause_at_step
+    def paused(self) -> bool:
+        """Whether work on another step is to wait: a devnet ends after so many steps.
+
+        Steps are counted, not versions: weights that are announced again have a new number and no step.
+        """
+        return 0 < self.pause_at_step <= len(self.log.ledger.steps())
+
+    def will_be_judged(self, rollout: Entry) -> bool:
+        """Whether enough of those who are due to judge a submission are here and at it."""
+        due = self.log.ledger.due(rollout)
+        present = self.presences.live()
+        at_it = sum(validator in present and present[validator].role == "validator" for validator in due)
+        return at_it > len(due) // 2
 
     async def blob_path(self, digest: bytes, size: int) -> Path:
         """The local file of a blob that the domain names, fetched from any peer where it is not held yet."""

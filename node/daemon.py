@@ -3,13 +3,15 @@
 Start: lock, key, genesis, log, network, own head confirmed, join, presence, role; each step needs the earlier ones.
 Stop: everything is cancelled at once; what was acknowledged is on disk already, and stopping appends nothing.
 The daemon imports neither torch nor any task library: children do (``node.workers``, ``node.tasks``).
+
+Once it serves, nothing but a signal or its owner's wish ends it: a part that fails is begun again, with a warning.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from hashlib import sha256
 
@@ -19,7 +21,7 @@ import node as package
 from node import cheats, joining
 from node.api import server
 from node.config import Config
-from node.context import Health, Node
+from node.context import Health, Node, innermost
 from node.errors import UserError
 from node.log.elector import open_elector
 from node.log.service import LogService, load
@@ -37,11 +39,14 @@ from node.store.versions import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights
 from protocol.domain import Domain
+from protocol.errors import Error
 from protocol.identity import Identity, node_id, peer_id
 from protocol.records import Join
 
 GENESIS_PATIENCE = 30.0
 """Seconds that a first start waits for a bootstrap peer to answer."""
+PAUSE = 5.0
+"""Seconds until a part of the daemon that failed begins again."""
 ROOM = 200 << 20
 """Free bytes without which a node does not start: a log that cannot be written would stop it at once."""
 
@@ -64,10 +69,7 @@ def _run(directory: DataDirectory, config: Config) -> None:
     try:
         trio.run(main, directory, config)
     except* (UserError, PortBusy, AddressError) as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise UserError(str(error)) from None
+        raise UserError(str(innermost(group))) from None
 
 
 async def main(directory: DataDirectory, config: Config) -> None:
@@ -130,33 +132,51 @@ async def _serve(node: Node) -> None:
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
     serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    node.presences.listen()
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run, node)
         await nursery.start(sync.run)
-        nursery.start_soon(_join, node)
-        nursery.start_soon(node.presences.run)
-        nursery.start_soon(node.weights.run)
-        nursery.start_soon(RoleManager(node).run)
-        nursery.start_soon(_remember_peers, node)
+        nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
+        nursery.start_soon(_keep, node, "presence", node.presences.run)
+        nursery.start_soon(_keep, node, "weights", node.weights.run)
+        nursery.start_soon(_keep, node, "roles", RoleManager(node).run)
+        nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
         if node.id in domain.electors:
             elector = await open_elector(log, node.identity)
             nursery.start_soon(elector.run)
-            nursery.start_soon(TermWatch(node, elector).run)
+            nursery.start_soon(_keep, node, "terms", TermWatch(node, elector).run)
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
 
 
-async def _join(node: Node) -> None:
+async def _keep(node: Node, name: str, part: Callable[[], Awaitable[None]]) -> None:
+    """Run one part of the daemon for ever. What it could not deal with itself ends neither it nor the other parts."""
+    while True:
+        try:
+            await part()
+        except* Exception as group:
+            error = innermost(group)
+            expected = isinstance(error, Error | OSError | trio.TooSlowError)
+            node.health.warn(name, f"{name}: {error or type(error).__name__}; it goes on in {PAUSE:.0f} s")
+            if not expected:
+                node.logger.error("%s: a bug", name, exc_info=error)
+        await trio.sleep(PAUSE)
+        node.health.clear(name)
+
+
+async def _keep_joined(node: Node) -> None:
     """A newcomer opens its feed; a node that was here before waits until peers told it its own head."""
     while True:
-        with trio.move_on_after(10) as patience:
+        with trio.move_on_after(10):
             await node.log.ready.wait()
-        if not patience.cancelled_caught:
-            break
-        node.health.warn("own-head", f"nothing is appended yet: {node.log.waits_for()}")
-    node.health.clear("own-head")
-    if node.log.own_seq < 0:
-        recovery = sha256(node.directory.recovery().node).digest()
-        await node.log.append(Join(recovery, f"farflung/{package.__version__}", node.config.name))
+        if not node.log.ready.is_set():
+            node.health.warn("own head", f"nothing is appended: {node.log.waits_for()}")
+            continue
+        node.health.clear("own head")
+        if node.log.own_seq < 0:
+            recovery = sha256(node.directory.recovery().node).digest()
+            await node.log.append(Join(recovery, f"farflung/{package.__version__}", node.config.name))
+        # The head may come into doubt again: another machine may have the key.
+        await trio.sleep(10)
 
 
 async def _remember_peers(node: Node) -> None:
@@ -169,9 +189,9 @@ async def _remember_peers(node: Node) -> None:
             try:
                 await trio.to_thread.run_sync(node.directory.save_peers, known)
                 saved = dict(known)
-                node.health.clear("disk")
+                node.health.clear("peers file")
             except OSError as error:
-                node.health.warn("disk", f"{node.directory.peers_file}: {error.strerror}")
+                node.health.warn("peers file", f"{node.directory.peers_file}: {error.strerror}")
 
 
 def _refuse_unfit(config: Config, domain: Domain) -> None:

@@ -47,9 +47,12 @@ class Presences:
         """Seconds since the first other node was heard; negative before that."""
         return -1.0 if self._first_peer_at is None else trio.current_time() - self._first_peer_at
 
+    def listen(self) -> None:
+        """Take in what others publish."""
+        self._node.network.subscribe(TOPIC, self._receive)
+
     async def run(self) -> None:
         """Publish for ever."""
-        self._node.network.subscribe(TOPIC, self._receive)
         while True:
             # A pause between unscheduled ones bounds the traffic that a burst of changes makes.
             await trio.sleep(self._interval / 5)
@@ -80,7 +83,7 @@ class Presences:
             tokens_per_second=node.tokens_per_second,
             bandwidth_kbps=0,
             load=int(load * 1_000_000),
-            paused=int(node.paused(node.weights.newest_number())),
+            paused=int(node.paused()),
         )
 
     async def _receive(self, origin: bytes, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """An elector's watch over the trainer's office: grants a term when there is none or its holder fell silent.
 
 1. No first term before ``min_nodes`` are present, or ``founding_wait_ms`` after the first peer.
-2. A holder is silent once its presence has been missing for ``term_silence_ms``.
+2. A holder is silent once it has not been there, training or willing to, for ``term_silence_ms``.
 3. The base is the newest version of the lineage that this elector holds entries of.
 """
 
@@ -12,6 +12,7 @@ import trio
 from node.context import Node
 from node.log.elector import Elector
 from protocol import roles
+from protocol.errors import Error
 
 
 class TermWatch:
@@ -31,7 +32,8 @@ class TermWatch:
             presences = node.presences.live()
             grant = node.log.ledger.grant()
             if grant is not None:
-                if grant.trainer in presences:
+                trainer = presences.get(grant.trainer)
+                if trainer is not None and ("trainer" in trainer.willing or trainer.role == "trainer"):
                     heard = trio.current_time()
                 if trio.current_time() < heard + node.domain.timings.term_silence_ms / 1000:
                     continue
@@ -41,8 +43,12 @@ class TermWatch:
             if candidate is None:
                 node.health.warn("term", "no node that is present is willing to train")
                 continue
+            try:
+                await self._elector.grant_term(candidate)
+            except (Error, OSError) as error:
+                node.health.warn("term", f"no term can be granted: {error}")
+                continue
             node.health.clear("term")
-            await self._elector.grant_term(candidate)
             node.logger.info("granted a term to %s", candidate.hex()[:8])
             heard = trio.current_time()
 

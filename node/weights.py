@@ -14,7 +14,7 @@ from node.net.transfer import fetch_chunks
 from protocol import records
 from protocol.constants import KEPT_VERSIONS, MAX_MANIFEST_BYTES
 from protocol.entry import Entry
-from protocol.errors import PeerError
+from protocol.errors import Error, PeerError
 from protocol.manifest import Manifest, verify_chunk
 
 FETCH_TIMEOUT = 120.0
@@ -50,8 +50,15 @@ class Weights:
                 return entry
         return None
 
+    def outdated(self, weights: bytes) -> bool:
+        """Whether a version is older than those that every holder keeps, so that nobody needs to have it."""
+        number = self._node.log.ledger.version_number(weights)
+        return number is not None and number <= self.newest_number() - KEPT_VERSIONS
+
     def paths(self, weights: bytes) -> tuple[Path, Path]:
-        """The manifest's and the raw tensors' files of a version that is held."""
+        """The manifest's and the raw tensors' files of a version; ``Unreachable`` where it is not held any more."""
+        if weights not in self._held:
+            raise Unreachable("the version is not held any more")
         return self._node.versions.paths(self._held[weights])
 
     async def wait_changed(self, timeout: float) -> None:
@@ -72,12 +79,16 @@ class Weights:
         try:
             await self.hold(entry, timeout=FETCH_TIMEOUT)
             self._node.health.clear("weights")
-        except (PeerError, Unreachable, trio.TooSlowError) as error:
-            self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {error}")
+        except (Error, OSError, trio.TooSlowError) as error:
+            why = "it took too long" if isinstance(error, trio.TooSlowError) else str(error)
+            self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {why}")
             await trio.sleep(self._node.domain.timings.presence_ms / 1000)
 
     async def hold(self, entry: Entry, *, timeout: float) -> None:
-        """Fetch one version unless it is held. Raises ``PeerError``, ``Unreachable`` or ``trio.TooSlowError``."""
+        """Fetch one version unless it is held.
+
+        Raises ``PeerError``, ``Unreachable`` or ``trio.TooSlowError``, and ``OSError`` where the disk refuses.
+        """
         with trio.fail_after(timeout):
             async with self._lock:
                 if entry.id in self._held:

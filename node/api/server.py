@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -20,7 +20,9 @@ from protocol import credit
 from protocol.records import Step
 
 MAX_LINE = 64 << 10
-RECENT_STEPS = 100_000
+RECENT_STEPS = 1000
+"""Steps of which a status tells the figures, the newest."""
+STOPPING: Final = {"stopping": True}
 
 
 async def run(node: Node, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -48,7 +50,10 @@ async def _converse(node: Node, stream: trio.SocketStream) -> None:
             buffer += part
             while b"\n" in buffer:
                 line, buffer = buffer.split(b"\n", 1)
-                await stream.send_all(json.dumps(_answer(node, line)).encode() + b"\n")
+                answer = _answer(node, line)
+                await stream.send_all(json.dumps(answer).encode() + b"\n")
+                if answer == STOPPING:  # only now: it ends this conversation too
+                    node.stop()
             if len(buffer) > MAX_LINE:
                 return
 
@@ -59,13 +64,12 @@ def _answer(node: Node, line: bytes) -> dict[str, Any]:
         match request:
             case {"op": "status"}:
                 return status(node)
-            case {"op": "pause_at", "step": int(step)} if step >= 0:
+            case {"op": "pause_at", "step": int(step)} if step >= 0 and not isinstance(step, bool):
                 node.pause_at_step = step
                 return {"pause_at_step": step}
             case {"op": "stop"}:
-                node.stop()
-                return {"stopping": True}
-    except ValueError:
+                return STOPPING
+    except (ValueError, RecursionError):
         return {"error": "the request is not JSON"}
     return {"error": "unknown request"}
 
@@ -77,7 +81,7 @@ def status(node: Node) -> dict[str, Any]:
     accounts = credit.credits(ledger)
     held = node.weights.newest_held()
     sent, received = node.network.traffic
-    steps = ledger.steps()[-RECENT_STEPS:]
+    steps = ledger.steps()
     return {
         "name": node.config.name,
         "node": node.id.hex(),
@@ -89,7 +93,7 @@ def status(node: Node) -> dict[str, Any]:
         "heads_root": replica.heads_root().hex(),
         "cut_height": 0 if cut is None else cut.cut.height,
         "final": not replica.uncovered(),
-        "pending_audits": len(ledger.outstanding()),
+        "pending_audits": sum(map(node.will_be_judged, ledger.outstanding())),
         "generating": node.generating,
         "peers": len(node.network.peers),
         "bytes_sent": sent,
@@ -97,7 +101,7 @@ def status(node: Node) -> dict[str, Any]:
         "tokens": node.tokens_generated,
         "tokens_per_second": node.tokens_per_second,
         "pause_at_step": node.pause_at_step,
-        "health": sorted(node.health.warnings.values()),
+        "health": _health(node),
         "addresses": list(node.network.addresses),
         "children": [{"name": name, "pid": pid} for name, pid in sorted(node.children.items())],
         "credit": {author.hex(): account.credit for author, account in accounts.items()},
@@ -106,8 +110,13 @@ def status(node: Node) -> dict[str, Any]:
             {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
             for author in ledger.authors()
         ],
-        "steps": [_step(s.payload) for s in steps if isinstance(s.payload, Step)],
+        "steps": [_step(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
     }
+
+
+def _health(node: Node) -> list[str]:
+    trouble = node.log.disk_trouble
+    return sorted([*node.health.warnings.values(), *([] if trouble is None else [f"the log is not stored: {trouble}"])])
 
 
 def _step(step: Step) -> dict[str, Any]:

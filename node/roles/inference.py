@@ -59,7 +59,7 @@ class _Life:
         number = weights_payload(version).number
         if number < self._newest_used or not schedule.usable(newest - number, self._recipe.async_level):
             return None
-        if node.paused(newest) or not node.log.ready.is_set():
+        if node.paused() or not node.log.ready.is_set():
             return None
         if not node.log.ledger.may_infer(node.id, version.id):
             return None

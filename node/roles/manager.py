@@ -1,8 +1,10 @@
 """Which role this node plays now: runs ``protocol.roles.assign`` on what it hears and acts on its own row only.
 
 1. No role before the domain's first term; then a change is acted on once it stood for three presence intervals.
-2. A change is one ``role`` entry, then the old role's task ends and the new one's begins.
-3. A role that fails is started again after a pause that doubles up to ``MAX_PAUSE``; its failure is a health warning.
+2. A change is one ``role`` entry, then the old role's life ends, with its children, and the new one's begins.
+3. A role that fails, of whatever, is started again after a pause that doubles up to ``MAX_PAUSE``; its failure is a
+   health warning until it has been well for that long.
+4. A restarted node goes on with its standing role; the assignment may change that like any other role.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Final
 
 import trio
 
-from node.context import Node
+from node.context import Node, innermost
 from node.errors import UserError
 from node.roles import inference, relay, trainer, validator
 from protocol import roles
@@ -25,7 +27,10 @@ _LIVES: Final[dict[str, Callable[[Node], Awaitable[None]]]] = {
     "validator": validator.run,
     "inference": inference.run,
 }
+FIRST_PAUSE: Final = 1.0
 MAX_PAUSE: Final = 30.0
+APPEND_TIMEOUT: Final = 10.0
+"""Seconds that a change of role waits for the log to take it; then it is considered anew."""
 
 
 class RoleManager:
@@ -35,55 +40,65 @@ class RoleManager:
         self._node = node
         self._interval = node.domain.timings.presence_ms / 1000
         self._stability = roles.Stability(3 * self._interval)
-        self._scope = trio.CancelScope()
 
     async def run(self) -> None:
         """Follow the assignment for ever."""
         node = self._node
-        async with trio.open_nursery() as nursery:
-            standing = node.log.ledger.standing_role(node.id)
-            if standing in _LIVES:
-                # A restart goes on with what it was doing; the assignment may change that like any other role.
-                await self._play(standing, nursery)
-            while True:
-                await trio.sleep(self._interval)
-                grant = node.log.ledger.grant()
-                if grant is None or not node.log.ready.is_set():
-                    continue
-                rows = roles.assign(node.presences.live(), node.domain.policy, grant.trainer)
-                wanted = rows.get(node.id, "none")
-                if self._stability.settled(wanted, trio.current_time()) and wanted != node.role:
-                    await node.log.append(Role(wanted))
-                    await self._play(wanted, nursery)
+        role = node.log.ledger.standing_role(node.id)
+        while True:
+            node.role = role
+            node.logger.info("role: %s", role)
+            node.presences.announce_soon()
+            async with trio.open_nursery() as nursery:
+                if role in _LIVES:
+                    nursery.start_soon(self._live, role)
+                role = await self._next()
+                nursery.cancel_scope.cancel()
+            node.health.clear("role")
 
-    async def _play(self, role: str, nursery: trio.Nursery) -> None:
-        self._scope.cancel()
-        self._scope = trio.CancelScope()
-        self._node.role = role
-        self._node.logger.info("role: %s", role)
-        self._node.presences.announce_soon()
-        if role in _LIVES:
-            nursery.start_soon(self._live, role, self._scope)
+    async def _next(self) -> str:
+        """Wait until another role is this node's, and announce it."""
+        node = self._node
+        while True:
+            await trio.sleep(self._interval)
+            grant = node.log.ledger.grant()
+            if grant is None or not node.log.ready.is_set():
+                continue
+            rows = roles.assign(node.presences.live(), node.domain.policy, grant.trainer)
+            wanted = rows.get(node.id, "none")
+            if not self._stability.settled(wanted, trio.current_time()) or wanted == node.role:
+                continue
+            try:
+                await node.log.append(Role(wanted), timeout=APPEND_TIMEOUT)
+            except (Error, OSError) as error:
+                node.health.warn("role entry", f"the role {wanted} cannot be taken: {error}")
+                continue
+            node.health.clear("role entry")
+            return wanted
 
-    async def _live(self, role: str, scope: trio.CancelScope) -> None:
-        pause = 1.0
-        with scope:
-            while True:
-                try:
+    async def _live(self, role: str) -> None:
+        """Play a role; begin again where it fails."""
+        pause = FIRST_PAUSE
+        while True:
+            began = trio.current_time()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._recover)
                     await _LIVES[role](self._node)
-                except* (Error, trio.TooSlowError, OSError) as group:
-                    error = _first(group)
-                    if isinstance(error, UserError):
-                        pause = MAX_PAUSE
-                    self._node.health.warn(
-                        "role", f"the {role} role stopped: {error}; it starts again in {pause:.0f} s"
-                    )
-                await trio.sleep(pause)
-                pause = min(2 * pause, MAX_PAUSE)
+                    nursery.cancel_scope.cancel()
+            except* Exception as group:
+                if trio.current_time() - began > MAX_PAUSE:
+                    pause = FIRST_PAUSE
+                error = innermost(group)
+                if isinstance(error, UserError):
+                    pause = MAX_PAUSE
+                if not isinstance(error, Error | OSError | trio.TooSlowError):
+                    self._node.logger.error("the %s role: a bug", role, exc_info=error)
+                why = str(error) or type(error).__name__
+                self._node.health.warn("role", f"the {role} role stopped: {why}; it starts again in {pause:.0f} s")
+            await trio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE)
 
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    async def _recover(self) -> None:
+        await trio.sleep(MAX_PAUSE)
+        self._node.health.clear("role")

@@ -7,8 +7,9 @@
 3. ``step`` and ``weights`` are one transaction, written before anybody can see the new version.
 4. The first trainer announces version 0 once a cut covers a validator and an inference node, because that cut decides
    who may audit and generate.
-5. Where the validators due for the newest version are gone, the same weights are announced again, so that the
-   validators of now are due.
+5. Where the validators due for the newest version are gone, or all who may generate with it, the same weights are
+   announced again, so that those who are here now are due or may.
+6. A step that is done when the term or the version that it started from is over is thrown away.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
 
 TRAIN_TIMEOUT = 3600.0
+MAX_REJECTED = 2**31 - 1
+"""The most that a step entry can say; anybody may announce a great many responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ async def run(node: Node) -> None:
             await _Life(node, worker).run()
         finally:
             node.children.pop("trainer", None)
+            node.health.clear("office")
+            node.health.clear("founding")
 
 
 class _Life:
@@ -73,7 +78,7 @@ class _Life:
         began = time.monotonic()
         while True:
             if not self._in_office():
-                node.health.warn("term", "another trainer was granted a term")
+                node.health.warn("office", "another trainer was granted a term")
             elif node.weights.newest() is None:
                 await self._announce_version_0()
             else:
@@ -82,9 +87,10 @@ class _Life:
                     if loaded != base.id:
                         await self._load(base)
                         loaded = base.id
-                    full = False if node.paused(weights_payload(base).number) else await self._gather(base)
+                    full = False if node.paused() else await self._gather(base)
                     if full:
-                        loaded = (await self._step(base, wait_ms=int((time.monotonic() - began) * 1000))).id
+                        made = await self._step(base, wait_ms=int((time.monotonic() - began) * 1000))
+                        loaded = None if made is None else made.id
                         began = time.monotonic()
                         self._progress_at = trio.current_time()
                         continue
@@ -121,23 +127,38 @@ class _Life:
     async def _announce_again_if_stuck(self, base: Entry) -> None:
         node = self._node
         patience = node.domain.timings.term_silence_ms / 1000
-        if trio.current_time() < self._progress_at + patience or node.paused(weights_payload(base).number):
+        if trio.current_time() < self._progress_at + patience or node.paused():
             return
-        present = {n for n, p in node.presences.live().items() if p.role == "validator"}
-        cut = node.log.replica.newest_cut_id
-        if present & node.log.ledger.validators_of(base.id):
-            return
-        if not any(node.log.ledger.standing_role(n, cut) == "validator" for n in present):
+        why = self._deserted(base)
+        if why is None:
             return
         old = weights_payload(base)
         grant = node.log.ledger.grant()
         assert grant is not None
-        node.logger.warning("no validator of version %d is left: announcing its weights again", old.number)
+        node.logger.warning("%s version %d: announcing its weights again", why, old.number)
         entries = await node.log.append(
             Weights(grant.term, old.number + 1, base.id, old.manifest, old.manifest_size, old.whole, old.size, None)
         )
         node.weights.adopt(entries[-1])
         self._progress_at = trio.current_time()
+
+    def _deserted(self, base: Entry) -> str | None:
+        """Who is missing for ``base`` and would be there for weights announced now; None where that is nobody."""
+        node = self._node
+        ledger, replica = node.log.ledger, node.log.replica
+        cut = replica.newest_cut_id
+        present = node.presences.live()
+        audits = {n for n, p in present.items() if p.role == "validator"}
+        if not audits & ledger.validators_of(base.id) and any(
+            ledger.standing_role(n, cut) == "validator" for n in audits
+        ):
+            return "nobody here is due to audit"
+        infers = {n for n, p in present.items() if p.role == "inference"}
+        if not any(ledger.may_infer(n, base.id) for n in infers) and any(
+            replica.covered_at(cut, n) >= 0 for n in infers
+        ):
+            return "nobody here may generate with"
+        return None
 
     async def _load(self, base: Entry) -> None:
         manifest, whole = self._node.weights.paths(base.id)
@@ -188,8 +209,8 @@ class _Life:
             return
         self._batch[entry.id] = Gathered(entry, lag, node.blobs.path(rollout.submission), submission)
 
-    async def _step(self, base: Entry, wait_ms: int) -> Entry:
-        """Train on the batch and commit what came of it."""
+    async def _step(self, base: Entry, wait_ms: int) -> Entry | None:
+        """Train on the batch and commit what came of it; None where the term or the base was over by then."""
         node = self._node
         batch = list(self._batch.values())
         old = weights_payload(base)
@@ -204,6 +225,11 @@ class _Life:
             checkpoint=str(checkpoint),
         )
         trained_at = time.monotonic()
+        grant = node.log.ledger.grant()
+        newest = node.weights.newest()
+        if grant is None or not self._in_office() or newest is None or newest.id != base.id:
+            node.logger.warning("a step from version %d is thrown away: its term or version is over", old.number)
+            return None
         data, manifest = await trio.to_thread.run_sync(_manifest, answer, scratch)
         digest = await node.blobs.put_async(data)
         await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
@@ -211,8 +237,6 @@ class _Life:
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in batch)).encode()
         blob_hash = await node.blobs.put_async(blob)
         metrics = answer["metrics"]
-        grant = node.log.ledger.grant()
-        assert grant is not None
         responses = [(r, g.lag) for g in batch for group in g.submission.groups for r in group.responses]
         step = Step(
             term=grant.term,
@@ -251,7 +275,7 @@ class _Life:
         """Responses rejected or void by now, less those that earlier steps have counted."""
         ledger = self._node.log.ledger
         counted = sum(s.payload.rejected for s in ledger.steps() if isinstance(s.payload, Step))
-        return max(0, self._node.pool.rejected - counted)
+        return min(max(0, self._node.pool.rejected - counted), MAX_REJECTED)
 
     def _drop_old_checkpoints(self, keep: bytes) -> None:
         for path in self._checkpoints.glob("*.safetensors"):
