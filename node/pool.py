@@ -91,12 +91,17 @@ class Pool:
         return dict(sorted(found.items(), key=lambda item: (-item[1][1], item[0])))
 
     def waiting_groups(self, number: int) -> int:
-        """Groups announced, still of use to a step from version ``number``, and not yet trained on."""
+        """Groups announced, still of use to a step from version ``number``, and not yet trained on.
+
+        What nobody present will judge does not count: its validators may be gone for good.
+        """
         ledger, level = self._node.log.ledger, self._node.domain.recipe.async_level
         total = sum(e.payload.groups for e, _ in self.usable(number).values() if isinstance(e.payload, Rollout))
         for entry in ledger.outstanding():
             assert isinstance(entry.payload, Rollout)
             version = ledger.version_number(entry.payload.weights)
-            if version is not None and schedule.usable(number - version, level):
+            if version is None or not schedule.usable(number - version, level):
+                continue
+            if self._node.will_be_judged(entry):
                 total += entry.payload.groups
         return total

@@ -1,8 +1,11 @@
 """The validator role: re-computes what it is due to audit and signs a verdict on each submission.
 
 1. It fetches the whole submission before it judges, and serves it on.
-2. What its author does not hand over within ``verdict_wait_ms`` is rejected softly, as missing.
-3. Replay, proofs and prompts are checked before any text is scored: scorers see only what sampling really gave.
+2. What its author does not hand over within ``verdict_wait_ms`` is rejected softly, as missing. What was made with a
+   version that nobody needs to keep any more is rejected softly, as late, without a look.
+3. What cannot be judged for a reason that may lie here (its version does not arrive, a child fails on it twice) is
+   undecidable: that blames nobody, and one submission does not keep all others from being judged.
+4. Replay, proofs and prompts are checked before any text is scored: scorers see only what sampling really gave.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from node.context import Node
 from node.net.rpc import Unreachable
 from node.roles.engine import Engine, open_engine, open_tasks
 from node.tasks.service import TaskService
+from node.workers.client import WorkerError
 from proofs import audit, checks
 from protocol import identity, schedule
 from protocol.constants import MAX_SUBMISSION_BYTES
@@ -23,6 +27,8 @@ from protocol.rollout import Submission, unpack
 
 ROUND = 4
 """Submissions judged before the order is looked at anew."""
+ATTEMPTS = 2
+"""Times that a child may fail on a submission before it is given up."""
 
 
 async def run(node: Node) -> None:
@@ -51,31 +57,49 @@ class _Life:
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
         draw = self._node.identity.sign(identity.DRAW, rollout.submission)
-        first_seen = self._first_seen.setdefault(entry.id, trio.current_time())
-        late = trio.current_time() > first_seen + self._node.domain.timings.verdict_wait_ms / 1000
-        try:
-            data = await self._fetch(entry, rollout)
-            version = self._node.log.ledger.weights(rollout.weights)
-            if version is None:
-                return
-            await self._node.weights.hold(version, timeout=30)
-        except (Unreachable, trio.TooSlowError):
-            if not late:
-                return
-            result = checks.result("missing")
-        except PeerError as error:
-            self._node.network.blame(entry.author, error)
-            if not late:
-                return
-            result = checks.result("missing")
-        else:
-            result = await self._audit(entry, rollout, data, draw)
+        result = await self._examine(entry, rollout, draw)
+        if result is None:
+            return
         self._first_seen.pop(entry.id, None)
         if result.outcome == "rejected":
             self._node.logger.info("rejected a submission of %s: %s", entry.author.hex()[:8], result.words)
         await self._node.log.append(
             Verdict(entry.id, result.outcome, result.severity, result.reason, result.score, draw, result.audited)
         )
+        self._node.failed_audits.pop(entry.id, None)
+
+    async def _examine(self, entry: Entry, rollout: Rollout, draw: bytes) -> audit.AuditResult | None:
+        """The verdict, or None where it is too early for one."""
+        node = self._node
+        version = node.log.ledger.weights(rollout.weights)
+        if version is None:
+            return None
+        if node.weights.outdated(rollout.weights):
+            return checks.result("late")
+        first_seen = self._first_seen.setdefault(entry.id, trio.current_time())
+        late = trio.current_time() > first_seen + node.domain.timings.verdict_wait_ms / 1000
+        try:
+            data = await self._fetch(entry, rollout)
+        except (Unreachable, PeerError) as error:
+            if isinstance(error, PeerError):
+                node.network.blame(entry.author, error)
+            return checks.result("missing") if late else None
+        try:
+            await node.weights.hold(version, timeout=30)
+            await self._engine.load(rollout.weights)
+        except (Unreachable, PeerError, trio.TooSlowError) as error:
+            node.logger.info("a version to audit with is not here: %s", error or "it took too long")
+            return checks.result("undecidable") if late else None
+        try:
+            return await self._audit(entry, rollout, data, draw)
+        except WorkerError as error:
+            node.failed_audits[entry.id] += 1
+            if node.failed_audits[entry.id] >= ATTEMPTS:
+                node.logger.error("gave a submission of %s up: %s", entry.author.hex()[:8], error)
+                return checks.result("undecidable")
+            if error.gone:
+                raise  # the children begin anew with the role
+            return None
 
     async def _fetch(self, entry: Entry, rollout: Rollout) -> bytes:
         if rollout.size > MAX_SUBMISSION_BYTES:
@@ -102,7 +126,6 @@ class _Life:
         before = audit.inspect(submission, prompts, domain.recipe, self._engine.end_token, self._engine.vocabulary)
         if before.outcome != "accepted":
             return before
-        await self._engine.load(rollout.weights)
         replay = await self._engine.replay([(seeds[i], submission.groups[i]) for i in picked])
         replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}
         before = audit.audit_replay(submission, replays, domain.thresholds)
