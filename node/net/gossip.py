@@ -20,7 +20,8 @@ from typing import Any, Final
 import trio
 from libp2p.tools.anyio_service import background_trio_service
 
-from node.net.guard import MAX_TOPIC, GuardedHost, Limits, make_pubsub, node_of
+from node.net.guard import GuardedHost, Limits, node_of
+from node.net.pubsub import MAX_TOPIC, make_pubsub
 from node.net.rpc import Count
 from protocol.errors import LocalError, PeerError
 

@@ -18,47 +18,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import trio
-from libp2p.abc import ConnectionType, IMuxedConn, IMuxedStream
+from libp2p.abc import ConnectionType, IMuxedConn
 from libp2p.io.exceptions import ConnectionClosedError
-from libp2p.stream_muxer.exceptions import (
-    MuxedConnUnavailable,
-    MuxedStreamClosed,
-    MuxedStreamEOF,
-    MuxedStreamError,
-    MuxedStreamReset,
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+
+from node.net.stream import (
+    ACK,
+    DATA,
+    FIN,
+    GO_AWAY,
+    HEADER,
+    INITIAL_WINDOW,
+    MAX_WINDOW,
+    PING,
+    RST,
+    SYN,
+    WINDOW,
+    Budget,
+    MuxerStream,
+    Violation,
 )
 
-from protocol.errors import PeerError
-
 log = logging.getLogger(__name__)
-
-HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
-DATA, WINDOW, PING, GO_AWAY = range(4)
-SYN, ACK, FIN, RST = 1, 2, 4, 8
-
-INITIAL_WINDOW: Final = 256 << 10
-"""Credit of a new stream in each direction, fixed by the yamux specification."""
-
-MAX_WINDOW: Final = 1 << 20
-"""Window that a busy stream grows to."""
-
-MAX_EXTRA_CREDIT: Final = 8 << 20
-"""Growth of all windows of one connection together, so that its peer can never own more memory than this and
-``INITIAL_WINDOW`` for each stream."""
 
 MAX_INBOUND_STREAMS: Final = 128
 """Streams a peer may have open at once on one connection."""
 
 MAX_CONTROL: Final = 512
 """Control frames that may wait to be written."""
-
-MAX_FRAME: Final = 65519 - HEADER.size
-"""Payload of a frame that with its header fits one Noise message."""
 
 MAX_PINGS: Final = 64
 """Pings answered in one keepalive interval."""
@@ -71,200 +62,6 @@ FRAME_TIMEOUT: Final = 10.0
 
 GOODBYE_TIMEOUT: Final = 0.3
 """Seconds that saying goodbye may take."""
-
-MAX_LINE: Final = 1024
-"""Longest multistream-select line."""
-
-
-class Violation(PeerError):
-    """A peer broke the rules of the connection: it is closed and the peer scored down."""
-
-
-class Budget:
-    """Memory that the receive buffers of one host may hold together (bytes)."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self.connections: set[Muxer] = set()
-
-    def add(self, connection: Muxer, size: int) -> None:
-        """Account for ``size`` bytes; over the limit the connection that holds most is closed."""
-        connection.buffered += size
-        self.used += size
-        if self.used > self.limit:
-            worst = max(self.connections, key=lambda candidate: candidate.buffered)
-            worst.abort(Violation("it fills this node's memory with unread data"))
-
-    def remove(self, connection: Muxer, size: int) -> None:
-        """The reverse of ``add``."""
-        connection.buffered -= size
-        self.used -= size
-
-
-class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
-    """One stream. ``read`` returns at least one byte or raises; whole ``write`` calls never interleave."""
-
-    def __init__(self, connection: Muxer, stream_id: int) -> None:
-        self.muxed_conn = connection
-        self.stream_id = stream_id
-        self.buffer = bytearray()
-        self.send_credit = INITIAL_WINDOW
-        self.receive_credit = INITIAL_WINDOW
-        self.window = INITIAL_WINDOW
-        self.consumed = 0
-        self.fin_sent = False
-        self.fin_received = False
-        self.dead = False
-        self._changed = trio.Event()
-        self._write_lock = trio.Lock()
-
-    def wake(self) -> None:
-        """Let readers and writers look again."""
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def _wait_data(self) -> None:
-        """Wait until more bytes than before are buffered; raises at the end of the stream."""
-        if self.dead:
-            raise MuxedStreamReset("the stream was reset")
-        if self.fin_received:
-            raise MuxedStreamEOF("the stream has ended")
-        await self._changed.wait()
-
-    async def _take(self, size: int) -> bytes:
-        data = bytes(self.buffer[:size])
-        del self.buffer[:size]
-        connection = self.muxed_conn
-        connection.budget.remove(connection, len(data))
-        self.consumed += len(data)
-        if self.consumed >= self.window // 2 and not self.fin_received and not self.dead:
-            credit, self.consumed = self.consumed, 0
-            grown = min(self.window * 2, MAX_WINDOW) - self.window
-            if connection.extra_credit + grown <= MAX_EXTRA_CREDIT:
-                connection.extra_credit += grown
-                self.window += grown
-                credit += grown
-            self.receive_credit += credit
-            with contextlib.suppress(ConnectionClosedError):  # the data is here all the same
-                await connection.write_frame(WINDOW, 0, self.stream_id, credit)
-        return data
-
-    async def read(self, n: int | None = None) -> bytes:
-        """At most ``n`` bytes (all that is buffered where ``n`` is None or negative), at least one."""
-        if n == 0:
-            return b""
-        await trio.lowlevel.checkpoint()
-        while not self.buffer:
-            await self._wait_data()
-        return await self._take(len(self.buffer) if n is None or n < 0 else n)
-
-    async def read_exactly(self, size: int) -> bytes:
-        """``size`` bytes, or ``MuxedStreamEOF``."""
-        if size <= len(self.buffer):
-            return await self._take(size) if size else b""
-        parts = []
-        while size:
-            parts.append(await self.read(size))
-            size -= len(parts[-1])
-        return b"".join(parts)
-
-    def _line_end(self) -> tuple[int, int] | None:
-        """(start, end) of a complete multistream line in the buffer, or None; raises ``Violation``."""
-        size = shift = 0
-        for index, byte in enumerate(self.buffer[:2]):
-            size |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if not 1 <= size <= MAX_LINE:
-                    raise Violation("multistream line of a forbidden length")
-                return (index + 1, index + 1 + size) if len(self.buffer) > index + size else None
-            shift += 7
-        if len(self.buffer) >= 2:
-            raise Violation("multistream line of a forbidden length")
-        return None
-
-    def has_line(self) -> bool:
-        """Whether ``read_line`` would return at once."""
-        return self._line_end() is not None
-
-    async def read_line(self) -> str:
-        """One multistream-select line (length prefix and newline removed); raises ``Violation`` on rubbish."""
-        while (found := self._line_end()) is None:
-            await self._wait_data()
-        start, end = found
-        line = (await self._take(end))[start:]
-        if not line.endswith(b"\n") or not line.isascii():
-            raise Violation("multistream line that is not ASCII text")
-        return line[:-1].decode("ascii")
-
-    async def write(self, data: bytes) -> None:
-        """Write all of ``data``. A cancelled write must be followed by ``reset``: the peer has a part of it."""
-        view = memoryview(data)
-        async with self._write_lock:
-            while view:
-                if self.dead:
-                    raise MuxedStreamReset("the stream was reset")
-                if self.fin_sent:
-                    raise MuxedStreamClosed("the stream is closed for writing")
-                size = min(self.send_credit, MAX_FRAME, len(view))
-                if size == 0:
-                    await self._changed.wait()
-                    continue
-                self.send_credit -= size
-                await self.muxed_conn.write_frame(DATA, 0, self.stream_id, size, view[:size])
-                view = view[size:]
-
-    async def close(self) -> None:
-        """Close for writing (FIN); the stream is gone once the peer has done so too."""
-        if not self.fin_sent and not self.dead:
-            self.fin_sent = True
-            with contextlib.suppress(ConnectionClosedError):
-                await self.muxed_conn.write_frame(WINDOW, FIN, self.stream_id, 0)
-            if self.fin_received:
-                self.muxed_conn.forget(self)
-        await trio.lowlevel.checkpoint()
-
-    async def reset(self) -> None:
-        """End both directions at once; unread data is dropped."""
-        if not self.dead and not (self.fin_sent and self.fin_received):
-            self.muxed_conn.forget(self)
-            self.kill()
-            with contextlib.suppress(ConnectionClosedError):
-                await self.muxed_conn.write_frame(WINDOW, RST, self.stream_id, 0)
-        self.kill()
-        await trio.lowlevel.checkpoint()
-
-    async def finish(self, timeout: float) -> None:
-        """Close, give the peer ``timeout`` seconds to close too (a reset would drop what it has not read), and go."""
-        await self.close()
-        with trio.move_on_after(timeout):
-            while not self.fin_received and not self.dead:
-                await self._changed.wait()
-        if self.fin_received:
-            self.kill()
-        else:
-            await self.reset()
-
-    def kill(self) -> None:
-        """Mark the stream as reset and drop what it holds, without telling the peer."""
-        self.dead = True
-        self.muxed_conn.budget.remove(self.muxed_conn, len(self.buffer))
-        self.buffer.clear()
-        self.wake()
-
-    def set_deadline(self, ttl: int) -> bool:
-        """Deadlines are trio cancel scopes."""
-        raise NotImplementedError
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """The peer's (host, port)."""
-        return self.muxed_conn.get_remote_address()
-
-    async def __aenter__(self) -> MuxerStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here

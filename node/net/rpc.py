@@ -23,7 +23,7 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 
 from node.net.guard import MULTISTREAM, line, node_of
-from node.net.muxer import MuxerStream, Violation
+from node.net.stream import MuxerStream, Violation
 from protocol.errors import Error, PeerError
 
 log = logging.getLogger(__name__)

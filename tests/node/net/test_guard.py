@@ -17,7 +17,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils.varint import encode_uvarint
 from trio.testing import wait_all_tasks_blocked
 
-from node.net import guard, muxer
+from node.net import guard, muxer, pubsub
 from node.net.guard import Limits
 from node.net.host import Network
 from node.net.rpc import Unreachable
@@ -460,11 +460,11 @@ def test_another_version_of_libp2p_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_seen_messages_are_forgotten_and_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:
-    monkeypatch.setattr(guard, "MAX_SEEN", 3)
-    seen = guard.Seen()
+    monkeypatch.setattr(pubsub, "MAX_SEEN", 3)
+    seen = pubsub.Seen()
     assert [seen.add(key) for key in (b"1", b"2", b"1", b"3", b"4")] == [True, True, False, True, True]
     assert [seen.has(key) for key in (b"1", b"2", b"3", b"4")] == [False, True, True, True]
-    await trio.sleep(guard.SEEN_SECONDS)
+    await trio.sleep(pubsub.SEEN_SECONDS)
     assert not seen.has(b"4")
     assert seen.add(b"4")
     assert len(seen._added) == 1

@@ -1,0 +1,245 @@
+"""The containment of libp2p's pubsub (defect 3 of ``node.net.guard``), and GossipSub as this network runs it.
+
+1. An RPC that cannot be read or handled is blamed on the peer that sent it; nothing else notices.
+2. Everything an RPC may hold is bounded, and its messages are handled in order, without a task for each.
+3. A message's origin is an Ed25519 node id and its signature is checked with PyNaCl, as everywhere else.
+4. Whoever lost a gossip stream to a living peer meets it anew, because subscriptions are announced once.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import libp2p.pubsub.gossipsub as gossipsub_module
+import libp2p.pubsub.pubsub as pubsub_module
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.rpc_queue import RpcQueue
+from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
+
+from node.net.guard import GuardedHost, GuardedSwarm, Limits, node_of
+from node.net.stream import MuxerStream
+from protocol.errors import PeerError
+from protocol.identity import verify
+
+log = logging.getLogger(__name__)
+
+MAX_TOPIC: Final = 128
+"""Longest gossip topic (characters)."""
+
+MAX_RPC_MESSAGES: Final = 256
+"""Messages, subscriptions or control items in one gossip RPC."""
+
+SEEN_SECONDS: Final = 120.0
+"""How long a message is known again. GossipSub's caches keep messages for five heartbeats."""
+
+MAX_SEEN: Final = 1 << 16
+
+
+def _no_record(host: Any) -> tuple[bytes, bool]:
+    """Stands in for ``env_to_send_in_RPC``; the empty field is removed before sending."""
+    return b"", False
+
+
+def _verify_message(message: Any) -> bool:
+    """Gossip messages are signed by Ed25519 peers; raises ``PeerError`` (the stock check drops them unseen)."""
+    bare = rpc_pb2.Message(data=message.data, topicIDs=message.topicIDs, from_id=message.from_id, seqno=message.seqno)
+    signed = bare.SerializeToString()
+    verify(node_of(ID(message.from_id)), PUBSUB_SIGNING_PREFIX.encode(), signed, message.signature, "gossip")
+    return True
+
+
+pubsub_module.signature_validator = _verify_message
+for _module in (pubsub_module, gossipsub_module):
+    # A record of the sender's addresses, attached to every RPC for a quarter of the CPU; Noise proves the sender.
+    _module.env_to_send_in_RPC = _no_record
+# The stock queues hold 32 items and drop the rest without an error: a burst of 200 messages arrives as 16.
+pubsub_module.SUBSCRIPTION_CHANNEL_SIZE = 512
+RpcQueue.__init__.__defaults__ = (512, *RpcQueue.__init__.__defaults__[1:])
+
+
+class Seen:
+    """Ids of the messages of the last ``SEEN_SECONDS``, at most ``MAX_SEEN`` of them."""
+
+    def __init__(self) -> None:
+        self._added: dict[bytes, float] = {}
+
+    def has(self, key: bytes) -> bool:
+        """Whether ``key`` was added not long ago."""
+        added = self._added.get(key)
+        return added is not None and trio.current_time() - added < SEEN_SECONDS
+
+    def add(self, key: bytes) -> bool:
+        """Remember ``key``; whether it is new."""
+        new = not self.has(key)
+        if new:
+            self._added.pop(key, None)
+            self._added[key] = now = trio.current_time()
+            oldest = next(iter(self._added))
+            while len(self._added) > MAX_SEEN or now - self._added[oldest] >= SEEN_SECONDS:
+                del self._added[oldest]
+                oldest = next(iter(self._added))
+        return new
+
+
+def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], bytes]) -> Pubsub:
+    """GossipSub 1.1 with a heartbeat of one second, guarded. Version 1.2 would double the RPCs of small messages."""
+    router = GossipSub(
+        protocols=[PROTOCOL_ID_V11],
+        degree=6,
+        degree_low=4,
+        degree_high=12,
+        heartbeat_interval=1,
+        gossip_window=3,
+        gossip_history=5,
+        time_to_live=60,
+        prune_back_off=10,
+        spam_protection_enabled=False,  # it silently stops forwarding above 10 messages a second and topic
+        adaptive_gossip_enabled=False,
+        eclipse_protection_enabled=False,
+    )
+    router.scorer = None  # all its weights are zero; node.net.scores judges peers
+    router.recent_message_deliveries = collections.defaultdict(lambda: collections.deque(maxlen=1))  # stock: for ever
+    pubsub = Pubsub(
+        host,
+        router,
+        strict_signing=True,
+        msg_id_constructor=message_id,
+        validation_cache_size=64,
+        max_subscriptions_per_rpc=MAX_RPC_MESSAGES,
+        max_subscriptions_per_peer=32,
+        max_inbound_rpc_size=limits.gossip_rpc,
+    )
+    pubsub.seen_messages._stop_event.set()  # the stock cache has no bound, and a thread that never ends
+    pubsub.seen_messages = Seen()
+    guard_pubsub(pubsub, host)
+    return pubsub
+
+
+def guard_pubsub(pubsub: Pubsub, host: GuardedHost) -> None:
+    """Defect 3: an exception in any of these would otherwise cancel the pubsub service or the swarm."""
+
+    def contain(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        async def contained(*args: Any, **kwargs: Any) -> None:
+            try:
+                await function(*args, **kwargs)
+            except Exception as error:
+                log.debug("gossip: %s failed: %r", name, error)
+
+        setattr(owner, name, contained)
+
+    for name in (
+        "_replay_recent_messages",
+        "_handle_new_peer_with_retry",
+        "handle_sending_messages",
+        "_peer_stream_retry_task",
+        "_run_announce_retry",
+        "_teardown_if_connected",
+    ):
+        contain(pubsub, name)
+    for name in ("flush_pending_messages", "on_peer_subscribed", "_emit_control_msgs", "_maintain_mesh_quality"):
+        contain(pubsub.router, name)
+
+    swarm: GuardedSwarm = host.get_network()
+    hello, write, dead = pubsub.get_hello_packet, pubsub.write_msg, pubsub._handle_dead_peer
+
+    def get_hello_packet() -> Any:
+        packet = hello()
+        packet.ClearField("senderRecord")
+        return packet
+
+    async def write_msg(stream: Any, rpc: Any) -> bool:
+        rpc.ClearField("senderRecord")
+        sent: bool = await write(stream, rpc)
+        return sent
+
+    def handle_dead_peer(peer: Any) -> None:
+        # Subscriptions are announced once: whoever lost a gossip stream to a living peer must meet it anew.
+        try:
+            dead(peer)
+        except Exception as error:
+            log.debug("gossip: forgetting a peer failed: %r", error)
+        if pubsub.manager.is_running and swarm.get_connections(peer):
+            pubsub.manager.run_task(swarm.drop, peer)
+
+    async def continuously_read_stream(stream: Any) -> None:
+        peer = stream.muxed_conn.peer_id
+        try:
+            while pubsub.manager.is_running:
+                await _handle_rpc(pubsub, peer, await _read_rpc(stream.muxed_stream, pubsub.max_inbound_rpc_size))
+        except PeerError as error:
+            host.blame(node_of(peer), error)
+            await stream.reset()
+            handle_dead_peer(peer)
+
+    stock_targets = pubsub.router._get_peers_to_send
+
+    def targets(topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: bytes | None = None) -> Any:
+        # Flood publishing (GossipSub 1.1): own messages go to all listeners, also to those the mesh has not taken yet.
+        if msg_forwarder == pubsub.my_id:
+            return [peer for topic in topic_ids for peer in pubsub.peer_topics.get(topic, ())]
+        return stock_targets(topic_ids, msg_forwarder, origin, msg_id)
+
+    pubsub.router._get_peers_to_send = targets
+    pubsub.get_hello_packet = get_hello_packet
+    pubsub.write_msg = write_msg
+    pubsub._handle_dead_peer = handle_dead_peer
+    pubsub.continuously_read_stream = continuously_read_stream
+    for protocol in pubsub.router.get_protocols():
+        host.set_stream_handler(protocol, continuously_read_stream)
+
+
+async def _read_rpc(stream: MuxerStream, limit: int) -> Any:
+    """One length-prefixed gossip RPC; raises ``PeerError`` for rubbish."""
+    size = shift = 0
+    while True:
+        byte = (await stream.read_exactly(1))[0]
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+        if shift > 28:
+            raise PeerError("gossip: a length prefix that never ends")
+    if size > limit:
+        raise PeerError(f"gossip: an RPC of {size} bytes, at most {limit} are allowed")
+    rpc = rpc_pb2.RPC()
+    try:
+        rpc.ParseFromString(await stream.read_exactly(size))
+    except DecodeError:
+        raise PeerError("gossip: not an RPC") from None
+    return rpc
+
+
+async def _handle_rpc(pubsub: Pubsub, peer: Any, rpc: Any) -> None:
+    """The stock loop's body, with bounds, in order (no task a message), and with the peer named for every fault."""
+    control = rpc.control
+    items = (rpc.publish, rpc.subscriptions, control.ihave, control.iwant, control.graft, control.prune)
+    if any(len(item) > MAX_RPC_MESSAGES for item in items):
+        raise PeerError("gossip: too many items in one RPC")
+    rpc.ClearField("senderRecord")
+    for subscription in rpc.subscriptions:
+        if len(subscription.topicid) > MAX_TOPIC:
+            raise PeerError("gossip: a topic is too long")
+        pubsub.handle_subscription(peer, subscription)
+    for message in rpc.publish:
+        if len(message.topicIDs) == 1 and pubsub._is_subscribed_to_msg(message):
+            try:
+                await pubsub.push_msg(peer, message)
+            except PeerError:
+                raise
+            except Exception as error:
+                raise PeerError(f"gossip: a message that cannot be handled ({type(error).__name__})") from None
+    if rpc.HasField("control"):
+        try:
+            await pubsub.router.handle_rpc(rpc, peer)
+        except Exception as error:
+            raise PeerError(f"gossip: control messages that cannot be handled ({type(error).__name__})") from None
