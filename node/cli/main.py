@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from node import __version__
-from node.cli import devnet, log, run
+from node.cli import devnet, identity, log, run
 from node.errors import UserError
 
-COMMANDS = (devnet, run, log)
+COMMANDS = (devnet, run, log, identity)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -124,7 +124,23 @@ class DataDirectory:
             raise UserError(f"{path}: the key has {size}, not 32", "restore it from a backup, or use a new folder")
         return Identity(seed)
 
-    def _make_key(self, path: Path) -> None:
+    def require_no_node(self) -> None:
+        """Raise ``UserError`` where a node lives or lived here."""
+        for path in (self.key_file, self.recovery_file):
+            if os.path.lexists(path):
+                raise UserError(f"{path}: there is a key already, and it is never overwritten", "use a new folder")
+        if self.log_database.exists():
+            raise UserError(f"{self.path}: another node's log lies there", "use a new folder")
+
+    def import_keys(self, identity: bytes, recovery: bytes | None) -> None:
+        """Give a directory without a node the keys of one that lived elsewhere (32-byte seeds)."""
+        self.require_no_node()
+        # The identity last: with it the directory counts as a node's.
+        if recovery is not None:
+            self._make_key(self.recovery_file, recovery)
+        self._make_key(self.key_file, identity)
+
+    def _make_key(self, path: Path, seed: bytes | None = None) -> None:
         # Linked into place only once its bytes are durable: a crash leaves no key or a whole one, and an
         # existing key is never replaced (link fails as O_EXCL does).
         temporary = self.path / f".identity.{secrets.token_hex(8)}"
@@ -132,7 +148,7 @@ class DataDirectory:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(secrets.token_bytes(32))
+                    file.write(secrets.token_bytes(32) if seed is None else seed)
                     file.flush()
                     os.fsync(file.fileno())
                 os.link(temporary, path)

@@ -1,0 +1,158 @@
+"""``farflung identity``: who this node is, and its key in a file under a passphrase."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.errors import UserError
+
+if TYPE_CHECKING:
+    from node.store.directory import DataDirectory
+
+ONE_PLACE = (
+    "Two nodes must never run with one key: peers hear two heads of one feed, and what either did may be lost. "
+    "Stop the old node for good before this one is started."
+)
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "identity", help="show, export or import the node's key", description="The key is the node: keep a copy of it."
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    show = actions.add_parser("show", help="who this node is", description="Show the node's ids and where its key is.")
+    _add_data_dir(show)
+    show.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    show.set_defaults(command=_show)
+    export = actions.add_parser(
+        "export",
+        help="write the key into a file under a passphrase",
+        description="Write identity and recovery key into a new file, encrypted with a passphrase "
+        "(argon2id, XSalsa20-Poly1305). A file that is there is never overwritten.",
+    )
+    export.add_argument("file", type=Path, metavar="FILE", help="the file to make")
+    _add_data_dir(export)
+    _add_passphrase(export)
+    export.set_defaults(command=_export)
+    load = actions.add_parser(
+        "import",
+        help="give a new data directory the key from such a file",
+        description="Put the keys of an exported file into a data directory without a node. " + ONE_PLACE,
+    )
+    load.add_argument("file", type=Path, metavar="FILE", help="a file made by identity export")
+    _add_data_dir(load)
+    _add_passphrase(load)
+    load.set_defaults(command=_import)
+
+
+def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the node's folder")
+
+
+def _add_passphrase(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--passphrase-file", type=Path, metavar="FILE", help="the passphrase is this file's first line (default: ask)"
+    )
+
+
+def fingerprint(node: bytes) -> str:
+    """The node id for comparing by eye or over the phone: sixteen groups of four hexadecimal digits."""
+    text = node.hex()
+    return " ".join(text[start : start + 4] for start in range(0, len(text), 4))
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from protocol.identity import peer_id
+
+    directory = _directory(arguments)
+    node = directory.read_identity().node
+    found = {
+        "node": node.hex(),
+        "peer": peer_id(node),
+        "fingerprint": fingerprint(node),
+        "key_file": str(directory.key_file),
+        "recovery_file": str(directory.recovery_file) if directory.recovery_file.exists() else None,
+        "data_dir": str(directory.path),
+    }
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    labels = {
+        "node": "node id",
+        "peer": "peer id",
+        "fingerprint": "fingerprint",
+        "key_file": "key",
+        "recovery_file": "recovery key",
+        "data_dir": "data directory",
+    }
+    for name, label in labels.items():
+        print(f"{label:<15} {found[name] or 'none yet'}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from node import keyfile
+
+    directory = _directory(arguments)
+    identity = directory.read_identity()
+    recovery = directory.recovery().seed if directory.recovery_file.exists() else None
+    if arguments.file.exists():  # told before anyone is asked for a passphrase; write_new makes sure
+        raise UserError(f"{arguments.file}: it is there already and is not overwritten", "name another file")
+    passphrase = _passphrase(arguments.passphrase_file, twice=True)
+    keyfile.write_new(arguments.file, keyfile.seal(keyfile.Keys(identity.seed, recovery), passphrase))
+    print(f"{arguments.file} holds the key of node {identity.node.hex()}")
+    print("Keep the file and the passphrase apart, and both away from this machine.", file=sys.stderr)
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from node import keyfile
+
+    text = keyfile.read(arguments.file)
+    keyfile.node_of(text, str(arguments.file))
+    directory = _directory(arguments)
+    with directory.open_locked():
+        directory.require_no_node()
+        passphrase = _passphrase(arguments.passphrase_file, twice=False)
+        keys = keyfile.unseal(text, passphrase, str(arguments.file))
+        directory.import_keys(keys.identity, keys.recovery)
+    print(f"{directory.key_file} is the key of node {keys.node.hex()}")
+    print(ONE_PLACE, file=sys.stderr)
+    return 0
+
+
+def _directory(arguments: argparse.Namespace) -> DataDirectory:
+    from node.store.directory import DataDirectory
+
+    return DataDirectory(arguments.data_dir)
+
+
+def _passphrase(file: Path | None, *, twice: bool) -> str:
+    """The passphrase from ``file``, or asked for without echo. Raises ``UserError``."""
+    from node import keyfile
+
+    if file is not None:
+        try:
+            with file.open(encoding="utf-8") as opened:
+                passphrase = opened.readline(4096).rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise UserError(f"{file}: cannot be read ({reason})", "name a file whose first line it is") from None
+    elif sys.stdin.isatty():
+        passphrase = getpass.getpass("Passphrase: ")
+        if twice and getpass.getpass("The same again: ") != passphrase:
+            raise UserError("the two passphrases differ", "run the command again")
+    else:
+        raise UserError("there is no terminal to ask for the passphrase on", "use --passphrase-file FILE")
+    if twice and len(passphrase) < keyfile.MIN_PASSPHRASE:
+        raise UserError(
+            f"the passphrase has {len(passphrase)} characters, at least {keyfile.MIN_PASSPHRASE} are needed",
+            "take a longer one",
+        )
+    return passphrase
