@@ -13,7 +13,7 @@ from typing import Final
 
 from node import __version__
 from node.display import human_bytes, human_time
-from node.plot import Point, Series, legend, plain, plot
+from node.plot import Point, Series, legend, plot
 from node.summary import NodeRow, Rejection, Summary
 from proofs.checks import REASONS
 
@@ -153,7 +153,7 @@ def _plots(story: Story) -> str:
         Series("rejected", [(float(row.step), float(row.rejected)) for row in steps], "c5"),
     ]
     tokens = [Series("tokens a second", [(x / 60, y) for x, y in rates(samples, RATE_WINDOW)], "c4")]
-    moved = [Series("bytes", [(s.seconds / 60, float(s.bytes)) for s in samples], "c2")]
+    moved = [Series("MB", [(s.seconds / 60, s.bytes / 1e6) for s in samples], "c2")]
     small = (470, 210)
     panels = [
         _panel(
@@ -182,15 +182,11 @@ def _plots(story: Story) -> str:
         ),
         _panel(
             "Bytes moved",
-            "sent by all nodes since the start",
-            plot(moved, size=small, title="bytes moved", x_label="minutes", x_format=_minutes, y_format=_bytes),
+            "MB sent by all nodes since the start",
+            plot(moved, size=small, title="bytes moved", x_label="minutes", x_format=_minutes),
         ),
     ]
     return f'<section class="plots">{"".join(panels)}</section>'
-
-
-def _bytes(count: float) -> str:
-    return "0" if count == 0 else f"{plain(count / 1e6)} MB"
 
 
 def _words(row: Rejection) -> str:

@@ -224,11 +224,11 @@ def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         bufsize=1,
     )
-    try:
-        yield process
-    finally:
-        process.kill()  # its daemons ask the kernel to end with it
-        process.wait()
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()  # its daemons ask the kernel to end with it
 
 
 def read_until(process: subprocess.Popen[str], wanted: str) -> str:
