@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from node.net.transfer import fetch_blob
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
+from protocol.constants import MAX_DUE_VALIDATORS
 from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.identity import Identity
@@ -90,12 +91,15 @@ class Node:
         """
         return 0 < self.pause_at_step <= len(self.log.ledger.steps())
 
+    def will_judge(self, validators: Collection[bytes]) -> bool:
+        """Whether so many of these validators are here and at it that they can decide about a submission."""
+        present = self.presences.live()
+        at_it = sum(validator in present and present[validator].role == "validator" for validator in validators)
+        return at_it > min(len(validators), MAX_DUE_VALIDATORS) // 2
+
     def will_be_judged(self, rollout: Entry) -> bool:
         """Whether enough of those who are due to judge a submission are here and at it."""
-        due = self.log.ledger.due(rollout)
-        present = self.presences.live()
-        at_it = sum(validator in present and present[validator].role == "validator" for validator in due)
-        return at_it > len(due) // 2
+        return self.will_judge(self.log.ledger.due(rollout))
 
     async def blob_path(self, digest: bytes, size: int) -> Path:
         """The local file of a blob that the domain names, fetched from any peer where it is not held yet."""

@@ -2,7 +2,8 @@
 
 1. It never goes back to an older version, and its counters run on without a gap, also after a restart.
 2. It generates only while rollouts are wanted: at most ``BACKLOG`` batches may wait, network-wide; and only one while
-   a newer version is on its way, because waiting for that costs no training time and lowers the policy lag.
+   a newer version is on its way, because waiting for that costs no training time and lowers the policy lag. Nothing
+   is wanted while the version's validators are not there to judge it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class _Life:
             return None
         if node.paused() or not node.log.ready.is_set():
             return None
-        if not node.log.ledger.may_infer(node.id, version.id):
+        ledger = node.log.ledger
+        if not ledger.may_infer(node.id, version.id) or not node.will_judge(ledger.validators_of(version.id)):
             return None
         await node.pool.update()
         batches = BACKLOG if number == newest else 1

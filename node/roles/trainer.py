@@ -147,13 +147,11 @@ class _Life:
         node = self._node
         ledger, replica = node.log.ledger, node.log.replica
         cut = replica.newest_cut_id
-        present = node.presences.live()
-        audits = {n for n, p in present.items() if p.role == "validator"}
-        if not audits & ledger.validators_of(base.id) and any(
-            ledger.standing_role(n, cut) == "validator" for n in audits
+        if not node.will_judge(ledger.validators_of(base.id)) and node.will_judge(
+            [author for author in ledger.authors() if ledger.standing_role(author, cut) == "validator"]
         ):
-            return "nobody here is due to audit"
-        infers = {n for n, p in present.items() if p.role == "inference"}
+            return "too few are here who are due to audit"
+        infers = {n for n, p in node.presences.live().items() if p.role == "inference"}
         if not any(ledger.may_infer(n, base.id) for n in infers) and any(
             replica.covered_at(cut, n) >= 0 for n in infers
         ):
