@@ -1,6 +1,11 @@
-"""A node's configuration: ``farflung.toml`` in its data directory.
+"""A node's configuration: command-line flags, environment variables and ``farflung.toml``, in this order of precedence.
 
-Keys (all optional)::
+1. A key's variable is ``FARFLUNG_`` and its name in capitals, a devnet key's ``FARFLUNG_DEVNET_``; lists stand there
+   with commas. What no source names has its default.
+2. A mistake ends the start with one line that names its file and line, its variable or its flag.
+3. ``KEYS`` is the one list of all keys; docs/OPERATING.md explains each, and a test compares the two.
+
+::
 
     name = "node-1"                                      # shown to people; at most 32 printable ASCII characters
     listen = ["/ip4/0.0.0.0/tcp/4001"]                   # where others can dial this node; port 0 takes a free one
@@ -16,11 +21,14 @@ Keys (all optional)::
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import json
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +48,10 @@ MAX_ADDRESS_LENGTH: Final = 128
 MAX_BOOTSTRAP: Final = 64
 MAX_THREADS: Final = 1024
 MAX_STEP: Final = 2**31
+
+PREFIX: Final = "FARFLUNG_"
+OTHER_VARIABLES: Final = ("FARFLUNG_CONFIG", "FARFLUNG_DATA_DIR", "FARFLUNG_PYTHON")
+"""Variables that are no keys: where the file and the node's folder are, and what the installer runs."""
 
 _ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})(?:/p2p/([1-9A-HJ-NP-Za-km-z]+))?")
 
@@ -96,6 +108,9 @@ def address_problem(address: object, *, peer: bool) -> str | None:
     return None
 
 
+# The keys
+
+
 def _name(value: object) -> str | None:
     fits = isinstance(value, str) and 1 <= len(value) <= 32 and value.isascii() and value.isprintable()
     return None if fits else "a name is 1 to 32 printable ASCII characters"
@@ -128,76 +143,233 @@ def _integer(low: int, high: int, value: object) -> str | None:
     return None if type(value) is int and low <= value <= high else f"expected an integer from {low} to {high}"
 
 
-def _devnet(value: object) -> str | None:
-    return None if isinstance(value, dict) else "expected a section: [devnet]"
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. ``name`` is ``key`` or ``section.key``, ``default`` a TOML value (a list for several), ``problem`` says
+    what is wrong with a value, ``meaning`` is a phrase for people."""
+
+    name: str
+    default: str | int | list[str]
+    problem: Callable[[object], str | None]
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets this key."""
+        return PREFIX + self.name.replace(".", "_").upper()
+
+    @property
+    def flag(self) -> str:
+        """The command line's flag of this key."""
+        return "--" + self.name.rpartition(".")[2].replace("_", "-")
+
+    def decode(self, text: str) -> object:
+        """The value that ``text`` stands for outside of TOML; a text that is none is left to ``problem``."""
+        if isinstance(self.default, list):
+            return [item.strip() for item in text.split(",") if item.strip()]
+        if isinstance(self.default, int) and re.fullmatch(r"-?[0-9]{1,18}", text):
+            return int(text)
+        return text
 
 
-def _check(table: dict[str, Any], section: str, path: Path) -> None:
-    checks = {
-        "": {
-            "name": _name,
-            "listen": _listen,
-            "bootstrap": _bootstrap,
-            "willing": _willing,
-            "log_level": lambda value: _choice(LOG_LEVELS, value),
-            "threads": lambda value: _integer(1, MAX_THREADS, value),
-            "devnet": _devnet,
-        },
-        "devnet": {
-            "cheat": lambda value: _choice(CHEATS, value),
-            "pause_at_step": lambda value: _integer(0, MAX_STEP, value),
-        },
-    }[section]
-    for key, value in table.items():
-        full = f"{section}.{key}" if section else key
-        if key not in checks:
-            raise UserError(f"{path}: unknown key {full!r}", f"known keys are {', '.join(checks)}")
-        problem = checks[key](value)
-        if problem is not None:
-            raise UserError(f"{path}: {full}: {problem}", "correct the value or delete the line")
+KEYS: Final = {
+    key.name: key
+    for key in (
+        Key("name", "node", _name, "shown to people beside the node's id"),
+        Key("listen", list(DEFAULT_LISTEN), _listen, "where others can dial this node; port 0 takes a free one"),
+        Key("bootstrap", [], _bootstrap, "peers to ask first; not needed again once others are known"),
+        Key("willing", list(WILLING), _willing, "the roles that this node may take"),
+        Key("log_level", "info", partial(_choice, LOG_LEVELS), "debug, info, warning or error"),
+        Key("threads", 1, partial(_integer, 1, MAX_THREADS), "threads of each child process that computes"),
+        Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
+        Key(
+            "devnet.pause_at_step", 0, partial(_integer, 0, MAX_STEP), "nothing is generated after this step; 0: never"
+        ),
+    )
+}
+"""Every key of ``farflung.toml``, by name."""
+
+
+# Reading
 
 
 def parse(text: str, path: Path) -> Config:
     """The configuration in ``text``; ``path`` names the file in the ``UserError`` of a mistake."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        # tomllib's message ends in "(at line 3, column 5)".
-        raise UserError(f"{path}: not TOML: {error}", "correct that line") from None
-    _check(table, "", path)
-    section = table.pop("devnet", {})
-    _check(section, "devnet", path)
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-    return Config(**values, devnet=DevnetConfig(**section))
+    return _config(_read_toml(text, path))
 
 
 def load(path: Path) -> Config:
-    """Read ``path``; a missing file is the default configuration. Raises ``UserError``."""
+    """Read ``path`` alone; a missing file is the default configuration. Raises ``UserError``."""
+    return _config(_read_file(path, required=False))
+
+
+def resolve(
+    path: Path,
+    *,
+    required: bool = False,
+    environment: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+) -> Config:
+    """The configuration of a node from all sources.
+
+    ``flags`` are TOML values by key. Where ``required`` is set a missing file is a mistake too. Raises ``UserError``.
+    """
+    values = {
+        **_read_file(path, required=required),
+        **_read_environment(environment),
+        **_read_flags({} if flags is None else flags),
+    }
+    return _config(values)
+
+
+def _config(values: Mapping[str, object]) -> Config:
+    plain: dict[str, Any] = {}
+    devnet: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (devnet if section else plain)[key] = tuple(value) if isinstance(value, list) else value
+    return Config(**plain, devnet=DevnetConfig(**devnet))
+
+
+def _read_file(path: Path, *, required: bool) -> dict[str, object]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Config()
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text", "save the file as UTF-8") from None
+        if required:
+            raise UserError(f"{path}: there is no such file", "name a farflung.toml with --config") from None
+        return {}
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line}: not UTF-8 text", "save the file as UTF-8") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})", "make it readable for this user") from None
-    return parse(text, path)
+    return _read_toml(text, path)
+
+
+def _read_toml(text: str, path: Path) -> dict[str, object]:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.fullmatch(r"(.*) \(at line ([0-9]+), column ([0-9]+)\)", str(error))
+        line, what = (found[2], f"{found[1]}, column {found[3]}") if found else (text.count("\n") + 1, str(error))
+        raise UserError(f"{path}: line {line}: not TOML: {what}", "correct that line") from None
+    values: dict[str, object] = {}
+    for key, value in table.items():
+        if key != "devnet":
+            values[key] = value
+        elif isinstance(value, dict):
+            values |= {f"devnet.{inner}": item for inner, item in value.items()}
+        else:
+            where = f"{path}: line {_line(text, key)}"
+            raise UserError(f"{where}: devnet: expected a section: [devnet]", "correct the line or delete it")
+    for name, value in values.items():
+        where = f"{path}: line {_line(text, name)}"
+        if name not in KEYS:
+            section = "devnet" if name.startswith("devnet.") else ""
+            known = ", ".join(key.rpartition(".")[2] for key in KEYS if key.rpartition(".")[0] == section)
+            raise UserError(f"{where}: unknown key {name!r}", f"known keys are {known}")
+        if (problem := KEYS[name].problem(value)) is not None:
+            raise UserError(f"{where}: {name}: {problem}", "correct the value or delete the line")
+    return values
+
+
+def _line(text: str, name: str) -> int:
+    """The line (from 1) on which the statement begins that sets ``name`` in a valid TOML text.
+
+    TOML has too many ways to write a key to look for one: one line more is read at a time, until the key is there.
+    """
+    lines = text.split("\n")
+    began = 0
+    for count in range(1, len(lines) + 1):
+        try:
+            table: Any = tomllib.loads("\n".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue  # inside a statement of several lines
+        for part in name.split("."):
+            table = table.get(part) if isinstance(table, dict) else None
+        if table is not None:
+            while not lines[began].strip() or lines[began].lstrip().startswith("#"):
+                began += 1
+            return began + 1
+        began = count
+    return len(lines)
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    known = {key.variable: key for key in KEYS.values()}
+    values: dict[str, object] = {}
+    for variable in sorted(environment):
+        key = known.get(variable)
+        if key is not None:
+            value = key.decode(environment[variable])
+            if (problem := key.problem(value)) is not None:
+                raise UserError(f"{variable}: {problem}", "correct the variable or unset it")
+            values[key.name] = value
+        elif variable.startswith(PREFIX) and variable not in OTHER_VARIABLES and (meant := _meant(variable, known)):
+            raise UserError(f"{variable}: there is no such variable", f"{meant} is meant, or unset it")
+    return values
+
+
+def _meant(variable: str, known: Collection[str]) -> str | None:
+    """The variable of which this one is a slip of the pen. Others may use our prefix for what is theirs."""
+    return next(iter(difflib.get_close_matches(variable, known, n=1, cutoff=0.9)), None)
+
+
+def _read_flags(flags: Mapping[str, object]) -> dict[str, object]:
+    for name, value in flags.items():
+        if (problem := KEYS[name].problem(value)) is not None:
+            raise UserError(f"{KEYS[name].flag}: {problem}", "correct the command line")
+    return dict(flags)
+
+
+def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without what would override or replace a node's own file."""
+    ours = {key.variable for key in KEYS.values()} | {"FARFLUNG_CONFIG", "FARFLUNG_DATA_DIR"}
+    return {name: value for name, value in environment.items() if name not in ours}
+
+
+# Writing
 
 
 def write(config: Config, path: Path) -> None:
     """Write ``config`` so that ``load`` gives it back. Raises ``UserError`` where the file cannot be written."""
-    values = {
-        "name": config.name,
-        "listen": list(config.listen),
-        "bootstrap": list(config.bootstrap),
-        "willing": list(config.willing),
-        "log_level": config.log_level,
-        "threads": config.threads,
-    }
-    devnet = {"cheat": config.devnet.cheat, "pause_at_step": config.devnet.pause_at_step}
-    # JSON's integers, lists and printable-ASCII strings are TOML's as well.
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    lines += ["", "[devnet]", *(f"{key} = {json.dumps(value)}" for key, value in devnet.items()), ""]
+    table = asdict(config)
+    values = {**table, **{f"devnet.{key}": value for key, value in table.pop("devnet").items()}}
+    values.pop("devnet")
+    _save(_lines(values, {}), path)
+
+
+def write_template(path: Path, values: Mapping[str, object]) -> None:
+    """Write a file that explains every key and sets those of ``values`` (TOML values by key). Raises ``UserError``."""
+    head = [
+        "# The configuration of a Farflung node; docs/OPERATING.md explains it. A key that is left out has the",
+        "# default shown here. Flags of the command line and variables (FARFLUNG_THREADS=2) override this file.",
+        "",
+    ]
+    meanings = {name: key.meaning for name, key in KEYS.items() if not name.startswith("devnet.")}
+    _save(head + _lines(values, meanings), path)
+
+
+def _lines(values: Mapping[str, object], meanings: Mapping[str, str]) -> list[str]:
+    """Lines that set ``values``; keys that have a meaning are all shown, with it."""
+    lines = []
+    section = ""
+    for name, key in KEYS.items():
+        if name not in values and name not in meanings:
+            continue
+        inside, _, plain = name.rpartition(".")
+        if inside != section:
+            lines += ["", f"[{inside}]"]
+            section = inside
+        if name in meanings:
+            lines.append(f"# {meanings[name]}")
+        # JSON's integers, lists and printable-ASCII strings are TOML's as well.
+        mark = "" if name in values else "# "
+        lines.append(f"{mark}{plain} = {json.dumps(values.get(name, key.default))}")
+    return [*lines, ""]
+
+
+def _save(lines: list[str], path: Path) -> None:
     text = "\n".join(lines)
     parse(text, path)
     try:
