@@ -9,6 +9,7 @@ Once it serves, nothing but a signal or its owner's wish ends it: a part that fa
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +19,7 @@ from hashlib import sha256
 import trio
 
 import node as package
-from node import cheats, joining
+from node import cheats, joining, systemd, watchdog
 from node.api import server
 from node.config import Config
 from node.context import Health, Node, innermost
@@ -47,43 +48,56 @@ GENESIS_PATIENCE = 30.0
 """Seconds that a first start waits for a bootstrap peer to answer."""
 PAUSE = 5.0
 """Seconds until a part of the daemon that failed begins again."""
+NO_MANAGER = systemd.Manager()
 ROOM = 200 << 20
 """Free bytes without which a node does not start: a log that cannot be written would stop it at once."""
 
 
-def run(directory: DataDirectory) -> None:
-    """Run the daemon of a data directory until it is told to stop. Raises ``UserError`` for what its user must mend."""
+def run(directory: DataDirectory, config: Config | None = None) -> None:
+    """Run the daemon of a data directory until it is told to stop. Raises ``UserError`` for what its user must mend.
+
+    Without ``config`` the directory's own file is it.
+    """
     with directory.open_locked():
         directory.require_room(ROOM)
-        config = directory.config()
+        config = directory.config() if config is None else config
         directory.clean_work()
-        logging.basicConfig(
-            level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-        )
+        logging.basicConfig(level=config.log_level.upper(), handlers=[systemd.log_handler()], force=True)
         # libp2p logs every stream that a peer closed as an error, with a report of many lines.
         logging.getLogger("libp2p").setLevel(logging.CRITICAL)
-        _run(directory, config)
+        manager = systemd.Manager.take()
+        if manager.address is not None:
+            # The watchdog ends a daemon that stands still with SIGABRT: the journal then has every thread's stack.
+            faulthandler.enable()
+        _run(directory, config, manager)
 
 
-def _run(directory: DataDirectory, config: Config) -> None:
+def _run(directory: DataDirectory, config: Config, manager: systemd.Manager) -> None:
     try:
-        trio.run(main, directory, config)
+        trio.run(main, directory, config, manager)
     except* (UserError, PortBusy, AddressError) as group:
         raise UserError(str(innermost(group))) from None
 
 
-async def main(directory: DataDirectory, config: Config) -> None:
-    """The daemon's life inside trio."""
+async def main(directory: DataDirectory, config: Config, manager: systemd.Manager = NO_MANAGER) -> None:
+    """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops."""
     identity = directory.identity()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
+
+        def stop() -> None:
+            manager.stopping()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(_stop_on_signal, stop)
         domain = joining.held(directory)
         if domain is None:
+            manager.status("asks for the domain's genesis")
             domain = await joining.fetch(identity, directory, config.bootstrap, GENESIS_PATIENCE)
         _refuse_unfit(config, domain)
         known = {node_id(peer): addresses for peer, addresses in directory.known_peers().items()}
         for address in config.bootstrap:
             known.setdefault(node_id(address.rpartition("/")[2]), (address,))
+        manager.status("reads the log")
         async with (
             open_log_store(directory.log_database, domain) as store,
             open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
@@ -92,8 +106,8 @@ async def main(directory: DataDirectory, config: Config) -> None:
             for addresses in known.values():
                 for address in addresses:
                     await network.add_peer(address)
-            node = _node(directory, config, identity, domain, network, log, nursery.cancel_scope.cancel)
-            await _serve(node)
+            node = _node(directory, config, identity, domain, network, log, stop)
+            await _serve(node, manager)
 
 
 def _node(
@@ -125,7 +139,7 @@ def _node(
     return node
 
 
-async def _serve(node: Node) -> None:
+async def _serve(node: Node, manager: systemd.Manager) -> None:
     network, log, domain = node.network, node.log, node.domain
     sync = LogSync(log, network, interval=domain.timings.presence_ms / 1000)
     network.on_connect(sync.connected)
@@ -139,13 +153,17 @@ async def _serve(node: Node) -> None:
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
         nursery.start_soon(_keep, node, "presence", node.presences.run)
         nursery.start_soon(_keep, node, "weights", node.weights.run)
-        nursery.start_soon(_keep, node, "roles", RoleManager(node).run)
+        roles = RoleManager(node)
+        nursery.start_soon(_keep, node, "roles", roles.run)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
         if node.id in domain.electors:
             elector = await open_elector(log, node.identity)
             nursery.start_soon(elector.run)
             nursery.start_soon(_keep, node, "terms", TermWatch(node, elector).run)
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
+        manager.ready(watchdog.status_line(node))
+        if manager.address is not None:
+            nursery.start_soon(_keep, node, "watchdog", partial(watchdog.run, node, roles, manager))
 
 
 async def _keep(node: Node, name: str, part: Callable[[], Awaitable[None]]) -> None:
@@ -201,8 +219,8 @@ def _refuse_unfit(config: Config, domain: Domain) -> None:
         )
 
 
-async def _stop_on_signal(scope: trio.CancelScope) -> None:
+async def _stop_on_signal(stop: Callable[[], None]) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
-            scope.cancel()
+            stop()
             return

@@ -200,6 +200,11 @@ class LogService:
             why = "too many entries wait for a cut" if self.ready.is_set() else self.waits_for()
             raise NotReady(f"no entry could be appended within {timeout:g} s: {why}") from None
 
+    async def answer(self) -> None:
+        """Return once the log could take something: nothing holds it, and its store answers."""
+        async with self._lock:
+            await self.store.meta("domain")
+
     def _room(self) -> int:
         """How many more own entries may stand on the newest cut."""
         anchor = self.replica.newest_cut_id

@@ -5,6 +5,7 @@
 3. A role that fails, of whatever, is started again after a pause that doubles up to ``MAX_PAUSE``; its failure is a
    health warning until it has been well for that long.
 4. A restarted node goes on with its standing role; the assignment may change that like any other role.
+5. A node that is to leave ends its role and appends ``leave`` instead of another role. Its next start comes back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from node.errors import UserError
 from node.roles import inference, relay, trainer, validator
 from protocol import roles
 from protocol.errors import Error
-from protocol.records import Role
+from protocol.records import Leave, Role
 
 _LIVES: Final[dict[str, Callable[[Node], Awaitable[None]]]] = {
     "trainer": trainer.run,
@@ -40,6 +41,8 @@ class RoleManager:
         self._node = node
         self._interval = node.domain.timings.presence_ms / 1000
         self._stability = roles.Stability(3 * self._interval)
+        self.turned_at = trio.current_time()
+        """When the loop last turned: it does so each presence interval, whatever the role does."""
 
     async def run(self) -> None:
         """Follow the assignment for ever."""
@@ -60,7 +63,12 @@ class RoleManager:
         """Wait until another role is this node's, and announce it."""
         node = self._node
         while True:
+            self.turned_at = trio.current_time()
             await trio.sleep(self._interval)
+            if node.leaving:
+                if await self._leave():
+                    return "none"
+                continue
             grant = node.log.ledger.grant()
             if grant is None or not node.log.ready.is_set():
                 continue
@@ -75,6 +83,20 @@ class RoleManager:
                 continue
             node.health.clear("role entry")
             return wanted
+
+    async def _leave(self) -> bool:
+        """Append ``leave``, once; False where the log does not take it yet."""
+        node = self._node
+        if node.left or not node.log.ready.is_set() or node.log.own_seq < 0:
+            return False
+        try:
+            await node.log.append(Leave(), timeout=APPEND_TIMEOUT)
+        except (Error, OSError) as error:
+            node.health.warn("role entry", f"the leave entry cannot be made: {error}")
+            return False
+        node.health.clear("role entry")
+        node.left = True
+        return True
 
     async def _live(self, role: str) -> None:
         """Play a role; begin again where it fails."""

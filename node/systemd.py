@@ -1,0 +1,149 @@
+"""What the daemon tells systemd and the journal. Without systemd every call here does nothing.
+
+1. sd_notify(3): datagrams of ``KEY=value`` lines to the socket that ``NOTIFY_SOCKET`` names ("@…" is an abstract one).
+   The variables are taken out of the environment, so that no child speaks for the daemon.
+2. A message that the manager does not take within a second is dropped: telling must never stop the work.
+3. The watchdog is fed by ``feed`` only, which asks for progress each time. It is no timer: where the loop stands still
+   nothing calls it, and where progress is missing it stays silent, until the manager ends the process.
+4. Lines for the journal carry a priority (``<3>``, sd-daemon(3)) on each line, and no time: the journal has its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+import trio
+
+logger = logging.getLogger(__name__)
+
+SEND_PATIENCE: Final = 1.0
+"""Seconds that a message may wait for room in the manager's socket."""
+SLOWEST_FEED: Final = 10.0
+"""Seconds between two looks at the progress at most, so that the status line is fresh as well."""
+
+
+def _address(value: str) -> str | None:
+    """The socket address of a ``NOTIFY_SOCKET``: a path, or a name of Linux's abstract namespace; else None."""
+    if value.startswith("/"):
+        return value
+    return "\0" + value[1:] if value.startswith("@") and len(value) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """The service manager that started this process. ``address`` None: there is none.
+
+    ``watchdog_seconds`` is the longest time that it goes without a sign of life, 0 where it wants none.
+    """
+
+    address: str | None = None
+    watchdog_seconds: float = 0.0
+
+    @classmethod
+    def take(cls, environment: MutableMapping[str, str] | None = None) -> Manager:
+        """The manager that the environment names, and no longer names afterwards."""
+        environment = os.environ if environment is None else environment
+        address = _address(environment.pop("NOTIFY_SOCKET", ""))
+        microseconds = environment.pop("WATCHDOG_USEC", "")
+        pid = environment.pop("WATCHDOG_PID", "")
+        wanted = microseconds.isascii() and microseconds.isdigit() and pid in ("", str(os.getpid()))
+        return cls(address, int(microseconds) / 1e6 if wanted and address is not None else 0.0)
+
+    def tell(self, **values: str | int) -> bool:
+        """Send ``KEY=value`` lines; whether the manager took them. Blocks for ``SEND_PATIENCE`` seconds at most."""
+        if self.address is None:
+            return False
+        lines = [f"{key}={' '.join(str(value).split())}" for key, value in values.items()]
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+                channel.settimeout(SEND_PATIENCE)
+                channel.sendto("\n".join(lines).encode(), self.address)
+        except OSError as error:
+            logger.debug("the service manager did not take %s: %s", ", ".join(values), error)
+            return False
+        return True
+
+    def ready(self, status: str) -> None:
+        """The daemon serves: what depends on it may start."""
+        self.tell(READY=1, STATUS=status)
+
+    def status(self, text: str) -> None:
+        """One line about the present state, which ``systemctl status`` shows."""
+        self.tell(STATUS=text)
+
+    def stopping(self) -> None:
+        """The daemon is about to end."""
+        self.tell(STOPPING=1, STATUS="stopping")
+
+    async def feed(self, progress: Callable[[float], Awaitable[str | None]], status: Callable[[], str]) -> None:
+        """Feed the watchdog for ever, each time only where ``progress`` says that there was some.
+
+        ``progress`` is given the seconds that it may take and returns None, or in words what stands still. Without a
+        watchdog only the status line is kept fresh.
+        """
+        if self.address is None:
+            return
+        # Three looks in the time that the manager waits: one may be late without ending a daemon that is well.
+        pause = min(self.watchdog_seconds / 3, SLOWEST_FEED) if self.watchdog_seconds else SLOWEST_FEED
+        while True:
+            still = await progress(pause)
+            if still is not None:
+                logger.error("nothing is told to the watchdog: %s", still)
+                self.status(f"stands still: {still}")
+            elif self.watchdog_seconds:
+                self.tell(WATCHDOG=1, STATUS=status())
+            else:
+                self.status(status())
+            await trio.sleep(pause)
+
+
+def is_journal(stream: TextIO, environment: MutableMapping[str, str] | None = None) -> bool:
+    """Whether ``stream`` leads straight to the journal: ``JOURNAL_STREAM`` is its device and inode, systemd.exec(5)."""
+    environment = os.environ if environment is None else environment
+    device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+
+
+def priority(level: int) -> int:
+    """syslog(3)'s priority of a level of ``logging``."""
+    for least, number in ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6)):
+        if level >= least:
+            return number
+    return 7
+
+
+def for_journal(text: str, level: int) -> str:
+    """``text`` with its priority on every line: the journal takes each line for a message of its own."""
+    return "\n".join(f"<{priority(level)}>{line}" for line in text.split("\n"))
+
+
+class JournalFormatter(logging.Formatter):
+    """Records as the journal wants them: priority, name and message, no time."""
+
+    def __init__(self) -> None:
+        super().__init__("%(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text, and its traceback, with the priority on each line."""
+        return for_journal(super().format(record), record.levelno)
+
+
+def log_handler(stream: TextIO | None = None) -> logging.Handler:
+    """A handler for the daemon's log on ``stream`` (standard error), fit for the journal or for people."""
+    stream = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(stream)
+    if is_journal(stream):
+        handler.setFormatter(JournalFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    return handler
