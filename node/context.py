@@ -73,6 +73,10 @@ class Node:
     tokens_generated: int = 0
     tokens_per_second: int = 0
     generating: bool = False
+    leaving: bool = False
+    """Its operator wants it to leave: it takes no role any more."""
+    left: bool = False
+    """Its feed ends in a leave entry."""
     children: dict[str, int] = field(default_factory=dict)
     failed_audits: Counter[bytes] = field(default_factory=Counter)
     presences: Presences = field(init=False)

@@ -27,6 +27,7 @@ from typing import Any, Final
 import trio
 
 from node.api.client import Unavailable, request
+from node.config import without_overrides
 from node.errors import UserError
 from node.store.directory import DataDirectory
 
@@ -98,6 +99,7 @@ class Member:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=without_overrides(os.environ),
             )
         self.state = "starting"
         return self.process

@@ -74,7 +74,7 @@ class Presences:
             counter=self._counter,
             name=node.config.name,
             role=node.role,
-            willing=node.config.willing,
+            willing=() if node.leaving else node.config.willing,
             addresses=tuple(node.network.addresses[:8]),
             versions=tuple(node.weights.held()[:8]),
             cpus=os.cpu_count() or 1,

@@ -6,10 +6,9 @@ import argparse
 import ctypes
 import os
 import signal
-from pathlib import Path
 
+from node.cli import options
 from node.errors import UserError
-from node.store.directory import DataDirectory
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,20 +21,23 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Run the node of a data directory until SIGTERM or Ctrl-C. The directory is made where it is "
         "missing; its farflung.toml says where to listen and whom to ask first.",
     )
-    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the node's folder")
+    options.add_data_dir(parser)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="stop when the process that started this one is gone"
     )
+    options.add_config(parser)
     parser.set_defaults(command=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.die_with_parent:
         _die_with_parent()
+    directory = options.data_directory(arguments)
+    config = options.configuration(arguments, directory)
     # Imported here: the network stack takes a second to load, which no other command should pay.
     from node import daemon
 
-    daemon.run(DataDirectory(arguments.data_dir))
+    daemon.run(directory, config)
     return 0
 
 

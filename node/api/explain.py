@@ -1,0 +1,124 @@
+"""Words for people on a running node: why it has its role, what it waits for, what it is rejected for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from node.context import Node
+from node.weights import payload as weights_payload
+from proofs.checks import REASONS
+from protocol import roles
+from protocol.constants import MILLION
+from protocol.domain import Policy
+from protocol.ledger import Ledger
+from protocol.presence import Presence
+from protocol.quorum import Grant
+from protocol.records import Rollout
+
+
+def why(role: str, own: bytes, presences: Mapping[bytes, Presence], policy: Policy, grant: Grant) -> str:
+    """Why the node ``own`` has its role, in the terms of ``protocol.roles``."""
+    present = len(presences)
+    least = {"validator": policy.validators_min, "relay": policy.relays_min}
+    share = {"validator": policy.validators_per_million, "relay": policy.relays_per_million}
+    willing = presences[own].willing if own in presences else ()
+    match role:
+        case "trainer":
+            text = f"it holds the grant of term {grant.term}"
+        case "validator" | "relay":
+            places = max(least[role], present * share[role] // MILLION)
+            text = f"it fills one of the {role}'s places, {places} among the {present} nodes present"
+        case "inference" if willing == ("inference",):
+            text = "it is willing to do nothing else"
+        case "inference":
+            text = f"the other places among the {present} nodes present are taken, and all others infer"
+        case _:
+            text = "no place is free that it is willing to take" if willing else "it is not willing to take any"
+    wanted = roles.assign(presences, policy, grant.trainer).get(own, role)
+    return text if wanted == role else f"{text}; it becomes {wanted} as soon as that is settled"
+
+
+def why_now(node: Node) -> str:
+    """Why a running node has its role."""
+    if node.leaving:
+        return "it has left; the next start brings it back" if node.left else "it is leaving"
+    grant = node.log.ledger.grant()
+    if node.log.own_seq < 0:
+        return "it has not joined yet"
+    if grant is None:
+        return "the domain has no trainer yet"
+    return why(node.role, node.id, node.presences.live(), node.domain.policy, grant)
+
+
+def waits_for(node: Node) -> list[str]:
+    """What a running node waits for, each a phrase; none where it is at work or has nothing to do."""
+    log, ledger = node.log, node.log.ledger
+    if node.left:
+        return []
+    if not log.ready.is_set():
+        return [log.waits_for()]
+    if log.own_seq < 0:
+        return ["the entry that it joins with"]
+    if ledger.grant() is None:
+        present, asked = len(node.presences.live()), node.domain.policy.min_nodes
+        return [f"a first trainer: {present} nodes are present, {asked} are asked for"]
+    newest, held = node.weights.newest_number(), node.weights.newest_held()
+    number = -1 if held is None else weights_payload(held).number
+    found = []
+    if newest < 0:
+        found.append("version 0 of the weights")
+    elif number < newest:
+        found.append(f"version {newest} of the weights to arrive")
+    match node.role:
+        case "trainer" if newest >= 0 and not node.paused():
+            rollouts = (entry.payload for entry, _ in node.pool.usable(newest).values())
+            groups = sum(rollout.groups for rollout in rollouts if isinstance(rollout, Rollout))
+            if groups < node.domain.recipe.groups_per_step:
+                found.append(f"accepted rollouts: {groups} of {node.domain.recipe.groups_per_step} groups are there")
+        case "validator" if newest >= 0:
+            version = node.weights.newest()
+            if version is not None and node.id not in ledger.validators_of(version.id):
+                found.append("a version that counts it among the validators")
+            elif not ledger.pending_for(node.id):
+                found.append("submissions to audit")
+        case "inference" if held is not None and not node.generating:
+            if not ledger.may_infer(node.id, held.id):
+                found.append("the first version that is made after it joined")
+            elif not node.paused():
+                found.append("room: enough rollouts wait for the trainer")
+    if node.paused():
+        found.append(f"nothing: work ends at step {node.pause_at_step}")
+    return found
+
+
+def words(reason: str) -> str:
+    """A reason code in words."""
+    return REASONS[reason].words if reason in REASONS else reason
+
+
+def last_rejection(ledger: Ledger, author: bytes) -> dict[str, Any] | None:
+    """The newest submission of ``author`` that was not accepted: {seq, outcome, severity, reason, words}."""
+    account = ledger.accounts().get(author)
+    if account is None or not account.reasons:
+        return None
+    for entry, status in reversed(ledger.decisions()):
+        if entry.author == author and status.outcome != "accepted":
+            return {
+                "seq": entry.seq,
+                "outcome": status.outcome,
+                "severity": status.severity,
+                "reason": status.reason,
+                "words": words(status.reason),
+            }
+    return None
+
+
+def problems(status: Mapping[str, Any], needed: int) -> list[str]:
+    """What is not in order, from a status' figures: lines for people. ``needed`` bytes are to be free."""
+    found: Sequence[tuple[bool, str]] = (
+        (status["peers"] == 0, "no peer is connected: see farflung peers"),
+        (status["disk_free"] < needed, f"the disk has {status['disk_free'] / 1e6:.0f} MB free: make room"),
+        (status["frozen"], "two different entries were signed with this node's key: its feed is frozen for good"),
+    )
+    return [text for wrong, text in found if wrong]

@@ -1,0 +1,180 @@
+"""What a running node tells of itself: the answers of the control socket's reading operations, ready for JSON.
+
+Ids are hex, fractions floats, sizes bytes, times seconds unless the name says ``_ms``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+import trio
+
+from node import __version__
+from node.api import explain
+from node.context import Node
+from node.weights import payload as weights_payload
+from protocol import credit
+from protocol.credit import Account
+from protocol.identity import peer_id
+from protocol.ledger import Ledger
+from protocol.records import Step
+
+RECENT_STEPS: Final = 1000
+"""Steps of which a status tells the figures, the newest."""
+ROOM: Final = 200 << 20
+"""Free bytes below which a status complains."""
+
+
+def status(node: Node) -> dict[str, Any]:
+    """What the node does."""
+    ledger, replica = node.log.ledger, node.log.replica
+    cut = replica.newest_cut
+    accounts = credit.credits(ledger)
+    held = node.weights.newest_held()
+    sent, received = node.network.traffic
+    steps = ledger.steps()
+    peers = node.network.peers
+    inbound = sum(peer.inbound for peer in peers.values())
+    answer = {
+        "agent": f"farflung/{__version__}",
+        "name": node.config.name,
+        "node": node.id.hex(),
+        "peer_id": peer_id(node.id),
+        "role": node.role,
+        "why": explain.why_now(node),
+        "waits_for": explain.waits_for(node),
+        "leaving": node.leaving,
+        "left": node.left,
+        "domain": node.domain.id.hex(),
+        "domain_name": node.domain.name,
+        "version": -1 if held is None else weights_payload(held).number,
+        "newest_version": node.weights.newest_number(),
+        "step": len(steps),
+        "heads_root": replica.heads_root().hex(),
+        "cut_height": 0 if cut is None else cut.cut.height,
+        "final": not replica.uncovered(),
+        "own_entries": node.log.own_seq + 1,
+        "own_final": replica.certified_head(node.id) == node.log.own_seq,
+        "frozen": replica.frozen(node.id),
+        "pending_audits": sum(map(node.will_be_judged, ledger.outstanding())),
+        "generating": node.generating,
+        "peers": len(peers),
+        "inbound": inbound,
+        "outbound": len(peers) - inbound,
+        "bytes_sent": sent,
+        "bytes_received": received,
+        "tokens": node.tokens_generated,
+        "tokens_per_second": node.tokens_per_second,
+        "pause_at_step": node.pause_at_step,
+        "disk_free": node.directory.free_bytes(),
+        "health": _health(node),
+        "addresses": list(node.network.addresses),
+        "children": [{"name": name, "pid": pid} for name, pid in sorted(node.children.items())],
+        "account": None if (own := ledger.accounts().get(node.id)) is None else account(own, accounts.get(node.id)),
+        "last_rejection": explain.last_rejection(ledger, node.id),
+        "credit": {author.hex(): entry.credit for author, entry in accounts.items()},
+        "reasons": {author.hex(): dict(entry.reasons) for author, entry in accounts.items()},
+        "nodes": [
+            {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
+            for author in ledger.authors()
+        ],
+        "steps": [_step(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
+    }
+    answer["problems"] = explain.problems(answer, ROOM)
+    return answer
+
+
+def peers(node: Node) -> dict[str, Any]:
+    """Who is there: connected peers, and nodes that are only heard by gossip."""
+    connected, heard, ledger = node.network.peers, node.presences.live(), node.log.ledger
+    rows = []
+    for other in sorted({*connected, *heard} - {node.id}):
+        peer, presence = connected.get(other), heard.get(other)
+        numbers = [ledger.version_number(version) for version in presence.versions] if presence is not None else []
+        rows.append(
+            {
+                "node": other.hex(),
+                "peer_id": peer_id(other),
+                "name": ledger.name(other) if presence is None else presence.name,
+                "connected": peer is not None,
+                "inbound": peer is not None and peer.inbound,
+                "address": "" if peer is None else peer.address,
+                "seconds": 0 if peer is None else round(trio.current_time() - peer.since),
+                "present": presence is not None,
+                "role": ledger.standing_role(other) if presence is None else presence.role,
+                "willing": [] if presence is None else list(presence.willing),
+                "version": max((number for number in numbers if number is not None), default=-1),
+                "addresses": [] if presence is None else list(presence.addresses),
+                "paused": presence is not None and bool(presence.paused),
+            }
+        )
+    return {"node": node.id.hex(), "peers": rows}
+
+
+def roles(node: Node) -> dict[str, Any]:
+    """Who holds which role, by the log and by what is heard."""
+    heard = node.presences.live()
+    nodes = role_rows(node.log.ledger)
+    for row in nodes:
+        presence = heard.get(bytes.fromhex(row["node"]))
+        row["present"] = presence is not None
+        row["plays"] = None if presence is None else presence.role
+    return {"domain": node.domain.id.hex(), "nodes": nodes}
+
+
+def role_rows(ledger: Ledger) -> list[dict[str, Any]]:
+    """Each node's standing role as the log says it. Who is present no log knows."""
+    grant = ledger.grant()
+    return [
+        {
+            "node": author.hex(),
+            "name": ledger.name(author),
+            "role": ledger.standing_role(author),
+            "term": grant.term if grant is not None and grant.trainer == author else None,
+        }
+        for author in ledger.authors()
+    ]
+
+
+def credits(ledger: Ledger) -> dict[str, Any]:
+    """Every account, final entries only, the richest first."""
+    rows = [
+        {
+            "node": author.hex(),
+            "name": ledger.name(author),
+            "role": ledger.standing_role(author),
+            **account(entry, entry),
+        }
+        for author, entry in credit.credits(ledger).items()
+    ]
+    return {"domain": ledger.domain.id.hex(), "nodes": sorted(rows, key=lambda row: (-row["credit"], row["node"]))}
+
+
+def account(live: Account, final: Account | None) -> dict[str, Any]:
+    """A node's account: credit counts what is final, ``pending`` what is undecided now."""
+    value = asdict(live if final is None else final)
+    if final is None:
+        value.update(credit=0, generated=0, audited=0, trained=0)
+    return {**value, "reasons": dict(live.reasons if final is None else final.reasons), "pending": live.pending}
+
+
+def _health(node: Node) -> list[str]:
+    trouble = node.log.disk_trouble
+    return sorted([*node.health.warnings.values(), *([] if trouble is None else [f"the log is not stored: {trouble}"])])
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "step": step.number,
+        "reward": step.reward / 1e6,
+        "lag_mean": step.lag_mean / 1e6,
+        "lag_max": step.lag_max,
+        "accepted": step.accepted,
+        "rejected": step.rejected,
+        "trained": step.trained,
+        "tokens": step.tokens,
+        "train_ms": step.train_ms,
+        "wait_ms": step.wait_ms,
+        "publish_ms": step.publish_ms,
+    }

@@ -1,0 +1,60 @@
+"""Output for people: rich tables in a terminal, aligned plain lines elsewhere, never cut off or folded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from node.display import ROLE_STYLES
+
+NUMBERS: Final = frozenset({"version", "credit", "accepted", "rejected", "void", "pending", "reputation", "seconds"})
+"""Columns that are set to the right."""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """Print ``rows`` under ``columns``."""
+    rows = [list(row) for row in rows]
+    if not sys.stdout.isatty():
+        _plain([list(columns), *rows])
+        return
+    # Imported here: in a pipe it is not needed.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=title or None, title_justify="left")
+    for column in columns:
+        drawn.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell, style=ROLE_STYLES.get(cell, "")) for cell in row))
+    Console().print(drawn)
+
+
+def facts(pairs: Iterable[tuple[str, str]], *, title: str = "", styles: dict[str, str] | None = None) -> None:
+    """Print named values, one a line; ``styles`` are rich styles by name."""
+    pairs = list(pairs)
+    if not sys.stdout.isatty():
+        if title:
+            print(title)
+        width = max((len(name) for name, _ in pairs), default=0)
+        for name, value in pairs:
+            print(f"{name:<{width}}  {value}".rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in pairs:
+        grid.add_row(Text(name, style="dim"), Text(value, style=(styles or {}).get(name, ""), overflow="fold"))
+    console = Console()
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(grid)
+
+
+def _plain(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

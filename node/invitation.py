@@ -1,0 +1,122 @@
+"""Looking at what a peer invites to, before anything of it is kept.
+
+1. An invitation is a peer's address, with ``?domain=<id>`` behind it where the domain must be a certain one.
+2. A look is made with a key of its own, so that a peer learns nothing of the node and a running one is not disturbed.
+3. What a peer says is checked: the genesis by its creator's signature, the model's files by the hashes in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from node.config import address_problem
+from node.errors import UserError
+from node.joining import PROTOCOL
+from node.net.discovery import AddressError
+from node.net.host import Network, open_network
+from node.net.rpc import Unreachable
+from node.net.transfer import fetch_blob
+from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES
+from protocol.domain import Domain, parse_genesis
+from protocol.errors import PeerError
+from protocol.identity import Identity
+from protocol.manifest import Manifest
+from protocol.records import Blob
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""A model's configuration that is larger is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """A peer's multiaddr, and the id of the domain (32 bytes) that it must be of, where that was given."""
+
+    address: str
+    domain: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a peer invites to. ``parameters`` and ``size`` (bytes) of the model are None and ``shape``, what its
+    configuration says of its layers, is empty where the peer did not tell."""
+
+    domain: Domain
+    genesis: bytes
+    parameters: int | None
+    size: int | None
+    shape: str
+
+
+def parse(text: str) -> Invitation:
+    """Parse ``/ip4/…/tcp/…/p2p/…`` with or without ``?domain=<64 hex digits>``. Raises ``UserError``."""
+    address, mark, query = text.partition("?")
+    if (problem := address_problem(address, peer=True)) is not None:
+        raise UserError(problem, "expected an address such as /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
+    if not mark:
+        return Invitation(address, None)
+    found = re.fullmatch(r"domain=([0-9a-fA-F]{64})", query)
+    if found is None:
+        raise UserError(f"the address ends in {mark + query!r}", "expected ?domain= and the 64 hex digits of its id")
+    return Invitation(address, bytes.fromhex(found[1]))
+
+
+async def look(invitation: Invitation, patience: float) -> Offer:
+    """Ask the peer what it invites to; each of its answers may take ``patience`` seconds. Raises ``UserError``.
+
+    A peer of another domain than the invitation names is refused.
+    """
+    address = invitation.address
+    async with open_network(Identity(secrets.token_bytes(32)), listen=(), domain_tag="genesis") as network:
+        try:
+            peer = await network.connect(address, timeout=patience)
+            data = await network.request(peer, PROTOCOL, b"", timeout=patience, max_response=MAX_GENESIS_BYTES)
+            domain = parse_genesis(data)
+        except (Unreachable, AddressError) as error:
+            raise UserError(f"no genesis: {error}", "check the address and that the peer runs") from None
+        except PeerError as error:
+            raise UserError(f"{address} serves a genesis that is not valid ({error})", "ask for another peer") from None
+        if invitation.domain is not None and invitation.domain != domain.id:
+            raise UserError(
+                f"{address} offers the domain {domain.id.hex()} ({domain.name}), not {invitation.domain.hex()}",
+                "nothing was kept; ask whoever gave you the address",
+            )
+        manifest = await _blob(network, peer, domain.model.manifest, MAX_MANIFEST_BYTES, patience)
+        config = await _blob(network, peer, domain.model.config, MAX_CONFIG_BYTES, patience)
+    parameters, size = _measure(manifest)
+    return Offer(domain, data, parameters, size, _shape(config))
+
+
+async def _blob(network: Network, peer: bytes, blob: Blob, most: int, patience: float) -> bytes | None:
+    if blob.size > most:
+        return None
+    try:
+        return await fetch_blob(network, [peer], blob.hash, blob.size, timeout=patience)
+    except (Unreachable, PeerError, trio.TooSlowError):
+        return None
+
+
+def _measure(manifest: bytes | None) -> tuple[int | None, int | None]:
+    """Parameters and bytes of the model."""
+    try:
+        parsed = None if manifest is None else Manifest.parse(manifest)
+    except PeerError:
+        parsed = None
+    if parsed is None:
+        return None, None
+    return sum(math.prod(tensor.shape) for tensor in parsed.tensors), parsed.size
+
+
+def _shape(config: bytes | None) -> str:
+    try:
+        values = json.loads(config or b"{}")
+        layers, width = values["num_hidden_layers"], values["hidden_size"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return f"{layers} layers of {width}" if type(layers) is int and type(width) is int else ""
