@@ -26,6 +26,7 @@ from node.devnet_setup import Options, make_folder, prepare
 from node.display import Display, NodeView, View, human_time
 from node.errors import UserError
 from node.fleet import Member
+from node.genesis import Founding
 from node.report import Sample, Story
 from node.store.files import write_atomic
 from node.store.verify import verify
@@ -46,6 +47,7 @@ SAMPLE_EVERY: Final = 1.0
 @dataclass(slots=True)
 class _Devnet:
     options: Options
+    founding: Founding
     display: Display
     members: list[Member]
     began: float = field(default_factory=time.monotonic)
@@ -81,7 +83,7 @@ class _Devnet:
             nursery.start_soon(self._show)
             founder, *followers = self.members
             self.display.say(f"run folder {self.options.folder}")
-            await genesis.found(founder.directory, name="devnet", nodes=len(self.members), tasks=self.options.tasks)
+            await genesis.found(founder.directory, self.founding, checked=True)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.
@@ -307,11 +309,14 @@ def _first(group: BaseExceptionGroup[UserError]) -> UserError:
 async def run(options: Options, open_display: Callable[[], Display]) -> int:
     """Run a devnet and return its exit code: 0 converged, 1 not converged, 130 interrupted. Raises ``UserError``."""
     options.check()
+    founding = genesis.devnet(name="devnet", nodes=options.nodes + len(options.cheats), tasks=options.tasks)
+    await genesis.check(founding)
+    # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)
     others = fleet.adopt_orphans()
     members = prepare(options)
     display = open_display()
     try:
-        return await _Devnet(options, display, members).run(others)
+        return await _Devnet(options, founding, display, members).run(others)
     finally:
         display.close()

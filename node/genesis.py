@@ -1,5 +1,6 @@
-"""Founding a devnet's domain: the signed genesis in node 1's data directory, and version 0 beside it.
+"""Founding a domain: the signed genesis in the founder's data directory, and version 0 beside it.
 
+A devnet and ``farflung domain create`` differ in the ``Founding`` that they ask for, and in nothing else. A devnet's
 ``--tasks`` is either names of reasoning-gym data sets with commas (``chain_sum,gcd``) or a TOML file::
 
     [[task]]
@@ -18,15 +19,17 @@ Versions of the packages that questions and scores come from are pinned as they 
 from __future__ import annotations
 
 import json
+import mmap
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from node import starter
+from node.domain_file import AUDIT_SHARE, DomainFile
 from node.errors import UserError
 from node.starter import defaults
 from node.store.blobs import BlobStore
@@ -36,16 +39,27 @@ from node.tasks import catalogue, service
 from node.workers.client import WorkerError, open_worker
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MAX_BLOB_BYTES
-from protocol.domain import Model, Policy, Task, default_timings, make_genesis
+from protocol.domain import (
+    Domain,
+    Model,
+    Policy,
+    Recipe,
+    Task,
+    Thresholds,
+    Timings,
+    default_timings,
+    make_genesis,
+    parse_genesis,
+)
 from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.records import Blob
 
 MODEL: Final = Path(starter.__file__).parent
 """The folder of the starter model's files."""
-AUDIT_SHARE: Final = 500_000
-"""Half of a submission's groups: whoever forges all is caught for certain, at half the price of replaying all."""
 CONVERT_TIMEOUT: Final = 120.0
+CONVERT_SPEED: Final = 10e6
+"""Bytes a second that converting a large model reaches at least."""
 ROOM: Final = 64 << 20
 """Bytes that a founder needs free besides what every node needs: the model in two forms."""
 
@@ -118,38 +132,132 @@ def policy(nodes: int) -> Policy:
     )
 
 
-async def found(directory: DataDirectory, *, name: str, nodes: int, tasks: str | None) -> None:
-    """Make the domain with the key of ``directory`` as creator and only elector; everything lies there afterwards.
+@dataclass(frozen=True, slots=True)
+class Founding:
+    """What a new domain is to be.
 
-    Raises ``UserError`` for tasks that cannot be used and for a disk without room.
+    ``model`` is a Hugging Face folder, ``tasks`` a task table (``node.tasks.catalogue``), ``electors`` node ids, empty
+    for the creator alone. ``model_where`` is what a message about the model begins with.
     """
-    rows = task_rows(tasks)
-    directory.require_room(ROOM)
+
+    name: str
+    devnet: bool
+    model: Path
+    tasks: tuple[Mapping[str, Any], ...]
+    recipe: Recipe
+    timings: Timings
+    policy: Policy
+    thresholds: Thresholds = FLOAT32_THRESHOLDS
+    electors: tuple[bytes, ...] = ()
+    validators: tuple[bytes, ...] = ()
+    model_where: str = "the model"
+
+
+def devnet(*, name: str, nodes: int, tasks: str | None) -> Founding:
+    """A devnet of the starter model. Raises ``UserError`` for tasks that are none."""
+    return Founding(
+        name=name,
+        devnet=True,
+        model=MODEL,
+        tasks=tuple(task_rows(tasks)),
+        recipe=defaults.RECIPE,
+        timings=default_timings(devnet=True),
+        policy=policy(nodes),
+    )
+
+
+def of_file(file: DomainFile) -> Founding:
+    """The domain that a ``domain.toml`` describes. Raises ``UserError`` for tasks and electors that cannot be."""
+    if len(file.electors) > 1:
+        raise UserError(
+            f"{file.electors_where}: this version of Farflung runs domains of one elector only", "name one elector"
+        )
+    return Founding(
+        name=file.name,
+        devnet=False,
+        model=file.model,
+        tasks=tuple(_row(task.values, file.folder, task.where) for task in file.tasks),
+        recipe=file.recipe,
+        timings=file.timings,
+        policy=file.policy,
+        thresholds=file.thresholds,
+        electors=file.electors,
+        validators=file.validators,
+        model_where=file.model_where,
+    )
+
+
+async def check(founding: Founding) -> None:
+    """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used."""
     try:
-        await service.check(rows)
-        async with open_worker("node.workers.engine", name="engine") as worker:
-            scratch = directory.work / "version-0.bin"
-            model_files = await worker.call(
-                "convert", timeout=CONVERT_TIMEOUT, model_dir=str(MODEL), output=str(scratch)
-            )
-        genesis = await trio.to_thread.run_sync(_store, directory, name, nodes, rows, model_files, scratch)
+        await service.check(founding.tasks)
     except WorkerError as error:
-        raise UserError(f"the domain cannot be made: {error}") from None
+        raise UserError(f"the tasks cannot be checked: {error}") from None
+
+
+async def found(directory: DataDirectory, founding: Founding, *, checked: bool = False) -> Domain:
+    """Make the domain with the key of ``directory`` as creator; what its genesis names lies there afterwards.
+
+    ``checked`` says that ``check`` was called. Raises ``UserError`` for tasks or a model that cannot be used and for a
+    disk without room.
+    """
+    size = _model_bytes(founding)
+    directory.require_room(ROOM + 2 * size)
+    scratch = directory.work / "version-0.bin"
+    if not checked:
+        await check(founding)
+    try:
+        async with open_worker("node.workers.engine", name="engine") as worker:
+            model_files = await worker.call(
+                "convert",
+                timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,
+                model_dir=str(founding.model),
+                output=str(scratch),
+            )
+        genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
+    except WorkerError as error:
+        if error.kind != "user":
+            raise UserError(f"the model cannot be converted: {error}", "see farflung doctor") from None
+        reason = str(error).removeprefix("engine: convert: ")
+        raise UserError(f"{founding.model_where}: {reason}", "name another folder") from None
     except OSError as error:
         raise UserError(f"{directory.path}: the model cannot be stored ({error.strerror})", "free some room") from None
     directory.save_genesis(genesis)
+    return parse_genesis(genesis)
 
 
-def _store(
-    directory: DataDirectory,
-    name: str,
-    nodes: int,
-    rows: Sequence[Mapping[str, Any]],
-    model_files: Mapping[str, Any],
-    scratch: Path,
-) -> bytes:
+def _model_bytes(founding: Founding) -> int:
+    """Bytes of the weights in the model's folder.
+
+    Raises ``UserError`` for a folder that lacks a file, and for a recipe that is too long for the model's positions.
+    """
+    where, folder = founding.model_where, founding.model
+    if not folder.is_dir():
+        raise UserError(f"{where}: {folder} is no folder", "name a Hugging Face model's folder")
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise UserError(f"{where}: there is no {name} in {folder}", "name a Hugging Face model's folder")
+    try:
+        positions = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        positions = None  # conversion says what is wrong with it
+    longest = founding.recipe.max_prompt_tokens + founding.recipe.max_response_tokens
+    if isinstance(positions, int) and longest > positions:
+        raise UserError(
+            f"{where}: the model has {positions} positions, and prompts and responses take {longest} tokens",
+            "lower recipe.max_prompt_tokens or recipe.max_response_tokens",
+        )
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[str, Any], scratch: Path) -> bytes:
     blobs = BlobStore(directory.blobs)
-    manifest = Manifest.of_file(model_files["tensors"], scratch.read_bytes(), model_files["checksum"])
+    with (
+        scratch.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        manifest = Manifest.of_file(model_files["tensors"], view, model_files["checksum"])
     encoded = manifest.encode()
     VersionStore(directory.versions).adopt(encoded, scratch)
     model = Model(
@@ -164,16 +272,16 @@ def _store(
     try:
         return make_genesis(
             creator,
-            name=name,
-            devnet=True,
-            electors=(creator.node,),
-            validators=(),
+            name=founding.name,
+            devnet=founding.devnet,
+            electors=founding.electors or (creator.node,),
+            validators=founding.validators,
             model=model,
-            tasks=tuple(_task(blobs, row) for row in rows),
-            recipe=defaults.RECIPE,
-            timings=default_timings(devnet=True),
-            policy=policy(nodes),
-            thresholds=FLOAT32_THRESHOLDS,
+            tasks=tuple(_task(blobs, row) for row in founding.tasks),
+            recipe=founding.recipe,
+            timings=founding.timings,
+            policy=founding.policy,
+            thresholds=founding.thresholds,
         )
     except LocalError as error:
         raise UserError(f"such a domain is not possible: {error}") from None

@@ -18,6 +18,7 @@ from node import devnet, devnet_setup, fleet, genesis
 from node.devnet_setup import Options
 from node.display import View
 from node.errors import UserError
+from node.genesis import Founding
 from node.store.directory import DataDirectory
 from tests.node import fake_daemon
 
@@ -49,13 +50,19 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Stand-ins for the daemons and for the domain; set a node's behaviour by its name."""
     behaviours: dict[str, str] = {}
 
-    async def found(directory: DataDirectory, *, name: str, nodes: int, tasks: str | None) -> None:
+    async def check(founding: Founding) -> None:
+        assert founding.devnet
+
+    async def found(directory: DataDirectory, founding: Founding, *, checked: bool) -> None:
+        assert checked
+        assert founding.policy.min_nodes == 4
         for node, behaviour in behaviours.items():
             (directory.path.parent / node / "behaviour").write_text(behaviour)
 
     def command(directory: DataDirectory) -> list[str]:
         return [sys.executable, "-S", fake_daemon.__file__, str(directory.path)]
 
+    monkeypatch.setattr(genesis, "check", check)
     monkeypatch.setattr(genesis, "found", found)
     monkeypatch.setattr(fleet, "daemon_command", command)
     monkeypatch.setattr(fleet, "RESTART_PAUSE", 0.05)
@@ -138,7 +145,7 @@ async def test_keep_running_goes_on_after_the_summary(fakes: dict[str, str], tmp
     display = Recorder()
 
     def press(view: View) -> None:
-        if len(view.steps) > 4 and view.phase != "interrupted":
+        if all(node.version > 4 for node in view.nodes) and view.phase != "interrupted":
             os.kill(os.getpid(), signal.SIGINT)
 
     display.on_update = press
@@ -198,7 +205,13 @@ async def test_mistakes_are_told_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-async def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+async def test_an_unknown_task_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="chain_sun"):
+        await run(Options(tmp_path / "run", tasks="chain_sun"), Recorder())
+    assert not (tmp_path / "run").exists()
+
+
+async def test_a_folder_with_something_in_it_is_refused(fakes: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(UserError, match="not empty"):
         await run(Options(tmp_path), Recorder())

@@ -83,20 +83,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         genesis.task_rows(str(tmp_path / "nothing.toml"))
 
 
-async def test_an_unknown_task_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    directory = DataDirectory(tmp_path)
-    directory.create()
-    directory.identity()
-    with pytest.raises(UserError, match="chain_sun"):
-        await genesis.found(directory, name="test", nodes=4, tasks="chain_sun")
-    assert directory.genesis() is None
-
-
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
     directory.create()
     creator = directory.identity()
-    await genesis.found(directory, name="test", nodes=5, tasks=None)
+    await genesis.found(directory, genesis.devnet(name="test", nodes=5, tasks=None))
     data = directory.genesis()
     assert data is not None
     domain = parse_genesis(data)
