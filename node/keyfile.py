@@ -18,7 +18,6 @@ The file is JSON text (printable, so that it survives being mailed or printed)::
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +28,6 @@ from nacl.secret import SecretBox
 from nacl.utils import random as random_bytes
 
 from node.errors import UserError
-from node.store.files import sync_directory
 from protocol.identity import Identity
 
 FORMAT: Final = "farflung-key/1"
@@ -108,27 +106,6 @@ def read(path: Path) -> str:
     if len(data) > MAX_FILE_BYTES:
         raise _unknown(str(path))
     return data.decode("ascii", "replace")
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a file that only its owner can read and that was not there before. Raises ``UserError``."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise UserError(f"{path}: it is there already and is not overwritten", "name another file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be made ({error.strerror})", "name another file") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(path.absolute().parent)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror})", "free some room or name another file"
-        ) from None
 
 
 def _key(passphrase: str, salt: bytes, ops: int, memory: int) -> bytes:

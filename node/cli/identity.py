@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from node.cli import options
 from node.errors import UserError
-
-if TYPE_CHECKING:
-    from node.store.directory import DataDirectory
 
 ONE_PLACE = (
     "Two nodes must never run with one key: peers hear two heads of one feed, and what either did may be lost. "
@@ -27,8 +23,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     show = actions.add_parser("show", help="who this node is", description="Show the node's ids and where its key is.")
-    _add_data_dir(show)
-    show.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    options.add_data_dir(show)
+    options.add_json(show)
     show.set_defaults(command=_show)
     export = actions.add_parser(
         "export",
@@ -37,7 +33,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "(argon2id, XSalsa20-Poly1305). A file that is there is never overwritten.",
     )
     export.add_argument("file", type=Path, metavar="FILE", help="the file to make")
-    _add_data_dir(export)
+    options.add_data_dir(export)
     _add_passphrase(export)
     export.set_defaults(command=_export)
     load = actions.add_parser(
@@ -46,13 +42,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Put the keys of an exported file into a data directory without a node. " + ONE_PLACE,
     )
     load.add_argument("file", type=Path, metavar="FILE", help="a file made by identity export")
-    _add_data_dir(load)
+    options.add_data_dir(load)
     _add_passphrase(load)
     load.set_defaults(command=_import)
-
-
-def _add_data_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="the node's folder")
 
 
 def _add_passphrase(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +62,7 @@ def fingerprint(node: bytes) -> str:
 def _show(arguments: argparse.Namespace) -> int:
     from protocol.identity import peer_id
 
-    directory = _directory(arguments)
+    directory = options.existing_directory(arguments)
     node = directory.read_identity().node
     found = {
         "node": node.hex(),
@@ -81,7 +73,7 @@ def _show(arguments: argparse.Namespace) -> int:
         "data_dir": str(directory.path),
     }
     if arguments.json:
-        print(json.dumps(found))
+        options.print_json(found)
         return 0
     labels = {
         "node": "node id",
@@ -98,14 +90,15 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     from node import keyfile
+    from node.store.files import write_new
 
-    directory = _directory(arguments)
+    directory = options.data_directory(arguments)
     identity = directory.read_identity()
     recovery = directory.recovery().seed if directory.recovery_file.exists() else None
     if arguments.file.exists():  # told before anyone is asked for a passphrase; write_new makes sure
         raise UserError(f"{arguments.file}: it is there already and is not overwritten", "name another file")
     passphrase = _passphrase(arguments.passphrase_file, twice=True)
-    keyfile.write_new(arguments.file, keyfile.seal(keyfile.Keys(identity.seed, recovery), passphrase))
+    write_new(arguments.file, keyfile.seal(keyfile.Keys(identity.seed, recovery), passphrase).encode())
     print(f"{arguments.file} holds the key of node {identity.node.hex()}")
     print("Keep the file and the passphrase apart, and both away from this machine.", file=sys.stderr)
     return 0
@@ -116,7 +109,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
     text = keyfile.read(arguments.file)
     keyfile.node_of(text, str(arguments.file))
-    directory = _directory(arguments)
+    directory = options.data_directory(arguments)
     with directory.open_locked():
         directory.require_no_node()
         passphrase = _passphrase(arguments.passphrase_file, twice=False)
@@ -125,12 +118,6 @@ def _import(arguments: argparse.Namespace) -> int:
     print(f"{directory.key_file} is the key of node {keys.node.hex()}")
     print(ONE_PLACE, file=sys.stderr)
     return 0
-
-
-def _directory(arguments: argparse.Namespace) -> DataDirectory:
-    from node.store.directory import DataDirectory
-
-    return DataDirectory(arguments.data_dir)
 
 
 def _passphrase(file: Path | None, *, twice: bool) -> str:

@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from node.errors import UserError
+
 
 def sync_directory(path: Path) -> None:
     """Make the names in the folder ``path`` durable (a rename is not until its folder is synced)."""
@@ -33,3 +35,24 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def write_new(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write a file that was not there before, durably. Raises ``UserError``: the user named the file."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        raise UserError(f"{path}: it is there already and is not overwritten", "name another file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be made ({error.strerror})", "name another file") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(path.absolute().parent)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror})", "free some room or name another file"
+        ) from None

@@ -15,6 +15,7 @@ from nacl.pwhash import argon2id
 from node import keyfile
 from node.errors import UserError
 from node.keyfile import Keys
+from node.store.files import write_new
 from protocol.identity import Identity
 
 OPS, MEMORY = int(argon2id.OPSLIMIT_MIN), int(argon2id.MEMLIMIT_MIN)
@@ -89,13 +90,13 @@ def test_rubbish_is_no_key_file(text: str) -> None:
 
 def test_the_file_is_its_owners_and_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "key.json"
-    keyfile.write_new(path, SEALED)
+    write_new(path, SEALED.encode())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(UserError, match="not overwritten"):
-        keyfile.write_new(path, "other")
+        write_new(path, b"other")
     assert keyfile.read(path) == SEALED
     with pytest.raises(UserError, match="cannot be made"):
-        keyfile.write_new(tmp_path / "nowhere" / "key.json", SEALED)
+        write_new(tmp_path / "nowhere" / "key.json", SEALED.encode())
 
 
 def test_a_file_that_cannot_be_one_is_not_read(tmp_path: Path) -> None:

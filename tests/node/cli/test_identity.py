@@ -61,7 +61,7 @@ def test_show(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_show_makes_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", "--data-dir", tmp_path) == 2
-    assert "there is no key" in capsys.readouterr().err
+    assert "no node lives here" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,177 @@
+"""``farflung domain``: found a domain, and show what one is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from node.cli import options
+from node.errors import UserError
+
+if TYPE_CHECKING:
+    from protocol.domain import Domain
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "domain", help="found a domain, or show one", description="A domain is one model, its tasks and its rules."
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    create = actions.add_parser(
+        "create",
+        help="found a domain from a domain.toml",
+        description="Check a domain.toml (docs/OPERATING.md), convert its model, sign the genesis with this node's key "
+        "and put all of it into the data directory, which becomes the founder's. Prints the line to give to others.",
+    )
+    create.add_argument("file", type=Path, metavar="domain.toml", help="the description of the domain")
+    create.add_argument("--out", type=Path, metavar="FILE", help="write the signed genesis into this new file too")
+    options.add_data_dir(create)
+    options.add_json(create)
+    create.set_defaults(command=_create)
+    show = actions.add_parser(
+        "show",
+        help="what a domain is",
+        description="Verify a signed genesis and show what it says: that of a file, else that of the data directory.",
+    )
+    show.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a signed genesis")
+    options.add_data_dir(show)
+    options.add_json(show)
+    show.set_defaults(command=_show)
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    # Imported here, so that other commands start without loading what they do not use.
+    import trio
+
+    from node import domain_file, genesis
+    from node.addresses import own_addresses
+    from node.config import resolve
+    from node.store.files import write_new
+
+    founding = genesis.of_file(domain_file.load(arguments.file))
+    directory = options.data_directory(arguments)
+    out: Path | None = arguments.out
+    if out is not None and out.exists():
+        raise UserError(f"{out}: it is there already and is not overwritten", "name another file")
+    with directory.open_locked():
+        if directory.genesis() is not None:
+            raise UserError(f"{directory.path}: this data directory has a domain already", "name a new --data-dir")
+        listen = resolve(directory.config_file, environment=os.environ).listen
+        directory.identity()
+        options.note(f"checking the tasks and converting {founding.model}")
+        domain = trio.run(genesis.found, directory, founding)
+        directory.clean_work()
+    if out is not None:
+        write_new(out, directory.genesis() or b"", mode=0o644)
+    address = next(iter(own_addresses(listen, domain.creator)), None)
+    join = None if address is None else f"farflung join '{address}?domain={domain.id.hex()}'"
+    if arguments.json:
+        options.print_json({**describe(domain), "address": address, "join": join, "data_dir": str(directory.path)})
+        return 0
+    print(f"domain {domain.id.hex()} ({domain.name}) stands in {directory.path}")
+    print(f"start it:      farflung run --data-dir {directory.path}")
+    if join is None:  # its port is chosen when it runs
+        print(f"give others:   an address out of farflung status, once it runs, with ?domain={domain.id.hex()}")
+    else:
+        print(f"give others:   {join}")
+    if not domain.validators:
+        options.note("nobody is named a validator, so anybody may validate; name some for a domain of strangers")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from protocol.constants import MAX_GENESIS_BYTES
+    from protocol.domain import parse_genesis
+    from protocol.errors import PeerError
+
+    if arguments.file is not None:
+        where = str(arguments.file)
+        try:
+            with arguments.file.open("rb") as file:
+                data = file.read(MAX_GENESIS_BYTES + 1)
+        except OSError as error:
+            raise UserError(f"{where}: cannot be read ({error.strerror})", "name a signed genesis") from None
+    else:
+        directory = options.existing_directory(arguments)
+        where, data = str(directory.genesis_file), directory.genesis() or b""
+        if not data:
+            raise UserError(
+                f"{directory.path}: this node has no domain yet", "farflung join, or farflung domain create"
+            )
+    try:
+        domain = parse_genesis(data)
+    except PeerError as error:
+        raise UserError(f"{where}: not a valid genesis ({error})", "get it again from a peer you trust") from None
+    described = describe(domain)
+    if arguments.json:
+        options.print_json(described)
+    else:
+        sys.stdout.write(text(described))
+    return 0
+
+
+def describe(domain: Domain) -> dict[str, Any]:
+    """A domain as JSON-ready values, its numbers in the units of ``domain.toml``."""
+    from node.domain_file import SECTIONS
+
+    values: dict[str, Any] = {
+        "id": domain.id.hex(),
+        "name": domain.name,
+        "creator": domain.creator.hex(),
+        "devnet": bool(domain.devnet),
+        "electors": [node.hex() for node in domain.electors],
+        "validators": [node.hex() for node in domain.validators],
+        "model": {
+            "architecture": domain.model.architecture,
+            "compute_dtype": domain.model.compute_dtype,
+            "whole": domain.model.whole.hex(),
+            "config": domain.model.config.hash.hex(),
+            "tokenizer": domain.model.tokenizer.hash.hex(),
+        },
+        "tasks": [
+            {
+                "kind": task.kind,
+                "name": task.name,
+                "weight": task.weight,
+                "parameters": task.parameters,
+                "version": task.version,
+                "data": None if task.data is None else {"hash": task.data.hash.hex(), "bytes": task.data.size},
+            }
+            for task in domain.tasks
+        ],
+    }
+    for name, section in SECTIONS.items():
+        part = getattr(domain, name)
+        values[name] = {
+            key: getattr(part, field) / unit.scale if unit.scale > 1 else getattr(part, field)
+            for key, (field, unit) in section.keys.items()
+        }
+    return values
+
+
+def text(described: dict[str, Any]) -> str:
+    """A described domain for people."""
+    from node.cli.identity import fingerprint
+
+    model = described["model"]
+    lines = [
+        f"domain      {described['id']}",
+        f"name        {described['name']}" + (" (a devnet)" if described["devnet"] else ""),
+        f"signed by   {fingerprint(bytes.fromhex(described['creator']))}",
+        *(f"elector     {node}" for node in described["electors"]),
+        *(f"validator   {node}" for node in described["validators"]),
+        f"model       {model['architecture']}, {model['compute_dtype']}, weights {model['whole'][:16]}…",
+    ]
+    for task in described["tasks"]:
+        data = "" if task["data"] is None else f", {task['data']['bytes']} bytes of data"
+        lines.append(f"task        {task['name']} ({task['kind']} {task['version']}) ×{task['weight']}{data}")
+        if task["parameters"] != "{}":
+            lines.append(f"            {task['parameters']}")
+    for name in ("recipe", "timings", "policy", "thresholds"):
+        lines += ["", f"[{name}]" + ("  # seconds" if name == "timings" else "")]
+        lines += [f"{key} = {value}" for key, value in described[name].items()]
+    return "\n".join([*lines, ""])
