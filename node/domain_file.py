@@ -1,0 +1,342 @@
+"""``domain.toml``: what a founder writes down about a new domain, in the units that people use.
+
+::
+
+    name = "arithmetic"
+    model = "path/to/model"        # Hugging Face folder: config.json, tokenizer.json, *.safetensors; llama or qwen2
+    electors = ["12D3KooW…"]       # peer ids or node ids (64 hex digits); the founder where left out
+    validators = ["12D3KooW…"]     # those whose verdicts count from the start
+
+    [[task]]                       # as in docs/OPERATING.md, "Tasks"; paths are relative to this file
+    name = "chain_sum"
+
+    [recipe]                       # plain numbers: temperature = 1.0, learning_rate = 3e-4
+    [timings]                      # seconds: presence = 5, epoch = 10
+    [policy]                       # counts and shares: min_nodes = 4, audit_share = 0.5
+    [thresholds]                   # plain numbers
+
+1. Everything but ``name``, ``model`` and the tasks has a default, which docs/OPERATING.md lists.
+2. Numbers are read as decimals and must be whole in the genesis' unit (millionths, 10⁻¹², milliseconds): nothing is
+   rounded behind its author's back.
+3. A mistake is one line that names file, line, key and remedy.
+4. Without named validators anybody may validate; with them, others need the reputation that the policy asks for.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from node.errors import UserError
+from node.starter import defaults
+from proofs.checks import FLOAT32_THRESHOLDS
+from protocol.codec import Int
+from protocol.constants import MILLION
+from protocol.domain import MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Thresholds, Timings, default_timings
+from protocol.errors import PeerError
+from protocol.identity import node_id
+
+AUDIT_SHARE: Final = 500_000
+"""Half of a submission's groups: whoever forges all is caught for certain, at half the price of replaying all."""
+EARNED_REPUTATION: Final = 900_000
+"""What others need beside named validators: eight accepted submissions and no false one."""
+MAX_TASKS: Final = 64
+
+Path_ = tuple[str | int, ...]
+"""Where a value stands in the file: keys, and indices from 0 of a section that repeats."""
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How a number of the genesis is written by people: ``scale`` of the genesis' units make one of theirs."""
+
+    scale: int
+    words: str
+
+
+COUNT: Final = Unit(1, "an integer")
+NUMBER: Final = Unit(MILLION, "a number")
+RATE: Final = Unit(10**12, "a number")
+SECONDS: Final = Unit(1000, "seconds")
+
+_RECIPE: Final = {
+    "temperature": NUMBER,
+    "min_p": NUMBER,
+    "clip_low": NUMBER,
+    "clip_high": NUMBER,
+    "clip_max": NUMBER,
+    "importance_max": NUMBER,
+    "learning_rate": RATE,
+    "weight_decay": NUMBER,
+    "grad_clip": NUMBER,
+    "entropy": NUMBER,
+    "kl": NUMBER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One section of the file and the part of the genesis that it stands for: key → (field, unit)."""
+
+    part: type[Part]
+    keys: Mapping[str, tuple[str, Unit]]
+
+
+SECTIONS: Final = {
+    "recipe": Section(Recipe, {f.name: (f.name, _RECIPE.get(f.name, COUNT)) for f in fields(Recipe)}),
+    "timings": Section(Timings, {f.name.removesuffix("_ms"): (f.name, SECONDS) for f in fields(Timings)}),
+    "policy": Section(
+        Policy,
+        {
+            "min_nodes": ("min_nodes", COUNT),
+            "relays_min": ("relays_min", COUNT),
+            "relays_share": ("relays_per_million", NUMBER),
+            "validators_min": ("validators_min", COUNT),
+            "validators_share": ("validators_per_million", NUMBER),
+            "validator_reputation": ("validator_reputation", NUMBER),
+            "audit_share": ("audit_share", NUMBER),
+        },
+    ),
+    "thresholds": Section(Thresholds, {f.name: (f.name, NUMBER) for f in fields(Thresholds)}),
+}
+KEYS: Final = ("name", "model", "electors", "validators", "task", *SECTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTable:
+    """One ``[[task]]`` as it stands there, and ``where`` it does, for messages."""
+
+    values: Mapping[str, Any]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class DomainFile:
+    """A read ``domain.toml``. ``electors`` are node ids, empty for the founder alone; ``folder`` is the file's own.
+
+    ``model_where`` and ``electors_where`` say where those stand, for what is found wrong with them later.
+    """
+
+    name: str
+    model: Path
+    model_where: str
+    electors: tuple[bytes, ...]
+    electors_where: str
+    validators: tuple[bytes, ...]
+    tasks: tuple[TaskTable, ...]
+    recipe: Recipe
+    timings: Timings
+    policy: Policy
+    thresholds: Thresholds
+    folder: Path
+
+
+def public_policy(named_validators: bool) -> Policy:
+    """The policy that a new public domain starts from."""
+    return Policy(
+        min_nodes=4,
+        relays_min=1,
+        relays_per_million=100_000,
+        validators_min=1,
+        validators_per_million=100_000,
+        validator_reputation=EARNED_REPUTATION if named_validators else 0,
+        audit_share=AUDIT_SHARE,
+    )
+
+
+def load(path: Path) -> DomainFile:
+    """Read ``path``. Raises ``UserError``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text", "save the file as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})", "name a domain.toml") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> DomainFile:
+    """The domain described in ``text``; ``path`` is the file it came from. Raises ``UserError``."""
+    try:
+        table = tomllib.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:  # a ValueError also for an integer of thousands of digits
+        found = re.fullmatch(r"(.*) \(at line ([0-9]+), column ([0-9]+)\)", str(error))
+        line, what = (found[2], f"{found[1]}, column {found[3]}") if found else (text.count("\n") + 1, str(error))
+        raise UserError(f"{path}: line {line}: not TOML: {what}", "correct that line") from None
+    return _Reader(table, text, path).read()
+
+
+class _Reader:
+    def __init__(self, table: dict[str, Any], text: str, path: Path) -> None:
+        self.table = table
+        self.text = text
+        self.path = path
+
+    def read(self) -> DomainFile:
+        self._known((), self.table, KEYS)
+        name, model = self._text("name"), self._text("model")
+        if len(name) > 64 or not name.isascii() or not name.isprintable():
+            raise self._error(("name",), "a name is 1 to 64 printable ASCII characters", "choose another")
+        electors, validators = self._nodes("electors", 64), self._nodes("validators", MAX_NAMED_VALIDATORS)
+        policy = self._section("policy", public_policy(bool(validators)))
+        if not validators and policy.validator_reputation > 0:
+            raise self._error(
+                ("policy", "validator_reputation"),
+                "nobody could earn it, for nobody could validate",
+                "name validators = […], or set it to 0",
+            )
+        return DomainFile(
+            name=name,
+            model=self.path.absolute().parent / model,
+            model_where=self._where(("model",)),
+            electors=electors,
+            electors_where=self._where(("electors",)),
+            validators=validators,
+            tasks=self._tasks(),
+            recipe=self._section("recipe", defaults.RECIPE),
+            timings=self._section("timings", default_timings(devnet=False)),
+            policy=policy,
+            thresholds=self._section("thresholds", FLOAT32_THRESHOLDS),
+            folder=self.path.absolute().parent,
+        )
+
+    # Parts
+
+    def _text(self, key: str) -> str:
+        value = self.table.get(key)
+        if value is None:
+            example = {"name": 'name = "my-domain"', "model": 'model = "path/to/model"'}[key]
+            raise UserError(f"{self.path}: {key} is missing", f"add {example} at the top")
+        if not isinstance(value, str) or not value:
+            raise self._error((key,), "expected a text", f'write {key} = "…"')
+        return value
+
+    def _nodes(self, key: str, most: int) -> tuple[bytes, ...]:
+        value = self.table.get(key, [])
+        if not isinstance(value, list) or len(value) > most:
+            raise self._error((key,), f"expected a list of at most {most} nodes", f'write {key} = ["12D3KooW…"]')
+        if key in self.table and key == "electors" and not value:
+            raise self._error((key,), "a domain needs an elector", "name one, or delete the line for the founder")
+        nodes = []
+        for item in value:
+            if isinstance(item, str) and re.fullmatch(r"[0-9a-fA-F]{64}", item):
+                nodes.append(bytes.fromhex(item))
+                continue
+            try:
+                nodes.append(node_id(item if isinstance(item, str) else ""))
+            except PeerError:
+                raise self._error(
+                    (key,), f"{item!r} is neither a peer id nor a node id", "farflung identity show tells both"
+                ) from None
+        if len(set(nodes)) != len(nodes):
+            raise self._error((key,), "a node is named twice", "name it once")
+        return tuple(sorted(nodes))
+
+    def _tasks(self) -> tuple[TaskTable, ...]:
+        tasks = self.table.get("task", [])
+        if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+            raise self._error(("task",), "expected [[task]] sections", "see docs/OPERATING.md, Tasks")
+        if not 1 <= len(tasks) <= MAX_TASKS:
+            raise UserError(
+                f"{self.path}: {len(tasks)} tasks, expected 1 to {MAX_TASKS}", 'add [[task]] with name = "chain_sum"'
+            )
+        return tuple(TaskTable(_plain(task), self._where(("task", index))) for index, task in enumerate(tasks))
+
+    def _section(self, name: str, base: P) -> P:
+        section, schema = SECTIONS[name], dict(base.SCHEMA)
+        table = self.table.get(name, {})
+        if not isinstance(table, dict):
+            raise self._error((name,), "expected a section", f"write [{name}]")
+        self._known((name,), table, tuple(section.keys))
+        values = {field.name: getattr(base, field.name) for field in fields(base)}
+        for key, value in table.items():
+            field, unit = section.keys[key]
+            limits = schema[field]
+            assert isinstance(limits, Int)
+            values[field] = self._number((name, key), value, unit, limits)
+        return type(base)(**values)
+
+    def _number(self, where: Path_, value: object, unit: Unit, limits: Int) -> int:
+        low, high = (_shown(bound, unit) for bound in (limits.low, limits.high))
+        expected = f"expected {unit.words} from {low} to {high}"
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            raise self._error(where, expected, "correct the value or delete the line")
+        number = Decimal(value)
+        # The first bound keeps the product below what a decimal can hold.
+        if not number.is_finite() or abs(number) > limits.high or not limits.low <= number * unit.scale <= limits.high:
+            raise self._error(where, expected, "correct the value or delete the line")
+        scaled = number * unit.scale
+        if scaled != int(scaled):
+            step = f"a multiple of {_shown(1, unit)}" if unit.scale > 1 else "a whole number"
+            raise self._error(where, f"expected {step}", "round it")
+        return int(scaled)
+
+    # Mistakes
+
+    def _known(self, where: Path_, table: Mapping[str, Any], known: Sequence[str]) -> None:
+        for key in table:
+            if key not in known:
+                raise self._error((*where, key), "unknown key", f"known keys are {', '.join(known)}")
+
+    def _where(self, where: Path_) -> str:
+        line = _line(self.text, where)
+        at = "" if line is None else f" line {line}:"
+        words = [str(part + 1) if isinstance(part, int) else part for part in where]
+        name = " ".join(words) if any(isinstance(part, int) for part in where) else ".".join(words)
+        return f"{self.path}:{at} {name}"
+
+    def _error(self, where: Path_, problem: str, remedy: str) -> UserError:
+        return UserError(f"{self._where(where)}: {problem}", remedy)
+
+
+def _shown(value: int, unit: Unit) -> str:
+    """A number of the genesis in people's unit, without needless digits."""
+    text = f"{Decimal(value) / unit.scale:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with its decimals as floating-point numbers, as a task's parameters hold them."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _line(text: str, where: Path_) -> int | None:
+    """The line (from 1) on which the statement begins that makes ``where`` in a valid TOML text; None without one.
+
+    TOML has too many ways to write a key to look for one: lines are read one more at a time, until the key is there.
+    """
+    lines = text.split("\n")
+    began = 0
+    for count in range(1, len(lines) + 1):
+        try:
+            value: Any = tomllib.loads("\n".join(lines[:count]))
+        except ValueError:
+            continue  # inside a statement of several lines
+        if _has(value, where):
+            while not lines[began].strip() or lines[began].lstrip().startswith("#"):
+                began += 1
+            return began + 1
+        began = count
+    return None
+
+
+def _has(value: Any, where: Path_) -> bool:
+    for part in where:
+        if isinstance(part, int):
+            if not isinstance(value, list) or part >= len(value):
+                return False
+        elif not isinstance(value, dict) or part not in value:
+            return False
+        value = value[part]
+    return True
