@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from node.api.words import words
 from node.context import Node
 from node.weights import payload as weights_payload
-from proofs.checks import REASONS
 from protocol import roles
 from protocol.constants import MILLION
 from protocol.domain import Policy
@@ -90,11 +90,6 @@ def waits_for(node: Node) -> list[str]:
     if node.paused():
         found.append(f"nothing: work ends at step {node.pause_at_step}")
     return found
-
-
-def words(reason: str) -> str:
-    """A reason code in words."""
-    return REASONS[reason].words if reason in REASONS else reason
 
 
 def last_rejection(ledger: Ledger, author: bytes) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import trio
 
-from node.api.status import RECENT_STEPS, credits, peers, roles, status
+from node.api.rows import credits
+from node.api.status import RECENT_STEPS, peers, roles, status
 from node.context import Node
 
 __all__ = ["RECENT_STEPS", "STOPPING", "run", "status"]

@@ -5,19 +5,17 @@ Ids are hex, fractions floats, sizes bytes, times seconds unless the name says `
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Final
 
 import trio
 
 from node import __version__
 from node.api import explain
+from node.api.rows import account, role_rows
 from node.context import Node
 from node.weights import payload as weights_payload
 from protocol import credit
-from protocol.credit import Account
 from protocol.identity import peer_id
-from protocol.ledger import Ledger
 from protocol.records import Step
 
 RECENT_STEPS: Final = 1000
@@ -121,42 +119,6 @@ def roles(node: Node) -> dict[str, Any]:
         row["present"] = presence is not None
         row["plays"] = None if presence is None else presence.role
     return {"domain": node.domain.id.hex(), "nodes": nodes}
-
-
-def role_rows(ledger: Ledger) -> list[dict[str, Any]]:
-    """Each node's standing role as the log says it. Who is present no log knows."""
-    grant = ledger.grant()
-    return [
-        {
-            "node": author.hex(),
-            "name": ledger.name(author),
-            "role": ledger.standing_role(author),
-            "term": grant.term if grant is not None and grant.trainer == author else None,
-        }
-        for author in ledger.authors()
-    ]
-
-
-def credits(ledger: Ledger) -> dict[str, Any]:
-    """Every account, final entries only, the richest first."""
-    rows = [
-        {
-            "node": author.hex(),
-            "name": ledger.name(author),
-            "role": ledger.standing_role(author),
-            **account(entry, entry),
-        }
-        for author, entry in credit.credits(ledger).items()
-    ]
-    return {"domain": ledger.domain.id.hex(), "nodes": sorted(rows, key=lambda row: (-row["credit"], row["node"]))}
-
-
-def account(live: Account, final: Account | None) -> dict[str, Any]:
-    """A node's account: credit counts what is final, ``pending`` what is undecided now."""
-    value = asdict(live if final is None else final)
-    if final is None:
-        value.update(credit=0, generated=0, audited=0, trained=0)
-    return {**value, "reasons": dict(live.reasons if final is None else final.reasons), "pending": live.pending}
 
 
 def _health(node: Node) -> list[str]:

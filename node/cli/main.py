@@ -11,10 +11,24 @@ import sys
 from collections.abc import Sequence
 
 from node import __version__
-from node.cli import devnet, identity, log, run
+from node.cli import (
+    completion,
+    credits,
+    devnet,
+    domain,
+    identity,
+    init,
+    join,
+    leave,
+    log,
+    peers,
+    roles,
+    run,
+    status,
+)
 from node.errors import UserError
 
-COMMANDS = (devnet, run, log, identity)
+COMMANDS = (devnet, init, join, run, leave, status, peers, roles, credits, log, identity, domain, completion)
 
 
 def parser() -> argparse.ArgumentParser:

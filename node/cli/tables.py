@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from node.display import ROLE_STYLES
-
 NUMBERS: Final = frozenset({"version", "credit", "accepted", "rejected", "void", "pending", "reputation", "seconds"})
 """Columns that are set to the right."""
 
@@ -22,6 +20,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from node.display import ROLE_STYLES
 
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=title or None, title_justify="left")
     for column in columns:
@@ -52,6 +52,13 @@ def facts(pairs: Iterable[tuple[str, str]], *, title: str = "", styles: dict[str
     if title:
         console.print(Text(title, style="bold"))
     console.print(grid)
+
+
+def role_style(role: str) -> str:
+    """The rich style of a role's name."""
+    from node.display import ROLE_STYLES
+
+    return ROLE_STYLES.get(role, "")
 
 
 def _plain(rows: Sequence[Sequence[str]]) -> None:

@@ -15,6 +15,7 @@ from node.cli import main
 from node.errors import UserError
 
 ROOT = Path(node.__file__).resolve().parents[1]
+NAMES = [command.__name__.rpartition(".")[2] for command in main.COMMANDS]
 
 
 def outcome(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
@@ -79,7 +80,7 @@ def test_it_tells_its_version(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"farflung {node.__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["run"], ["log"], ["devnet", "--cheat", "nonsense"]])
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["join"], ["log"], ["devnet", "--cheat", "nonsense"]])
 def test_a_wrong_command_line_is_exit_code_2(tmp_path: Path, arguments: list[str]) -> None:
     done = run(*arguments, folder=tmp_path)
     assert done.returncode == 2
@@ -87,7 +88,7 @@ def test_a_wrong_command_line_is_exit_code_2(tmp_path: Path, arguments: list[str
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", [[], ["run"], ["devnet"], ["log"], ["log", "verify"]])
+@pytest.mark.parametrize("name", [[], *([name] for name in NAMES), ["log", "verify"]])
 def test_every_command_has_help(name: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
         main.main([*name, "--help"])

@@ -1,0 +1,41 @@
+"""Rows of a domain's nodes that a ledger alone gives: the same from a running daemon and from a log on disk."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from protocol import credit
+from protocol.credit import Account
+from protocol.ledger import Ledger
+
+
+def role_rows(ledger: Ledger) -> list[dict[str, Any]]:
+    """Each node's standing role as the log says it. Who is present no log knows."""
+    grant = ledger.grant()
+    return [
+        {
+            "node": author.hex(),
+            "name": ledger.name(author),
+            "role": ledger.standing_role(author),
+            "term": grant.term if grant is not None and grant.trainer == author else None,
+        }
+        for author in ledger.authors()
+    ]
+
+
+def credits(ledger: Ledger) -> dict[str, Any]:
+    """Every account, final entries only, the richest first."""
+    rows = []
+    for author, entry in credit.credits(ledger).items():
+        who = {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
+        rows.append({**who, **account(entry, entry)})
+    return {"domain": ledger.domain.id.hex(), "nodes": sorted(rows, key=lambda row: (-row["credit"], row["node"]))}
+
+
+def account(live: Account, final: Account | None) -> dict[str, Any]:
+    """A node's account: ``final`` counts, except ``pending``, which is what is undecided now."""
+    value = asdict(live if final is None else final)
+    if final is None:  # not even its join is final: whatever it did does not count yet
+        value.update(credit=0, generated=0, audited=0, trained=0)
+    return {**value, "pending": live.pending}

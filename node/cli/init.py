@@ -1,0 +1,67 @@
+"""``farflung init``: a node's folder with its key and a configuration to fill in."""
+
+from __future__ import annotations
+
+import argparse
+
+from node.cli import options
+from node.config import write_template
+from node.errors import UserError
+from node.store.directory import DataDirectory
+from protocol.identity import Identity, peer_id
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "init",
+        help="make a node's folder and key",
+        description="Make a node's folder with its key and a farflung.toml that explains every key. What is there "
+        "already stays as it is.",
+    )
+    options.add_data_dir(parser)
+    options.add_json(parser)
+    options.add_config(parser)
+    parser.set_defaults(command=_init)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    directory = options.data_directory(arguments)
+    options.configuration(arguments, directory, may_lack=True)
+    path, _ = options.config_file(arguments, directory)
+    made = not directory.exists()
+    if made or not path.exists():
+        with directory.open_locked():
+            identity = furnish(arguments, directory)
+    else:
+        identity = directory.identity()
+    if arguments.json:
+        options.print_json(
+            {
+                "data_dir": str(directory.path),
+                "config": str(path),
+                "node": identity.node.hex(),
+                "peer_id": peer_id(identity.node),
+                "made": made,
+            }
+        )
+        return 0
+    print(f"node {peer_id(identity.node)} {'stands' if made else 'stood already'} in {directory.path}")
+    print(f"configuration: {path}")
+    print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
+    return 0
+
+
+def furnish(arguments: argparse.Namespace, directory: DataDirectory) -> Identity:
+    """Make the keys and the configuration where they are missing; the folder is locked. Raises ``UserError``."""
+    identity = directory.identity()
+    directory.recovery()
+    path, _ = options.config_file(arguments, directory)
+    given = options.flags(arguments)
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise UserError(f"{path}: there is no folder {path.parent}", "make it, or name another file with --config")
+        write_template(path, given)
+    elif given:
+        options.note(f"{path} is there already: the options given now are not written into it")
+    return identity

@@ -1,0 +1,139 @@
+"""``farflung join ADDRESS``: take part in a domain, knowing nothing but the address of one of its nodes.
+
+Nothing is kept before its user agreed: the peer is asked with a key of its own (``node.invitation``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from node.cli import options, tables
+from node.cli.init import furnish
+from node.config import Config
+from node.errors import UserError
+from node.store.directory import DataDirectory
+from protocol.constants import MILLION
+from protocol.domain import Domain
+from protocol.identity import peer_id
+
+if TYPE_CHECKING:
+    from node.invitation import Invitation, Offer
+
+PATIENCE: Final = 15.0
+"""Seconds that the peer has for each of its answers."""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "join",
+        help="join a domain by the address of one of its nodes",
+        description="Ask the node at ADDRESS for its domain's signed genesis, show what this node would run, and ask "
+        "once. Then the node's folder belongs to that domain for good, remembers its peers, and the node runs; later "
+        "farflung run is enough.",
+    )
+    parser.add_argument(
+        "address",
+        metavar="ADDRESS",
+        help="/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…, with ?domain=ID behind it (in quotes) to be refused elsewhere",
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--no-run", action="store_true", help="prepare the folder, and leave the start to another")
+    options.add_data_dir(parser)
+    options.add_config(parser)
+    parser.set_defaults(command=_join)
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    # Imported here: the network stack takes a second to load, which no other command should pay.
+    import trio
+
+    from node import invitation, joining
+
+    wanted = invitation.parse(arguments.address)
+    directory = options.data_directory(arguments)
+    config = options.configuration(arguments, directory, may_lack=True)
+    if not arguments.yes and not sys.stdin.isatty():
+        raise UserError("join asks before it runs anything, and there is no terminal to ask at", "add --yes")
+    held = joining.held(directory)
+    if held is not None and wanted.domain not in (None, held.id):
+        raise _other_domain(directory, held)
+    offer = trio.run(invitation.look, wanted, PATIENCE)
+    if held is not None and offer.domain.id != held.id:
+        raise _other_domain(directory, held)
+    tables.facts(_shown(offer, config), title="This node would run:")
+    if not arguments.yes and not _agreed():
+        options.note("nothing was kept")
+        return 1
+    _keep(arguments, directory, wanted, offer)
+    if arguments.no_run:
+        print(f"joined {offer.domain.name}; start it with: farflung run --data-dir {directory.path}")
+        return 0
+    print(f"joined {offer.domain.name}; the node runs until Ctrl-C, and later with: farflung run", flush=True)
+    from node import daemon
+
+    daemon.run(directory, config)
+    return 0
+
+
+def _other_domain(directory: DataDirectory, held: Domain) -> UserError:
+    return UserError(
+        f"{directory.path}: this node belongs to the domain {held.id.hex()} ({held.name})",
+        "name a new folder with --data-dir",
+    )
+
+
+def _agreed() -> bool:
+    try:
+        answer = input("Join it? [y/N] ")
+    except EOFError:
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invitation, offer: Offer) -> None:
+    with directory.open_locked():
+        furnish(arguments, directory)
+        directory.save_genesis(offer.genesis)
+        peer = wanted.address.rpartition("/")[2]
+        known = dict(directory.known_peers())
+        known[peer] = tuple(dict.fromkeys([wanted.address, *known.get(peer, ())]))
+        try:
+            directory.save_peers(known)
+        except OSError as error:
+            raise UserError(f"{directory.peers_file}: cannot be written ({error.strerror})", "make room") from None
+
+
+def _shown(offer: Offer, config: Config) -> Iterator[tuple[str, str]]:
+    domain, recipe, model = offer.domain, offer.domain.recipe, offer.domain.model
+    yield "domain", f"{domain.name}{', a development network' if domain.devnet else ''}"
+    yield "id", domain.id.hex()
+    yield "signed by", peer_id(domain.creator)
+    yield "electors", f"{len(domain.electors)}{', the signer among them' if domain.creator in domain.electors else ''}"
+    total = sum(task.weight for task in domain.tasks)
+    for number, task in enumerate(domain.tasks):
+        parameters = f", {task.parameters}" if task.parameters != "{}" else ""
+        yield "tasks" if number == 0 else "", f"{task.weight / total:.0%} {task.name} ({task.kind}{parameters})"
+    yield "model", ", ".join(filter(None, (model.architecture, offer.shape, model.compute_dtype)))
+    if offer.parameters is None or offer.size is None:
+        yield "size", "the peer does not tell"
+    else:
+        yield "size", f"{human_count(offer.parameters)} parameters, {offer.size / 1e6:,.1f} MB a version"
+    policy = domain.policy
+    yield "roles", f"of {', '.join(config.willing)} the one that is needed"
+    yield "policy", f"at least {policy.min_nodes} nodes, {policy.validators_min} validators, {policy.relays_min} relays"
+    yield (
+        "recipe",
+        f"asynchronous GRPO, async level {recipe.async_level}, {recipe.groups_per_step} groups of {recipe.group_size} "
+        f"a step, up to {recipe.max_response_tokens} tokens a response, temperature {recipe.temperature / MILLION:g}, "
+        f"learning rate {recipe.learning_rate / 1e12:g}",
+    )
+
+
+def human_count(count: int) -> str:
+    """``count`` for people: "0.6 M"."""
+    return f"{count / 1e9:.1f} G" if count >= 1e9 else f"{count / 1e6:.1f} M" if count >= 1e5 else f"{count:,}"

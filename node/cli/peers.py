@@ -1,0 +1,55 @@
+"""``farflung peers``: who a node is connected to and whom it hears."""
+
+from __future__ import annotations
+
+import argparse
+
+from node.cli import options, tables
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "peers",
+        help="the node's peers",
+        description="List the nodes that this one is connected to or hears. Where no daemon runs, the peers that the "
+        "node remembers for its next start.",
+    )
+    options.add_data_dir(parser)
+    options.add_json(parser)
+    parser.set_defaults(command=_peers)
+
+
+def _peers(arguments: argparse.Namespace) -> int:
+    from node.cli.asking import ask_or_none
+
+    directory = options.existing_directory(arguments)
+    answer = ask_or_none(directory, "peers")
+    if answer is None:
+        options.note(f"no daemon runs on {directory.path}: these are the peers that it remembers")
+        known = directory.known_peers()
+        if arguments.json:
+            rows = [{"peer_id": peer, "addresses": list(addresses)} for peer, addresses in known.items()]
+            options.print_json({"source": "file", "peers": rows})
+        else:
+            tables.table(("address",), [(address,) for addresses in known.values() for address in addresses])
+        return 0
+    if arguments.json:
+        options.print_json({"source": "daemon", **answer})
+        return 0
+    tables.table(
+        ("node", "name", "role", "version", "connection", "address", "seconds"),
+        [
+            (
+                row["node"][:8],
+                row["name"],
+                row["role"],
+                str(row["version"]) if row["version"] >= 0 else "–",
+                ("it dialled" if row["inbound"] else "dialled") if row["connected"] else "only heard",
+                row["address"] or next(iter(row["addresses"]), "–"),
+                str(row["seconds"]) if row["connected"] else "–",
+            )
+            for row in answer["peers"]
+        ],
+    )
+    return 0

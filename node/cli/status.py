@@ -1,0 +1,118 @@
+"""``farflung status``: what a node does, whether it is well, and what it waits for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from node.cli import options, tables
+from node.store.directory import DataDirectory
+from protocol.identity import peer_id
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "status",
+        help="what the node does and how it is",
+        description="Show the node's role and why it has it, the version it holds, what it waits for, its peers, "
+        "credit and troubles. Exit code 0 where all is well, 1 where it does not run or something is not in order.",
+    )
+    options.add_data_dir(parser)
+    options.add_json(parser)
+    parser.set_defaults(command=_status)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from node.api.client import Unavailable
+    from node.cli.asking import ask
+
+    directory = options.existing_directory(arguments)
+    try:
+        status = {"running": True, "data_dir": str(directory.path), **ask(directory, "status")}
+    except Unavailable as error:
+        status = _away(directory, str(error))
+    troubles = [*status["health"], *status["problems"]]
+    if arguments.json:
+        options.print_json(status)
+    elif status["running"]:
+        tables.facts(
+            _lines(status, troubles),
+            title=f"{status['name']}: {status['role']}, {'all is well' if not troubles else 'not all is well'}",
+            styles={"role": tables.role_style(status["role"]), "trouble": "yellow", "last rejection": "yellow"},
+        )
+    else:
+        tables.facts(_away_lines(status), title=f"{directory.path}: the node does not run")
+    return 1 if troubles else 0
+
+
+def _away(directory: DataDirectory, why: str) -> dict[str, Any]:
+    """What can be said of a node that does not answer."""
+    from node import joining
+
+    domain = joining.held(directory) if directory.genesis_file.exists() else None
+    node = directory.read_identity().node if directory.exists() else None
+    return {
+        "running": False,
+        "data_dir": str(directory.path),
+        "node": None if node is None else node.hex(),
+        "peer_id": None if node is None else peer_id(node),
+        "domain": None if domain is None else domain.id.hex(),
+        "domain_name": None if domain is None else domain.name,
+        "disk_free": directory.free_bytes(),
+        "health": [],
+        "problems": [why],
+    }
+
+
+def _away_lines(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "node", status["peer_id"] or "it has no key yet"
+    yield "domain", f"{status['domain_name']} {status['domain']}" if status["domain"] else "none yet: farflung join"
+    yield "disk", f"{status['disk_free'] / 1e9:.1f} GB free"
+    yield "trouble", status["problems"][0]
+    yield "to do", f"farflung run --data-dir {status['data_dir']}" if status["domain"] else "farflung join ADDRESS"
+
+
+def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, str]]:
+    yield "role", f"{status['role']}: {status['why']}"
+    held, newest = status["version"], status["newest_version"]
+    yield "version", _version(held, newest)
+    for number, waits in enumerate(status["waits_for"]):
+        yield "waits for" if number == 0 else "", waits
+    if status["steps"]:
+        last = status["steps"][-1]
+        yield "training", f"step {last['step']}, reward {last['reward']:.3f}"
+    yield "peers", f"{status['peers']}: {status['outbound']} dialled by it, {status['inbound']} dialled it"
+    yield "reachability", _reachability(status)
+    for number, address in enumerate(status["addresses"]):
+        yield "addresses" if number == 0 else "", address
+    yield "disk", f"{status['disk_free'] / 1e9:.1f} GB free"
+    account = status["account"]
+    if account is not None:
+        yield "credit", str(account["credit"])
+        counts = (f"{account[name]} {name}" for name in ("accepted", "rejected", "void", "pending"))
+        yield "submissions", f"{', '.join(counts)}; reputation {account['reputation'] / 1e6:.3f}"
+    rejection = status["last_rejection"]
+    if rejection is not None:
+        yield "last rejection", f"{rejection['words']} ({rejection['outcome']}: {rejection['reason']})"
+    final = "all final" if status["own_final"] else "not all final yet"
+    yield "log", f"cut {status['cut_height']}; {status['own_entries']} own entries, {final}"
+    yield "domain", f"{status['domain_name']} {status['domain']}"
+    yield "node", status["peer_id"]
+    for trouble in troubles:
+        yield "trouble", trouble
+
+
+def _version(held: int, newest: int) -> str:
+    if newest < 0:
+        return "none is published yet"
+    if held < 0:
+        return f"none yet; the newest is {newest}"
+    return f"{held}, the newest" if held == newest else f"{held}; the newest is {newest}"
+
+
+def _reachability(status: dict[str, Any]) -> str:
+    if status["inbound"]:
+        return f"others reach it: {status['inbound']} of its peers dialled it"
+    return "no peer dialled it: behind a router or a firewall it works, but others cannot find each other through it"
