@@ -1,11 +1,5 @@
 #!/bin/sh
-# Installs Farflung into ./.venv beside its sources and runs it. A second run installs nothing.
-#
-#   sh systemd/bootstrap.sh devnet [arguments]          a whole network on this machine
-#   sh systemd/bootstrap.sh test [--all] [arguments]    ruff, mypy and pytest; --all adds slow, root and gpu
-#   sh systemd/bootstrap.sh COMMAND [arguments]         any other command of farflung
-#
-# FARFLUNG_PYTHON names the Python to use instead of the first fitting one.
+# Installs Farflung and runs it: into ./.venv beside its sources, else into ~/.local/share/farflung.
 # Everything stands in functions and the last line calls main, so a truncated copy of this file does nothing.
 
 set -eu
@@ -13,6 +7,9 @@ set -eu
 # The CPU build of torch that machines without an NVIDIA GPU get: plain "torch" would bring gigabytes of CUDA.
 TORCH_CPU="2.13.0+cpu"
 TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
+
+# What pip and apt-get say where the other side cannot be reached.
+NO_NETWORK="name resolution|Name or service not known|Network is unreachable|No route to host|Failed to establish a new connection|Temporary failure resolving|Could not connect to|timed out"
 
 say() {
     printf 'farflung: %s\n' "$*" >&2
@@ -24,7 +21,20 @@ fail() {
 }
 
 usage() {
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    cat >&2 <<'TEXT'
+Installs Farflung (into ./.venv in its sources, else into ~/.local/share/farflung) and runs it:
+
+  bootstrap.sh join ADDRESS [--yes]        takes part in the domain of the node at ADDRESS
+  bootstrap.sh join ADDRESS --service      the same as a systemd service; as root the machine's (user farflung,
+                                           /opt/farflung, /var/lib/farflung), else your own. Again: upgrades it
+  bootstrap.sh uninstall [--purge]         removes program and service; --purge the node's key and data as well
+  bootstrap.sh devnet [arguments]          a whole network on this machine
+  bootstrap.sh test [--all] [arguments]    ruff, mypy and pytest, in the sources; --all adds slow, root and gpu
+  bootstrap.sh COMMAND [arguments]         any other command of farflung
+
+--source SOURCE in front of the command, or behind join: install from a folder of sources, a wheel file, or the URL of
+a package index. FARFLUNG_PYTHON names the Python to use instead of the first fitting one.
+TEXT
     exit 2
 }
 
@@ -34,6 +44,11 @@ phase() {
     shift
     say "$title"
     if ! "$@" >>"$log" 2>&1 </dev/null; then
+        if grep -q "No space left on device" "$log"; then
+            fail "no space was left on the disk while $title (whole output: $log); make room and run the same command again: it resumes."
+        elif grep -Eq "$NO_NETWORK" "$log"; then
+            fail "no network: the packages could not be fetched while $title (whole output: $log); run the same command again when there is one: it resumes."
+        fi
         tail -n 15 "$log" >&2
         fail "this failed: $title (whole output: $log). Put it right and run the same command again: it resumes."
     fi
@@ -74,6 +89,9 @@ find_missing() {
     prefix=python3
     if [ -z "$python" ]; then
         [ -z "${FARFLUNG_PYTHON:-}" ] || fail "FARFLUNG_PYTHON=$FARFLUNG_PYTHON is not Python 3.11 or newer on glibc; name one that is."
+        # Where the system's own Python is too old, its package brings no newer one.
+        version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version=""
+        [ -z "$version" ] || fail "python3 is Python $version, and Farflung needs Python 3.11 or newer on glibc; install one and name it: FARFLUNG_PYTHON=/path/to/python."
         missing=" python3 python3-venv python3-dev"
     elif [ -n "$lacks" ]; then
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -132,8 +150,8 @@ check_disk() {
     if [ "$mode" = cpu ]; then need=2500; else need=9000; fi
     # What is already installed needs no room a second time.
     ! ls "$venv"/lib/python3*/site-packages/torch/__init__.py >/dev/null 2>&1 || need=500
-    free=$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1024) }')
-    [ "$free" -ge "$need" ] || fail "the installation needs $need MB in $root and $free MB are free; make room there and run the same command again."
+    free=$(df -Pk "$base" | awk 'NR == 2 { print int($4 / 1024) }')
+    [ "$free" -ge "$need" ] || fail "the installation needs $need MB in $base and $free MB are free; make room there and run the same command again."
 }
 
 # cuda where the machine has an NVIDIA GPU with its driver, else cpu.
@@ -147,8 +165,13 @@ find_mode() {
 # What the installation depends on: a change of any of it makes the next run install again.
 fingerprint() {
     {
-        cat "$root/pyproject.toml" "$root/systemd/bootstrap.sh"
-        echo "$root $mode"
+        case $kind in
+            checkout) cat "$root/pyproject.toml" "$root/systemd/bootstrap.sh" ;;
+            wheel) cat "$source" ;;
+            # What these offer is not known before pip asked them.
+            *) date +%s%N ;;
+        esac
+        echo "$kind $base $mode"
         "$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null || echo "no python"
     } | sha256sum | cut -c 1-64
 }
@@ -172,7 +195,7 @@ make_venv() {
     if [ -e "$venv" ] && [ ! -f "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv")" ]; then
         fail "$venv is there and is no virtual environment; move it away and run the same command again."
     fi
-    phase "making .venv with $("$python" --version)" "$python" -m venv --clear "$venv"
+    phase "making $venv with $("$python" --version)" "$python" -m venv --clear "$venv"
 }
 
 torch_version() {
@@ -191,15 +214,20 @@ install_torch() {
 }
 
 install_farflung() {
-    pip install -c "$venv/constraints.txt" -e "$root$1" && "$venv/bin/farflung" --version
+    case $kind in
+        checkout) pip install -c "$venv/constraints.txt" -e "$root$1" ;;
+        index) pip install -c "$venv/constraints.txt" --upgrade "farflung$1" ;;
+        # The second time for what has the version that is installed already, and is another build of it.
+        *) pip install -c "$venv/constraints.txt" "$source$1" && pip install --force-reinstall --no-deps "$source" ;;
+    esac && "$venv/bin/farflung" --version
 }
 
-# Brings .venv up to date for "$1": base, or test, which adds what the tests need.
+# Brings the environment up to date for "$1": base, or test, which adds what the tests need.
 install() {
     find_mode
     ! installed "$1" || return 0
     # One installation at a time; the lock ends with this shell's descriptor.
-    exec 9<"$root"
+    exec 9<"$base"
     ! command -v flock >/dev/null 2>&1 || flock 9
     if ! installed "$1"; then
         log=$(mktemp "${TMPDIR:-/tmp}/farflung-bootstrap.XXXXXX")
@@ -236,23 +264,188 @@ run_tests() {
     return "$status"
 }
 
+# Sets root to the sources that this script lies in, "" where it came alone (through a pipe, or as a copy).
+find_checkout() {
+    root=""
+    case $0 in
+        *bootstrap.sh)
+            above=$(CDPATH='' cd -- "$(dirname -- "$0")/.." 2>/dev/null && pwd -P) || return 0
+            [ ! -f "$above/pyproject.toml" ] || [ ! -f "$above/systemd/bootstrap.sh" ] || root=$above
+            ;;
+    esac
+}
+
+# Sets kind, and source to what pip takes.
+find_source() {
+    case $source in
+        "") kind=index ;;
+        http://* | https://* | file://*)
+            kind=index
+            PIP_INDEX_URL=$source
+            export PIP_INDEX_URL
+            ;;
+        *)
+            [ -e "$source" ] || fail "--source $source is not there; name a folder of Farflung's sources, a wheel file or the URL of a package index."
+            folder=$(CDPATH='' cd -- "$(dirname -- "$source")" && pwd -P)
+            source=$folder/$(basename -- "$source")
+            case $source in
+                *.whl) kind=wheel ;;
+                *)
+                    [ -f "$source/pyproject.toml" ] || fail "--source $source is neither a folder of Farflung's sources nor a wheel file."
+                    kind=folder
+                    ;;
+            esac
+            ;;
+    esac
+}
+
+# Sets base and venv to where "$1" is installed, and makes base.
+find_place() {
+    if [ "$1" = machine ]; then
+        base=/opt/farflung
+        # The service's user reads what root installs.
+        umask 022
+        [ -n "$source" ] || source=$root
+        find_source
+    elif [ "$1" = command ] && [ -n "$root" ] && [ -z "$source" ]; then
+        kind=checkout base=$root venv=$root/.venv
+        return 0
+    else
+        [ -n "${HOME:-}" ] || fail "HOME is not set: say where to install, such as HOME=/home/you."
+        base=$HOME/.local/share/farflung
+        [ -n "$source" ] || [ "$1" = command ] || source=$root
+        find_source
+    fi
+    venv=$base/venv
+    mkdir -p "$base" 2>/dev/null || fail "$base cannot be made; check the rights and the room there."
+}
+
+# Becomes the installed command.
+start() {
+    # Where the shell reads this script from a pipe, a question is asked at the terminal.
+    if [ ! -f "$0" ] && [ ! -t 0 ] && (: </dev/tty) 2>/dev/null; then
+        exec "$venv/bin/farflung" "$@" </dev/tty
+    fi
+    exec "$venv/bin/farflung" "$@"
+}
+
+# Installs and runs any command but the script's own.
+run_command() {
+    find_place command
+    install base
+    start "$@"
+}
+
+check_systemd() {
+    command -v systemctl >/dev/null 2>&1 || fail "there is no systemd on this machine; leave --service out."
+    if [ "$who" = machine ]; then
+        [ -d /run/systemd/system ] || fail "systemd does not run on this machine; leave --service out."
+    else
+        systemctl --user show-environment >/dev/null 2>&1 || fail "no systemd runs for this user; log in as this user (sudo and su are not enough), or leave --service out."
+    fi
+}
+
+join() {
+    service="" user="" left=$#
+    while [ "$left" -gt 0 ]; do
+        argument=$1
+        shift
+        left=$((left - 1))
+        case $argument in
+            --source)
+                [ "$left" -gt 0 ] || fail "--source needs a folder, a wheel file or a URL behind it."
+                source=$1
+                shift
+                left=$((left - 1))
+                ;;
+            --source=*) source=${argument#*=} ;;
+            --service) service=yes ;;
+            --user) service=yes user=--user ;;
+            *) set -- "$@" "$argument" ;;
+        esac
+    done
+    [ -n "$service" ] || run_command join "$@"
+    who=machine
+    if [ -n "$user" ] || [ "$(id -u)" != 0 ]; then who=user user=--user; fi
+    address="" yes=""
+    for argument; do
+        case $argument in
+            --yes) yes=--yes ;;
+            -*) fail "with --service, join takes an address, --yes, --user and --source only; the rest belongs into farflung.toml." ;;
+            *) address=$argument ;;
+        esac
+    done
+    check_systemd
+    find_place "$who"
+    install base
+    set -- service install ${user:+"$user"} ${address:+--join "$address"} ${yes:+"$yes"}
+    start "$@"
+}
+
+# Removes what join installed: the machine's where there is one and this is root, else this user's.
+uninstall() {
+    purge="" user=""
+    for argument; do
+        case $argument in
+            --purge) purge=--purge ;;
+            --user) user=--user ;;
+            --service) ;;
+            *) fail "uninstall takes --purge and --user only." ;;
+        esac
+    done
+    unit=/etc/systemd/system/farflung.service
+    if [ -z "$user" ] && [ "$(id -u)" = 0 ] && { [ -e /opt/farflung/venv ] || [ -e $unit ]; }; then
+        base=/opt/farflung venv=/opt/farflung/venv
+    else
+        user=--user
+        unit=${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/farflung.service
+        base=$HOME/.local/share/farflung venv=$HOME/.local/share/farflung/venv
+        if [ ! -e "$venv" ] && [ -n "$root" ]; then base=$root venv=$root/.venv; fi
+    fi
+    if [ -x "$venv/bin/farflung" ]; then
+        "$venv/bin/farflung" service remove ${user:+"$user"} ${purge:+"$purge"} || exit $?
+    elif [ -e "$unit" ]; then
+        fail "$venv is damaged; stop the service and delete $unit, then run the same command again."
+    elif [ ! -e "$venv" ]; then
+        say "Farflung is not installed here"
+        exit 0
+    fi
+    rm -rf "$venv" || fail "$venv cannot be removed; check its rights."
+    [ "$base" = "$root" ] || rmdir "$base" 2>/dev/null || :
+    say "removed $venv"
+    exit 0
+}
+
 main() {
+    source=""
+    while [ "${1:-}" = --source ]; do
+        [ $# -gt 2 ] || usage
+        source=$2
+        shift 2
+    done
     [ $# -gt 0 ] || usage
     check_machine
-    root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
-    [ -f "$root/pyproject.toml" ] || fail "run this script where it lies in Farflung's sources: sh systemd/bootstrap.sh"
-    venv=$root/.venv
+    find_checkout
     case $1 in
         -h | --help) usage ;;
         test)
             shift
+            [ -n "$root" ] || fail "the tests need Farflung's sources: sh systemd/bootstrap.sh test"
+            source=""
+            find_place command
             install test
             run_tests "$@"
+            exit $?
             ;;
-        *)
-            install base
-            exec "$venv/bin/farflung" "$@"
+        join)
+            shift
+            join "$@"
             ;;
+        uninstall)
+            shift
+            uninstall "$@"
+            ;;
+        *) run_command "$@" ;;
     esac
 }
 

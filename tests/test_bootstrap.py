@@ -6,6 +6,7 @@ and the rest, which note how they were called.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "systemd" / "bootstrap.sh"
 SHELL = shutil.which("dash") or "/bin/sh"
-TOOLS = ("awk", "cat", "chmod", "cp", "cut", "df", "dirname", "env", "grep", "ls", "mkdir", "mktemp", "rm", "sed")
+TOOLS = ("awk", "basename", "cat", "chmod", "cp", "cut", "date", "df", "dirname", "env", "grep", "ls", "mkdir", "mktemp", "rm", "rmdir", "sed")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # Stands for Python: makes a venv that holds itself, notes what pip is asked for, and answers questions as Python would.
@@ -119,7 +120,8 @@ def test_a_truncated_copy_does_nothing(world: World) -> None:
 def test_without_arguments_it_tells_how_it_is_used(world: World) -> None:
     done = world.run()
     assert done.returncode == 2
-    assert "sh systemd/bootstrap.sh devnet" in done.stderr
+    for command in ("join ADDRESS", "uninstall [--purge]", "devnet", "test [--all]"):
+        assert f"bootstrap.sh {command}" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_a_gpu_gets_the_ordinary_build(world: World) -> None:
 
 
 def test_the_only_host_it_names_is_pytorchs() -> None:
-    hosts = {word.partition("/")[0] for word in SCRIPT.read_text().split("://")[1:]}
+    hosts = {word for word in re.findall(r"://([^/\s]*)", SCRIPT.read_text()) if "*" not in word}
     assert hosts == {"download.pytorch.org"}
 
 

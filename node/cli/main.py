@@ -24,11 +24,12 @@ from node.cli import (
     peers,
     roles,
     run,
+    service,
     status,
 )
 from node.errors import UserError
 
-COMMANDS = (devnet, init, join, run, leave, status, peers, roles, credits, log, identity, domain, completion)
+COMMANDS = (devnet, init, join, run, leave, status, peers, roles, credits, log, identity, domain, completion, service)
 
 
 def parser() -> argparse.ArgumentParser:

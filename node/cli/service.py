@@ -1,0 +1,50 @@
+"""``farflung service``: the node as a systemd service."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from node import service
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "service", help="run the node as a systemd service", description="Install or remove the node's systemd service."
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    install = actions.add_parser(
+        "install",
+        help="install or upgrade the service, and start it",
+        description="Write the unit file, enable the service and start it; returns when it serves. As root it is the "
+        "machine's: user farflung, data in /var/lib/farflung, configuration in /etc/farflung/farflung.toml. Otherwise, "
+        "and with --user, it is the user's own. Again, it upgrades in place: key, data and configuration stay.",
+    )
+    install.add_argument("--user", action="store_true", help="for this user only, by systemctl --user")
+    install.add_argument("--join", metavar="ADDRESS", help="the address of a peer of the domain to join first")
+    install.add_argument("--yes", action="store_true", help="do not ask before joining")
+    install.set_defaults(command=_install)
+    remove = actions.add_parser(
+        "remove",
+        help="stop and remove the service",
+        description="Stop and remove the service. The node's keys, configuration, domain, log and known peers stay; "
+        "weights and other files that peers give back go.",
+    )
+    remove.add_argument("--user", action="store_true", help="the service of this user")
+    remove.add_argument("--purge", action="store_true", help="remove the node's key and all its data as well")
+    remove.set_defaults(command=_remove)
+
+
+def _place(arguments: argparse.Namespace) -> service.Place:
+    return service.user_place() if arguments.user or os.geteuid() != 0 else service.system_place()
+
+
+def _install(arguments: argparse.Namespace) -> int:
+    service.install(_place(arguments), address=arguments.join, yes=arguments.yes)
+    return 0
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    service.remove(_place(arguments), purge=arguments.purge)
+    return 0
