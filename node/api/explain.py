@@ -28,7 +28,7 @@ def why(role: str, own: bytes, presences: Mapping[bytes, Presence], policy: Poli
             text = f"it holds the grant of term {grant.term}"
         case "validator" | "relay":
             places = max(least[role], present * share[role] // MILLION)
-            text = f"it fills one of the {role}'s places, {places} among the {present} nodes present"
+            text = f"it holds one of {places} {role} places among the {present} nodes present"
         case "inference" if willing == ("inference",):
             text = "it is willing to do nothing else"
         case "inference":

@@ -125,7 +125,10 @@ def _shown(offer: Offer, config: Config) -> Iterator[tuple[str, str]]:
         yield "size", f"{human_count(offer.parameters)} parameters, {offer.size / 1e6:,.1f} MB a version"
     policy = domain.policy
     yield "roles", f"of {', '.join(config.willing)} the one that is needed"
-    yield "policy", f"at least {policy.min_nodes} nodes, {policy.validators_min} validators, {policy.relays_min} relays"
+    yield (
+        "policy",
+        f"from {policy.min_nodes} nodes on; validators: {policy.validators_min} or more, relays: {policy.relays_min} or more",
+    )
     yield (
         "recipe",
         f"asynchronous GRPO, async level {recipe.async_level}, {recipe.groups_per_step} groups of {recipe.group_size} "
