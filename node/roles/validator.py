@@ -27,6 +27,8 @@ from protocol.rollout import Submission, unpack
 
 ROUND = 4
 """Submissions judged before the order is looked at anew."""
+HOLD_TIMEOUT = 30.0
+"""Seconds that one look waits for the version of a submission."""
 ATTEMPTS = 2
 """Times that a child may fail on a submission before it is given up."""
 
@@ -85,7 +87,7 @@ class _Life:
                 node.network.blame(entry.author, error)
             return checks.result("missing") if late else None
         try:
-            await node.weights.hold(version, timeout=30)
+            await node.weights.hold(version, timeout=HOLD_TIMEOUT)
             await self._engine.load(rollout.weights)
         except (Unreachable, PeerError, trio.TooSlowError) as error:
             node.logger.info("a version to audit with is not here: %s", error or "it took too long")

@@ -1,0 +1,268 @@
+"""What the trainer takes in, commits and refuses to commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+import trio.testing
+
+from node.config import WILLING
+from node.context import Node
+from node.roles import trainer
+from node.workers.client import WorkerError
+from protocol.constants import MILLION
+from protocol.records import Rollout, Step, StepBlob, Weights
+from protocol.rollout import Submission
+from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, TrainerChild, open_cluster
+from tests.protocol.builders import RECIPE, digest
+
+
+async def started(cluster: Cluster, *names: str, pause_at_step: int = 0) -> None:
+    for name in ("elector", *(names or ("a", "b", "c"))):
+        willing = ("inference",) if name == "elector" else WILLING
+        await cluster.start(name, willing=willing, pause_at_step=pause_at_step)
+
+
+async def trained(cluster: Cluster, steps: int, seconds: float = 60) -> None:
+    await cluster.until(lambda: all(running.steps >= steps for running in cluster.running.values()), seconds)
+
+
+def steps_of(running: Running) -> list[Step]:
+    return [s.payload for s in running.node.log.ledger.steps() if isinstance(s.payload, Step)]
+
+
+def weights_of(running: Running) -> list[Weights]:
+    return [w.payload for w in running.node.log.ledger.lineage() if isinstance(w.payload, Weights)]
+
+
+def life(node: Node, faults: Faults) -> trainer._Life:
+    return trainer._Life(node, cast("Any", TrainerChild("trainer", 1, faults)))
+
+
+async def test_a_step_says_what_it_was_made_of(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster, pause_at_step=4)
+        await trained(cluster, 4)
+        running = cluster.running[cluster.role("trainer")]
+        ledger, blobs = running.node.log.ledger, running.node.blobs
+        used: set[bytes] = set()
+        lags = []
+        for step in steps_of(running):
+            rewards = []
+            for rollout, verdicts in StepBlob.parse(blobs.get(step.blob) or b"").submissions:
+                assert rollout not in used
+                used.add(rollout)
+                entry = ledger.replica.entry(rollout)
+                assert entry is not None
+                assert isinstance(entry.payload, Rollout)
+                assert ledger.rollout_status(rollout).outcome == "accepted"
+                assert set(verdicts) == {verdict.id for verdict in ledger.verdicts(rollout).values()}
+                lag = step.number - 1 - (ledger.version_number(entry.payload.weights) or 0)
+                submission = Submission.parse(blobs.get(entry.payload.submission) or b"", RECIPE)
+                rewards += [(r.reward, lag) for group in submission.groups for r in group.responses]
+            assert step.reward == sum(reward for reward, _ in rewards) // len(rewards)
+            assert step.lag_mean == sum(lag for _, lag in rewards) * MILLION // len(rewards)
+            assert step.lag_max == max(lag for _, lag in rewards) <= RECIPE.async_level
+            assert step.accepted == step.trained == len(rewards) == RECIPE.groups_per_step * RECIPE.group_size
+            assert step.groups == RECIPE.groups_per_step
+            lags.append(step.lag_max)
+        assert any(lags)
+        # Each step's weights stand right behind it and name it.
+        for weights, made in zip(weights_of(running)[1:], ledger.steps(), strict=True):
+            assert weights.step == made.id
+        assert {step.rejected for step in steps_of(running)} == {0}
+        kept = list(running.node.directory.trainer.glob("*.safetensors"))
+        assert [file.read_text() for file in kept] == ["4"]
+
+
+async def test_version_0_waits_for_a_validator_and_an_inference_node(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.start("elector", willing=())
+        running = await cluster.start("a", willing=("trainer",))
+        await cluster.start("b", willing=("validator",))
+        await trio.sleep(10)
+        assert running.node.role == "trainer"
+        assert running.node.weights.newest() is None
+        assert "waiting for a validator and an inference node" in running.node.health.warnings["founding"]
+        await cluster.start("c", willing=("inference",))
+        await trained(cluster, 1)
+        assert "founding" not in running.node.health.warnings
+        first = running.node.log.ledger.lineage()[0]
+        assert running.node.log.ledger.may_infer(cluster.running["c"].id, first.id)
+
+
+async def test_a_restarted_trainer_resumes_from_its_checkpoint(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        await trained(cluster, 2)
+        name = cluster.role("trainer")
+        gone = cluster.crash(name)
+        made = gone.steps
+        await trio.sleep(1)
+        faults.arguments.clear()
+        again = await cluster.start(name, disk=gone.disk, known=[cluster.running["elector"].id])
+        await trained(cluster, made + 2)
+        loads = [a["checkpoint"] for a in faults.arguments if "checkpoint" in a and "manifest" in a]
+        assert loads[0] is not None
+        assert [step.term for step in steps_of(again)] == [1] * len(steps_of(again))
+        assert again.node.log.replica.forks == {}
+        # The state was carried on: it counts every step that was ever made.
+        (kept,) = again.node.directory.trainer.glob("*.safetensors")
+        await cluster.until(lambda: again.node.weights.newest_held() == again.node.weights.newest())
+        assert int(next(iter(again.node.directory.trainer.glob("*.safetensors"))).read_text()) >= made + 2
+        assert kept.parent == again.node.directory.trainer
+
+
+async def test_another_trainer_goes_on_from_the_newest_version(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster, "a", "b", "c", "d")
+        await trained(cluster, 2)
+        name = cluster.role("trainer")
+        old = cluster.running[name]
+        # Cut off, it goes on believing that it is in office.
+        others = [r.id for r in cluster.running.values() if r is not old]
+        cluster.network.partition([old.id], others)
+        rest = [r for r in cluster.running.values() if r is not old]
+        await cluster.until(lambda: any(r.node.role == "trainer" for r in rest))
+        await cluster.until(lambda: steps_of(rest[0])[-1].term == 2)
+        cluster.network.heal()
+        await cluster.until(lambda: old.node.role != "trainer")
+        await trained(cluster, old.steps + 2)
+        await cluster.agree()
+        terms = [step.term for step in steps_of(old)]
+        assert terms == sorted(terms)
+        assert set(terms) == {1, 2}
+        numbers = [weights.number for weights in weights_of(old)]
+        assert numbers == list(range(len(numbers)))
+        assert "office" not in old.node.health.warnings
+
+
+async def test_a_step_whose_term_ended_meanwhile_is_thrown_away(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster, "a", "b", "c", "d")
+        await trained(cluster, 1)
+        name = cluster.role("trainer")
+        old = cluster.running[name]
+        faults.seconds["train"] = 3.0
+        begun = faults.count("trainer", "train")
+        await cluster.until(lambda: faults.count("trainer", "train") > begun)
+        elector = cluster.running["elector"].elector
+        assert elector is not None
+        other = next(r for n, r in cluster.running.items() if r.node.role == "inference" and n != "elector")
+        made = len([e for e in old.node.log.replica.entries(old.id) if isinstance(e.payload, Step)])
+        await elector.grant_term(other.id)
+        await trio.sleep(2)
+        faults.seconds["train"] = 0.05
+        await cluster.until(lambda: other.node.role == "trainer")
+        await trained(cluster, made + 2)
+        assert len([e for e in old.node.log.replica.entries(old.id) if isinstance(e.payload, Step)]) == made
+        assert steps_of(old)[-1].term == 2
+
+
+async def test_a_failing_child_costs_its_piece_of_work_only(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        await trained(cluster, 1)
+        running = cluster.running[cluster.role("trainer")]
+        faults.fail["train"] = (WorkerError("trainer: train: the child was ended by signal SIGKILL", "died"), 1)
+        before = running.steps
+        await cluster.until(lambda: "role" in running.node.health.warnings)
+        await trained(cluster, before + 2)
+        assert faults.count("trainer", "start") == 2
+        numbers = [step.number for step in steps_of(running)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_full_disk_pauses_training(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        await trained(cluster, 1)
+        running = cluster.running[cluster.role("trainer")]
+        running.disk.full = True
+        await trio.sleep(8)
+        before = running.steps
+        assert "no space left" in running.node.health.warnings["role"]
+        running.disk.full = False
+        await trained(cluster, before + 1)
+        await cluster.agree()
+
+
+async def test_weights_are_announced_again_for_newcomers(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.start("elector", willing=("relay",))
+        for name, role in {"a": "trainer", "b": "validator", "c": "inference"}.items():
+            await cluster.start(name, willing=(role,))
+        await trained(cluster, 1)
+        cluster.crash("c")
+        await trio.sleep(1)
+        await cluster.start("d", willing=("inference",))
+        before = cluster.running["a"].steps
+        await trained(cluster, before + 2)
+        again = [weights for weights in weights_of(cluster.running["a"])[1:] if weights.step is None]
+        assert len(again) == 1
+        assert again[0].whole == weights_of(cluster.running["a"])[again[0].number - 1].whole
+
+
+async def test_nothing_is_announced_again_while_all_are_there(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        await trained(cluster, 1)
+        faults.seconds["generate"] = 15.0
+        await trio.sleep(20)
+        running = cluster.running["elector"]
+        assert all(weights.step is not None for weights in weights_of(running)[1:])
+
+
+async def test_no_number_of_announced_responses_is_too_large_for_a_step(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        version = await cluster.stage(a="trainer", b="validator", c="inference")
+        node = cluster.running["a"].node
+        liar = cluster.running["c"].node
+        announced = Rollout(version.id, 0, 2**16, 2**20, 2**30, digest("nothing"), 100)
+        await liar.log.append(announced)
+        await cluster.agree()
+        await node.pool.update()
+        assert node.pool.rejected == 2**20
+        node.pool.rejected = 2**40
+        assert life(node, faults)._rejected_since() == 2**31 - 1
+
+
+async def test_what_the_author_hands_out_instead_is_his_fault_alone(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        version = await cluster.stage(a="trainer", b="validator", c="inference")
+        node, author = cluster.running["a"].node, cluster.running["c"].node
+        file = b"\x90"
+        stored = author.blobs.put(file)
+        (entry,) = await author.log.append(Rollout(version.id, 0, 2, 8, 16, stored, len(file)))
+        await cluster.agree()
+        alive = life(node, faults)
+        await alive._take(entry, 0)
+        await alive._take(entry, 0)
+        assert alive._groups() == 0
+        assert [peer for peer, _ in cluster.running["a"].port.blamed] == [author.id]
+        assert node.weights.newest_held() is not None
+        assert node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
