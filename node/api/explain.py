@@ -36,7 +36,9 @@ def why(role: str, own: bytes, presences: Mapping[bytes, Presence], policy: Poli
         case _:
             text = "no place is free that it is willing to take" if willing else "it is not willing to take any"
     wanted = roles.assign(presences, policy, grant.trainer).get(own, role)
-    return text if wanted == role else f"{text}; it becomes {wanted} as soon as that is settled"
+    if wanted == role:
+        return text
+    return f"{'' if role == 'none' else text + '; '}it becomes {wanted} as soon as that is settled"
 
 
 def why_now(node: Node) -> str:

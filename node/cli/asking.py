@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -30,6 +31,24 @@ def ask_or_none(directory: DataDirectory, op: str) -> dict[str, Any] | None:
         return ask(directory, op)
     except Unavailable:
         return None
+
+
+def lock_holder(directory: DataDirectory) -> int | None:
+    """The process id of the daemon that holds the directory, None where none does. See proc_locks(5).
+
+    It is not tried by locking: a daemon that starts at that moment would be refused.
+    """
+    try:
+        inode = directory.lock_file.stat().st_ino
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return None
+    for line in locks.splitlines():
+        # 7: FLOCK  ADVISORY  WRITE 4711 fe:00:2189694 0 EOF; the devices' numbers differ on some file systems.
+        fields = line.split()
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
+            return int(fields[4])
+    return None
 
 
 def offline(directory: DataDirectory) -> tuple[Ledger, tuple[str, ...]]:

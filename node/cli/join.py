@@ -127,7 +127,8 @@ def _shown(offer: Offer, config: Config) -> Iterator[tuple[str, str]]:
     yield "roles", f"of {', '.join(config.willing)} the one that is needed"
     yield (
         "policy",
-        f"from {policy.min_nodes} nodes on; validators: {policy.validators_min} or more, relays: {policy.relays_min} or more",
+        f"from {policy.min_nodes} nodes on; validators: {policy.validators_min} or more, "
+        f"relays: {policy.relays_min} or more",
     )
     yield (
         "recipe",

@@ -26,13 +26,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _status(arguments: argparse.Namespace) -> int:
     from node.api.client import Unavailable
-    from node.cli.asking import ask
+    from node.cli.asking import ask, lock_holder
 
     directory = options.existing_directory(arguments)
     try:
         status = {"running": True, "data_dir": str(directory.path), **ask(directory, "status")}
     except Unavailable as error:
-        status = _away(directory, str(error))
+        holder = lock_holder(directory)
+        why = "no daemon runs" if holder is None else f"process {holder} holds the folder, but: {error}"
+        status = {**_away(directory, why), "pid": holder}
     troubles = [*status["health"], *status["problems"]]
     if arguments.json:
         options.print_json(status)
@@ -71,6 +73,9 @@ def _away_lines(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "domain", f"{status['domain_name']} {status['domain']}" if status["domain"] else "none yet: farflung join"
     yield "disk", f"{status['disk_free'] / 1e9:.1f} GB free"
     yield "trouble", status["problems"][0]
+    if status["pid"] is not None:  # it starts, or it hangs
+        yield "to do", "wait a moment; if that does not help, stop it and start it again"
+        return
     yield "to do", f"farflung run --data-dir {status['data_dir']}" if status["domain"] else "farflung join ADDRESS"
 
 
