@@ -1,0 +1,83 @@
+"""The engine child as roles see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from node.roles.engine import open_engine, open_tasks, wire
+from protocol.errors import LocalError
+from protocol.rollout import Group, Response, pack
+from tests.node.fakes import END, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
+from tests.protocol.builders import digest
+
+
+async def test_files_of_the_domain_come_from_peers_and_the_child_is_told_its_paths(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.node("elector")
+        node = (await cluster.node("a")).node
+        async with open_engine(node) as opened, open_tasks(node) as tasks:
+            # The child itself compares the files' bytes: see ``EngineChild.configure``.
+            assert (opened.end_token, opened.vocabulary) == (END, VOCABULARY)
+            assert set(node.children) == {"engine"}
+            assert [row["name"] for row in tasks.table] == ["basic_arithmetic", "homework"]  # type: ignore[attr-defined]
+            task = cluster.domain.tasks[1].data
+            assert task is not None
+            assert tasks.table[1]["data"] == str(node.blobs.path(task.hash))  # type: ignore[attr-defined]
+            assert node.blobs.get(task.hash) == TASKS_FILE
+        assert node.children == {}
+        assert faults.running == {"engine": 0, "tasks": 0}
+
+
+async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        version = await cluster.stage(t="trainer", v="validator", i="inference")
+        node = cluster.running["t"].node
+        async with open_engine(node) as opened:
+            await opened.load(version.id)
+            await opened.load(version.id)
+            assert faults.count("engine", "load") == 1
+            # A cheat's file is loaded unseen, and the real one anew after it.
+            other = tmp_path / "other.bin"
+            other.write_bytes(b"\0" * 64)
+            await opened.load(version.id, other)
+            await opened.load(version.id)
+            assert faults.count("engine", "load") == 3
+            old = EngineChild.load
+            monkeypatch.setattr(EngineChild, "load", lambda *a, **k: {**old(*a, **k), "checksum": 1})
+            newest = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
+            with pytest.raises(LocalError, match="other tensors"):
+                await opened.load(newest.id)
+            # It is not taken for loaded afterwards.
+            monkeypatch.undo()
+            assert opened._loaded is None
+
+
+async def test_speed_is_measured(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.node("elector")
+        node = cluster.running["elector"].node
+        async with open_engine(node) as opened:
+            answer = await opened.generate(["1 + 1", "2 + 2"], [digest("a"), digest("b")])
+            assert len(answer["groups"]) == 2
+            assert (node.tokens_generated, node.tokens_per_second) == (16, 32)
+            await opened.generate(["3"], [digest("c")])
+            assert node.tokens_generated == 24
+            assert await opened.encode(["ab"]) == [pack([97, 98])]
+
+
+def test_a_group_on_its_way_to_replay() -> None:
+    group = Group(7, (1, 2), (Response((3, 4), (500_000, 0), 1_000_000, 1),), b"proofs")
+    assert wire(digest("seed"), group) == {
+        "seed": digest("seed"),
+        "prompt": pack([1, 2]),
+        "responses": [[pack([3, 4]), pack([500_000, 0]), 1]],
+        "proofs": b"proofs",
+    }
