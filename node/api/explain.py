@@ -8,7 +8,7 @@ from typing import Any
 from node.api.words import words
 from node.context import Node
 from node.weights import payload as weights_payload
-from protocol import roles
+from protocol import roles, schedule
 from protocol.constants import MILLION
 from protocol.domain import Policy
 from protocol.ledger import Ledger
@@ -87,7 +87,7 @@ def waits_for(node: Node) -> list[str]:
         case "inference" if held is not None and not node.generating:
             if not ledger.may_infer(node.id, held.id):
                 found.append("the first version that is made after it joined")
-            elif not node.paused():
+            elif not node.paused() and schedule.usable(newest - number, node.domain.recipe.async_level):
                 found.append("room: enough rollouts wait for the trainer")
     if node.paused():
         found.append(f"nothing: work ends at step {node.pause_at_step}")
