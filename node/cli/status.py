@@ -120,4 +120,4 @@ def _version(held: int, newest: int) -> str:
 def _reachability(status: dict[str, Any]) -> str:
     if status["inbound"]:
         return f"others reach it: {status['inbound']} of its peers dialled it"
-    return "not seen yet: it dialled all its peers. If that stays so, a firewall keeps others out; it works all the same"
+    return "not seen yet: it dialled all its peers. If that stays so, a firewall keeps others out; the node works"
