@@ -19,7 +19,7 @@ from hashlib import sha256
 import trio
 
 import node as package
-from node import cheats, joining, systemd, watchdog
+from node import cheats, joining, liveness, systemd, watchdog
 from node.api import server
 from node.config import Config
 from node.context import Health, Node, innermost
@@ -46,6 +46,8 @@ from protocol.records import Join
 
 GENESIS_PATIENCE = 30.0
 """Seconds that a first start waits for a bootstrap peer to answer."""
+PEER_PATIENCE = 5.0
+"""Seconds that a restarted node waits for a peer that may tell whether it runs elsewhere."""
 PAUSE = 5.0
 """Seconds until a part of the daemon that failed begins again."""
 NO_MANAGER = systemd.Manager()
@@ -146,15 +148,15 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
     serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    liveness.serve(network, node.presences)
     node.presences.listen()
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run, node)
         await nursery.start(sync.run)
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
-        nursery.start_soon(_keep, node, "presence", node.presences.run)
         nursery.start_soon(_keep, node, "weights", node.weights.run)
         roles = RoleManager(node)
-        nursery.start_soon(_keep, node, "roles", roles.run)
+        nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
         if node.id in domain.electors:
             elector = await open_elector(log, node.identity)
@@ -179,6 +181,33 @@ async def _keep(node: Node, name: str, part: Callable[[], Awaitable[None]]) -> N
                 node.logger.error("%s: a bug", name, exc_info=error)
         await trio.sleep(PAUSE)
         node.health.clear(name)
+
+
+async def _take_part(node: Node, roles: RoleManager) -> None:
+    """Publish presences and take a role, unless this very node turns out to run elsewhere (a copied data directory)."""
+    await _refuse_copy(node)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_keep, node, "presence", node.presences.run)
+        nursery.start_soon(_keep, node, "roles", roles.run)
+
+
+async def _refuse_copy(node: Node) -> None:
+    # On its first start a node has a key that nobody else can have.
+    if node.presences.boot > 1 and node.network.known_addresses():
+        connected = trio.Event()
+        node.network.on_connect(lambda _: connected.set())
+        if not node.network.peers:
+            with trio.move_on_after(PEER_PATIENCE):
+                await connected.wait()
+        interval = node.domain.timings.presence_ms / 1000
+        sighting = await liveness.look(node.network, node.network.peers, node.domain.id, node.id, interval)
+        if sighting.elsewhere and sighting.presence is not None:
+            at = ", ".join(sighting.presence.addresses) or "an unknown address"
+            raise UserError(
+                f"{node.directory.key_file}: the node of this key runs elsewhere already ({at}), and two of them would "
+                "fork its feed",
+                "stop that one, or use a new data directory",
+            )
 
 
 async def _keep_joined(node: Node) -> None:

@@ -28,16 +28,21 @@ class Presences:
 
     def __init__(self, node: Node, boot: int) -> None:
         self._node = node
-        self._boot = boot
+        self.boot = boot
         self._counter = 0
         self._interval = node.domain.timings.presence_ms / 1000
         self._table = PresenceTable(node.domain.id, self._interval)
+        self._signed: dict[bytes, bytes] = {}
         self._soon = trio.Event()
         self._first_peer_at: float | None = None
 
     def live(self) -> Mapping[bytes, Presence]:
         """Presences that have not lapsed, our own among them."""
         return self._table.live(trio.current_time())
+
+    def signed(self, node: bytes) -> bytes:
+        """The newest presence of ``node`` as it was signed; empty where there is none that has not lapsed."""
+        return self._signed.get(node, b"") if node in self.live() else b""
 
     def announce_soon(self) -> None:
         """Publish without waiting for the interval: a version arrived or the role changed."""
@@ -60,8 +65,9 @@ class Presences:
                 await self._soon.wait()
             self._soon = trio.Event()
             presence = self._own()
-            self._table.update(presence, trio.current_time())
-            await self._node.network.publish(TOPIC, presence.sign(self._node.identity))
+            data = presence.sign(self._node.identity)
+            self._update(presence, data)
+            await self._node.network.publish(TOPIC, data)
 
     def _own(self) -> Presence:
         node = self._node
@@ -70,7 +76,7 @@ class Presences:
         return Presence(
             domain=node.domain.id,
             node=node.id,
-            boot=self._boot,
+            boot=self.boot,
             counter=self._counter,
             name=node.config.name,
             role=node.role,
@@ -86,6 +92,15 @@ class Presences:
             paused=int(node.paused()),
         )
 
+    def _update(self, presence: Presence, data: bytes) -> bool:
+        fresh = self._table.update(presence, trio.current_time())
+        if fresh:
+            self._signed[presence.node] = data
+            live = self.live()
+            if len(self._signed) > 2 * len(live) + 16:  # mostly of nodes that are gone
+                self._signed = {node: kept for node, kept in self._signed.items() if node in live}
+        return fresh
+
     async def _receive(self, origin: bytes, data: bytes) -> None:
         try:
             presence = Presence.parse(data)
@@ -98,7 +113,7 @@ class Presences:
             return
         if presence.node == self._node.id:
             return
-        if self._table.update(presence, trio.current_time()):
+        if self._update(presence, data):
             if self._first_peer_at is None:
                 self._first_peer_at = trio.current_time()
             known = f"/p2p/{peer_id(origin)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import sys
+import time
 from pathlib import Path
 
 from node.cli import options
@@ -114,7 +115,8 @@ def _import(arguments: argparse.Namespace) -> int:
         directory.require_no_node()
         passphrase = _passphrase(arguments.passphrase_file, twice=False)
         keys = keyfile.unseal(text, passphrase, str(arguments.file))
-        directory.import_keys(keys.identity, keys.recovery)
+        # No node was ever started as often as there were seconds; a later move has a higher number.
+        directory.import_keys(keys.identity, keys.recovery, int(time.time()))
     print(f"{directory.key_file} is the key of node {keys.node.hex()}")
     print(ONE_PLACE, file=sys.stderr)
     return 0

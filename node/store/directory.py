@@ -132,9 +132,13 @@ class DataDirectory:
         if self.log_database.exists():
             raise UserError(f"{self.path}: another node's log lies there", "use a new folder")
 
-    def import_keys(self, identity: bytes, recovery: bytes | None) -> None:
-        """Give a directory without a node the keys of one that lived elsewhere (32-byte seeds)."""
+    def import_keys(self, identity: bytes, recovery: bytes | None, boot: int) -> None:
+        """Give a directory without a node the keys of one that lived elsewhere (32-byte seeds).
+
+        ``boot`` must be at least as many starts as that node ever had: others take no presence for newer otherwise.
+        """
         self.require_no_node()
+        self._write(self.boot_file, f"{boot}\n".encode())
         # The identity last: with it the directory counts as a node's.
         if recovery is not None:
             self._make_key(self.recovery_file, recovery)
@@ -185,6 +189,22 @@ class DataDirectory:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
+        finally:
+            os.close(descriptor)
+
+    def holder(self) -> int | None:
+        """The pid of the daemon that runs on this directory, 0 where it is not known, None without one."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            # Let go at once: a daemon that starts in this very moment would be refused.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            text = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            return int(text) if text.isdigit() else 0
         finally:
             os.close(descriptor)
 

@@ -73,6 +73,7 @@ def test_a_key_moves_to_another_directory(
     assert run("import", file, "--data-dir", other.path, "--passphrase-file", passphrase) == 0
     assert other.read_identity().node == directory.identity().node
     assert other.recovery().node == directory.recovery().node
+    assert other.next_boot() > 1_000_000_000
     assert other.key_file.stat().st_mode & 0o777 == 0o600
     assert "Two nodes must never run with one key" in capsys.readouterr().err
 

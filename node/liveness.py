@@ -1,0 +1,105 @@
+"""Is a node alive? Asking peers for the newest presence they heard of it.
+
+Protocol ``/farflung/presence/1``: the request is a node id (32 bytes), the answer that node's newest signed presence
+that has not lapsed, or nothing. It is checked like any other: a peer can hold one back, but not make one up.
+
+Two nodes with one key fork their feed sooner or later, so a daemon asks about itself before it says anything:
+
+1. A presence of this node that is still fresh may be its own last one, from before a restart. So peers are asked again
+   after more than an interval: only a node that runs goes on counting.
+2. A peer could play two old presences one after the other. So most of the peers that answered must say the same.
+3. A peer that does not answer says nothing. A node that reaches no peer starts: it disturbs nobody then, and what its
+   feed may have become is asked again before it appends (``node.log.service``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from node.net.host import Network
+from node.net.rpc import Unreachable
+from node.presences import Presences
+from protocol.constants import MAX_PRESENCE_BYTES
+from protocol.errors import PeerError
+from protocol.presence import Presence
+
+PROTOCOL: Final = "/farflung/presence/1"
+ANSWER_SECONDS: Final = 3.0
+MAX_ASKED: Final = 8
+"""Peers asked: enough for a majority that one liar cannot make."""
+PAUSE_INTERVALS: Final = 1.5
+"""Presence intervals between the two questions; in each a node that runs publishes once at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What peers know of a node: how many answered, how many heard it alive, and its newest presence."""
+
+    answered: int
+    alive: int
+    presence: Presence | None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether most of those that answered heard a node that is not the one that asks (rule 2)."""
+        return self.alive * 2 > self.answered
+
+
+def serve(network: Network, presences: Presences) -> None:
+    """Tell whoever asks."""
+
+    async def answer(peer: bytes, request: bytes) -> bytes:
+        if len(request) != 32:
+            raise PeerError("a question for a presence is a node id")
+        return presences.signed(request)
+
+    network.serve(PROTOCOL, answer, max_request=32)
+
+
+async def sighted(network: Network, peers: Iterable[bytes], domain: bytes, node: bytes) -> dict[bytes, Presence | None]:
+    """The newest presence of ``node`` in ``domain`` by each of ``peers`` that answers; None where it heard none."""
+    found: dict[bytes, Presence | None] = {}
+
+    async def ask(peer: bytes) -> None:
+        try:
+            data = await network.request(
+                peer, PROTOCOL, node, timeout=ANSWER_SECONDS, max_response=MAX_PRESENCE_BYTES + 128
+            )
+            presence = Presence.parse(data) if data else None
+            if presence is not None and (presence.node, presence.domain) != (node, domain):
+                raise PeerError("the answer is another node's presence")
+        except Unreachable:
+            return
+        except PeerError as error:
+            network.blame(peer, error)
+            return
+        found[peer] = presence
+
+    async with trio.open_nursery() as nursery:
+        for peer in list(peers)[:MAX_ASKED]:
+            nursery.start_soon(ask, peer)
+    return found
+
+
+async def look(network: Network, peers: Iterable[bytes], domain: bytes, node: bytes, interval: float) -> Sighting:
+    """Whether ``node``, which does not run here, runs elsewhere. ``interval`` is the domain's, in seconds.
+
+    Takes no longer than the answers where nobody heard the node lately, else ``PAUSE_INTERVALS`` intervals more.
+    """
+    first = await sighted(network, peers, domain, node)
+    heard = {peer: presence for peer, presence in first.items() if presence is not None}
+    if not heard:
+        return Sighting(len(first), 0, None)
+    await trio.sleep(PAUSE_INTERVALS * interval)
+    second = await sighted(network, heard, domain, node)
+    alive = [
+        later
+        for peer, earlier in heard.items()
+        if (later := second.get(peer)) is not None and (later.boot, later.counter) > (earlier.boot, earlier.counter)
+    ]
+    newest = max(alive or heard.values(), key=lambda presence: (presence.boot, presence.counter))
+    return Sighting(len(first), len(alive), newest)
