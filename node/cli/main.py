@@ -15,6 +15,7 @@ from node.cli import (
     completion,
     credits,
     devnet,
+    doctor,
     domain,
     identity,
     init,
@@ -29,7 +30,23 @@ from node.cli import (
 )
 from node.errors import UserError
 
-COMMANDS = (devnet, init, join, run, leave, status, peers, roles, credits, log, identity, domain, completion, service)
+COMMANDS = (
+    devnet,
+    init,
+    join,
+    run,
+    leave,
+    status,
+    peers,
+    roles,
+    credits,
+    log,
+    identity,
+    domain,
+    doctor,
+    completion,
+    service,
+)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,69 @@
+"""``farflung doctor``: what keeps a node from working here, and the remedy."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from node.cli import options
+
+if TYPE_CHECKING:
+    from node.doctor.finding import Finding
+    from node.store.directory import DataDirectory
+
+_MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "doctor",
+        help="find out what keeps a node from working",
+        description="Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch "
+        "and its driver, sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this "
+        "node's key is in use elsewhere. Changes nothing. Exit code 1 where there is an error.",
+    )
+    options.add_data_dir(parser)
+    options.add_json(parser)
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    # Imported here: the network stack takes a second to load, which no other command should pay.
+    import logging
+
+    import trio
+
+    from node.doctor.finding import exit_code
+
+    logging.disable(logging.CRITICAL)  # what libraries have to say about peers that do not answer
+    directory = options.data_directory(arguments)
+    findings = trio.run(_examine, directory)
+    code = exit_code(findings)
+    if arguments.json:
+        options.print_json(
+            {"data_dir": str(directory.path), "healthy": code == 0, "checks": [asdict(found) for found in findings]}
+        )
+    else:
+        print(text(findings))
+    return code
+
+
+async def _examine(directory: DataDirectory) -> list[Finding]:
+    from node.doctor import node
+    from node.doctor.finding import gather
+
+    subject = await node.examine(directory)
+    return [*subject.findings, *await gather(node.checks(subject))]
+
+
+def text(findings: list[Finding]) -> str:
+    """The findings for people: one a line, a remedy below what needs one."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.severity]} {finding.check:<13} {finding.found}")
+        if finding.remedy:
+            lines.append(f"{'':<22}→ {finding.remedy}")
+    errors, warnings = (sum(f.severity == severity for f in findings) for severity in ("error", "warning"))
+    return "\n".join([*lines, "", f"{errors} errors, {warnings} warnings" if errors or warnings else "all is well"])
