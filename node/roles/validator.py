@@ -1,6 +1,7 @@
 """The validator role: re-computes what it is due to audit and signs a verdict on each submission.
 
-1. It fetches the whole submission before it judges, and serves it on.
+1. It fetches the whole submission before it judges, and serves it on. Several are fetched at once beside the judging,
+   so that an author who stalls holds up nobody else.
 2. What its author does not hand over within ``verdict_wait_ms`` is rejected softly, as missing. What was made with a
    version that nobody needs to keep any more is rejected softly, as late, without a look.
 3. What cannot be judged for a reason that may lie here (its version does not arrive, a child fails on it twice) is
@@ -19,39 +20,121 @@ from node.tasks.service import TaskService
 from node.workers.client import WorkerError
 from proofs import audit, checks
 from protocol import identity, schedule
-from protocol.constants import MAX_SUBMISSION_BYTES
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.records import Rollout, Verdict
 from protocol.rollout import Submission, unpack
 
-ROUND = 4
-"""Submissions judged before the order is looked at anew."""
+GRACE = 0.2
+"""Seconds for which the first in line may still be on its way before another is judged."""
+RETRY = 0.5
+"""Seconds after which a submission that nobody gave is asked for again."""
 HOLD_TIMEOUT = 30.0
 """Seconds that one look waits for the version of a submission."""
+FETCHES = 8
+"""Submissions on their way or waiting to be judged: bounds memory."""
 ATTEMPTS = 2
 """Times that a child may fail on a submission before it is given up."""
 
 
 async def run(node: Node) -> None:
     """Audit until cancelled."""
-    async with open_engine(node) as engine, open_tasks(node) as tasks:
-        life = _Life(node, engine, tasks)
-        seen = 0
+    async with open_engine(node) as engine, open_tasks(node) as tasks, trio.open_nursery() as nursery:
+        fetches = _Fetches(node, nursery)
+        life = _Life(node, engine, tasks, fetches)
+        nursery.start_soon(fetches.wake_on_news)
         while True:
-            seen = await node.log.wait_change(seen, timeout=0.5)
             # Those who earned trust first: a cheat that floods the network waits behind them.
             accounts = node.log.ledger.accounts()
             pending = node.log.ledger.pending_for(node.id)
-            for entry in sorted(pending, key=lambda e: -accounts[e.author].reputation)[:ROUND]:
-                await life.judge(entry)
+            pending.sort(key=lambda entry: -accounts[entry.author].reputation)
+            fetches.keep(pending)
+            ready = [entry for entry in pending if fetches.ready(entry)]
+            if ready and not fetches.about_to_arrive(pending[0]):
+                await life.judge(ready[0])
+            else:
+                await fetches.wait(GRACE if ready else 0.5)
+
+
+class _Fetches:
+    """The submissions that arrived, and those on their way: at most ``FETCHES`` at once, in the order of ``keep``."""
+
+    def __init__(self, node: Node, nursery: trio.Nursery) -> None:
+        self._node = node
+        self._nursery = nursery
+        self._running: dict[bytes, float] = {}
+        self._arrived: dict[bytes, bytes | Unreachable | PeerError] = {}
+        self._not_before: dict[bytes, float] = {}
+        self._news = trio.Event()
+
+    async def wake_on_news(self) -> None:
+        """Let ``wait`` return when the log changes."""
+        seen = 0
+        while True:
+            seen = await self._node.log.wait_change(seen, timeout=60)
+            self._news.set()
+
+    async def wait(self, timeout: float) -> None:
+        """Return when a submission arrived or the log changed, or after ``timeout`` seconds."""
+        with trio.move_on_after(timeout):
+            await self._news.wait()
+        self._news = trio.Event()
+
+    def keep(self, pending: list[Entry]) -> None:
+        """Fetch what is pending and forget what is not."""
+        wanted = {entry.id for entry in pending}
+        self._arrived = {i: found for i, found in self._arrived.items() if i in wanted}
+        self._not_before = {i: at for i, at in self._not_before.items() if i in wanted}
+        now = trio.current_time()
+        for entry in pending:
+            if len(self._running) + len(self._arrived) >= FETCHES:
+                return
+            known = entry.id in self._running or entry.id in self._arrived
+            if not known and now >= self._not_before.get(entry.id, now) and not self.needless(entry):
+                self._running[entry.id] = now
+                self._nursery.start_soon(self._fetch, entry)
+
+    def needless(self, entry: Entry) -> bool:
+        """Whether the verdict does not depend on the file."""
+        assert isinstance(entry.payload, Rollout)
+        return self._node.weights.outdated(entry.payload.weights)
+
+    def ready(self, entry: Entry) -> bool:
+        """Whether the entry can be judged now."""
+        return entry.id in self._arrived or self.needless(entry)
+
+    def about_to_arrive(self, entry: Entry) -> bool:
+        """Whether the file was asked for only just now."""
+        return trio.current_time() < self._running.get(entry.id, -GRACE) + GRACE
+
+    def take(self, entry: Entry) -> bytes:
+        """The file that arrived. Raises ``Unreachable`` or ``PeerError`` where none did."""
+        found = self._arrived.pop(entry.id)
+        if isinstance(found, bytes):
+            return found
+        raise found
+
+    async def _fetch(self, entry: Entry) -> None:
+        rollout = entry.payload
+        assert isinstance(rollout, Rollout)
+        peers = [entry.author, *(peer for peer in self._node.network.peers if peer != entry.author)]
+        try:
+            found = await self._node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
+        except (Unreachable, PeerError) as error:
+            self._arrived[entry.id] = error
+            self._not_before[entry.id] = trio.current_time() + RETRY
+        else:
+            self._arrived[entry.id] = found
+        del self._running[entry.id]
+        self._news.set()
 
 
 class _Life:
-    def __init__(self, node: Node, engine: Engine, tasks: TaskService) -> None:
+    def __init__(self, node: Node, engine: Engine, tasks: TaskService, fetches: _Fetches) -> None:
         self._node = node
         self._engine = engine
         self._tasks = tasks
+        self._fetches = fetches
         self._first_seen: dict[bytes, float] = {}
 
     async def judge(self, entry: Entry) -> None:
@@ -81,7 +164,7 @@ class _Life:
         first_seen = self._first_seen.setdefault(entry.id, trio.current_time())
         late = trio.current_time() > first_seen + node.domain.timings.verdict_wait_ms / 1000
         try:
-            data = await self._fetch(entry, rollout)
+            data = self._fetches.take(entry)
         except (Unreachable, PeerError) as error:
             if isinstance(error, PeerError):
                 node.network.blame(entry.author, error)
@@ -102,12 +185,6 @@ class _Life:
             if error.gone:
                 raise  # the children begin anew with the role
             return None
-
-    async def _fetch(self, entry: Entry, rollout: Rollout) -> bytes:
-        if rollout.size > MAX_SUBMISSION_BYTES:
-            raise PeerError("a submission of an absurd size")
-        peers = [entry.author, *(p for p in self._node.network.peers if p != entry.author)]
-        return await self._node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
 
     async def _audit(self, entry: Entry, rollout: Rollout, data: bytes, draw: bytes) -> audit.AuditResult:
         domain = self._node.domain

@@ -11,6 +11,8 @@ import pytest
 import trio
 import trio.testing
 
+from node.context import Node
+from node.net.rpc import Unreachable
 from node.roles import inference, validator
 from node.roles.engine import open_engine, open_tasks
 from node.workers.client import WorkerError
@@ -287,6 +289,28 @@ async def test_those_who_earned_trust_are_judged_first(
         assert node.log.ledger.pending_for(node.id) == []
 
 
+async def test_an_author_who_stalls_holds_up_nobody_else(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage(tmp_path) as (cluster, version):
+        fetch = Node.fetch_blob
+
+        async def stall(node: Node, digest: bytes, size: int, peers: list[bytes], *, timeout: float) -> bytes:
+            if peers and peers[0] == cluster.running["j"].id:
+                await trio.sleep(timeout)
+                raise Unreachable("it stalls")
+            return await fetch(node, digest, size, peers, timeout=timeout)
+
+        monkeypatch.setattr(Node, "fetch_blob", stall)
+        stalled = await submit(cluster.running["j"], version)
+        await cluster.agree()
+        started = trio.current_time()
+        good = await submit(cluster.running["i"], version)
+        assert (await judged(cluster, good)).outcome == "accepted"
+        assert trio.current_time() - started < 5
+        assert (await judged(cluster, stalled, 300)).reason == "missing"
+
+
 async def test_a_full_disk_ends_no_more_than_the_role(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -297,8 +321,9 @@ async def test_a_full_disk_ends_no_more_than_the_role(
         rollout = await submit(cluster.running["i"], version)
         await cluster.agree()
         cluster.running["v"].disk.full = True
-        with trio.fail_after(10), pytest.raises(OSError, match="no space"):
+        with trio.fail_after(10), pytest.raises(ExceptionGroup) as raised:
             await validator.run(cluster.running["v"].node)
+        assert raised.group_contains(OSError, match="no space")
         cluster.running["v"].disk.full = False
         with trio.move_on_after(5):
             await validator.run(cluster.running["v"].node)
