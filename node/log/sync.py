@@ -203,7 +203,7 @@ class LogSync:
                 await session.forks()
                 await session.grants()
             if theirs.height > ours.height:
-                await session.cuts()
+                await session.cuts(theirs.height)
             if theirs.heads_root != self.service.replica.heads_root():
                 await session.tails()
         self.service.told(peer)
@@ -322,8 +322,11 @@ class _Session:
             after = rows[-1][0]
             self._note(await self._service.receive(grants=[data for _, data in rows]))
 
-    async def cuts(self) -> None:
-        """Fetch the cuts above ours and, page by page, the entries that they cover."""
+    async def cuts(self, goal: int) -> None:
+        """Fetch the cuts above ours up to height ``goal`` and, page by page, the entries that they cover.
+
+        Those that are made meanwhile are gossip's and the next round's: a slow link would run after them for ever.
+        """
         replica = self._service.replica
         while True:
             height = len(replica.cuts)
@@ -331,7 +334,7 @@ class _Session:
             self._note(await self._service.receive(cuts=data))
             while (missing := self._service.intake.missing_for_cuts()) and await self._fetch(missing):
                 pass
-            if len(replica.cuts) == height:
+            if len(replica.cuts) == height or len(replica.cuts) >= goal:
                 return
 
     async def tails(self) -> None:

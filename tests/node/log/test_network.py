@@ -95,6 +95,19 @@ async def test_a_late_node_fetches_a_long_log(autojump_clock: trio.testing.MockC
         assert again.received < 5000
 
 
+async def test_a_log_that_grows_faster_than_it_is_fetched_keeps_no_newcomer_waiting(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    network = Network(delay=2)  # an answer takes two seconds, a cut comes every half
+    async with open_world(DOMAIN, network) as world:
+        elector = await world.start(ELECTOR)
+        world.nursery.start_soon(partial(write, elector, 600, pause=0.25))
+        await trio.sleep(10)
+        late = await world.start(key("a"), Disk(), known=[ELECTOR.node])
+        with trio.fail_after(40):
+            await late.service.ready.wait()
+
+
 async def test_a_restarted_node_goes_on(autojump_clock: trio.testing.MockClock) -> None:
     async with open_world(DOMAIN, Network()) as world:
         nodes = await start_all(world)
