@@ -1,0 +1,160 @@
+"""The control socket, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.api import server
+from node.api.client import Unavailable, request
+from protocol.records import Rollout
+from tests.node.fakes import Faults, Running, open_cluster
+from tests.protocol.builders import digest
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path) -> AsyncIterator[Running]:
+    """A node that serves its control socket, in a network of its own."""
+    async with open_cluster(tmp_path) as cluster:
+        version = await cluster.stage(t="trainer", v="validator", i="inference")
+        running = cluster.running["i"]
+        await running.node.weights.hold(version, timeout=10)
+        await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10))
+        await cluster.agree()
+        await running.nursery.start(server.run, running.node)
+        yield running
+
+
+async def ask(running: Running, op: str, **arguments: Any) -> dict[str, Any]:
+    return await request(running.node.directory, op, timeout=5, **arguments)
+
+
+async def raw(running: Running, data: bytes) -> bytes:
+    with running.node.directory.socket_address() as address:
+        async with await trio.open_unix_socket(address) as stream:
+            await stream.send_all(data)
+            await stream.send_eof()
+            return b"".join([part async for part in stream])
+
+
+async def test_status(tmp_path: Path, faults: Faults) -> None:
+    async with serving(tmp_path) as running:
+        running.node.health.warn("weights", "version 7 has not arrived")
+        running.node.log.disk_trouble = "no space"
+        running.node.children["engine"] = 4711
+        status = await ask(running, "status")
+        replica = running.node.log.replica
+        assert status["name"] == "i"
+        assert status["node"] == running.id.hex()
+        assert status["role"] == "inference"
+        assert status["domain"] == running.node.domain.id.hex()
+        assert (status["version"], status["newest_version"], status["step"]) == (0, 0, 0)
+        assert status["heads_root"] == replica.heads_root().hex()
+        assert status["cut_height"] == 1
+        assert status["final"] is False
+        assert status["generating"] is False
+        assert status["pending_audits"] == 1
+        assert (status["bytes_sent"], status["bytes_received"]) == (10, 20)
+        assert status["health"] == ["the log is not stored: no space", "version 7 has not arrived"]
+        assert status["children"] == [{"name": "engine", "pid": 4711}]
+        assert status["credit"][running.id.hex()] == 0
+        assert {row["name"]: row["role"] for row in status["nodes"]} == {
+            "elector": "none",
+            "t": "trainer",
+            "v": "validator",
+            "i": "inference",
+        }
+        assert status["steps"] == []
+        assert status["peers"] == 3
+
+
+async def test_steps_are_told_up_to_a_number(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 20.0
+    async with open_cluster(tmp_path) as cluster:
+        for name in ("elector", "a", "b", "c"):
+            await cluster.start(name, pause_at_step=3)
+        await cluster.until(lambda: all(running.steps == 3 for running in cluster.running.values()), clock)
+        running = cluster.running["elector"]
+        monkeypatch.setattr("node.api.status.RECENT_STEPS", 2)
+        await running.nursery.start(server.run, running.node)
+        status = await ask(running, "status")
+        assert status["step"] == 3
+        assert [row["step"] for row in status["steps"]] == [2, 3]
+        row = status["steps"][-1]
+        assert 0 <= row["reward"] <= 1
+        assert row["accepted"] == row["trained"] == 16
+        assert row["rejected"] == 0
+
+
+async def test_the_socket_is_its_owners_alone_and_replaces_what_a_crash_left(tmp_path: Path, faults: Faults) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        running = await cluster.node("elector")
+        socket = running.node.directory.control_socket
+        socket.touch()
+        await running.nursery.start(server.run, running.node)
+        assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+        assert stat.S_ISSOCK(socket.stat().st_mode)
+        assert (await ask(running, "status"))["name"] == "elector"
+
+
+async def test_pausing_and_going_on(tmp_path: Path, faults: Faults) -> None:
+    async with serving(tmp_path) as running:
+        assert await ask(running, "pause_at", step=7) == {"pause_at_step": 7}
+        assert running.node.pause_at_step == 7
+        assert (await ask(running, "status"))["pause_at_step"] == 7
+        assert await ask(running, "pause_at", step=0) == {"pause_at_step": 0}
+        for wrong in (-1, "7", None, True, 1.5):
+            with pytest.raises(Unavailable, match="unknown request"):
+                await ask(running, "pause_at", step=wrong)
+        assert running.node.pause_at_step == 0
+
+
+async def test_stopping_is_answered_first(tmp_path: Path, faults: Faults) -> None:
+    async with serving(tmp_path) as running:
+        stop = running.node.stop
+
+        def end() -> None:
+            stop()
+            running.nursery.cancel_scope.cancel()
+
+        running.node.stop = end
+        assert await ask(running, "stop") == {"stopping": True}
+        with trio.fail_after(5):
+            await running.stopped.wait()
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"nonsense", "the request is not JSON"),
+        (b"\xff\xfe", "the request is not JSON"),
+        (b"[" * 60_000, "the request is not JSON"),
+        (b"[]", "unknown request"),
+        (b"{}", "unknown request"),
+        (b'{"op": "launch"}', "unknown request"),
+        (b"", "the request is not JSON"),
+    ],
+)
+async def test_a_mistake_is_one_line_and_ends_nothing(line: bytes, error: str, tmp_path: Path, faults: Faults) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        running = await cluster.node("elector")
+        await running.nursery.start(server.run, running.node)
+        assert json.loads(await raw(running, line + b"\n")) == {"error": error}
+        assert (await ask(running, "status"))["name"] == "elector"
+
+
+async def test_a_conversation(tmp_path: Path, faults: Faults) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        running = await cluster.node("elector")
+        await running.nursery.start(server.run, running.node)
+        answers = (await raw(running, b'{"op": "pause_at", "step": 1}\n{"op": "x"}\n{"op": "pause')).splitlines()
+        assert [json.loads(answer) for answer in answers] == [{"pause_at_step": 1}, {"error": "unknown request"}]
+        # A line without an end is not waited for beyond its bound.
+        assert await raw(running, b"x" * (server.MAX_LINE + 1)) == b""

@@ -1,0 +1,149 @@
+"""When a term is granted, to whom, and when not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+import trio.testing
+
+from node.config import WILLING
+from node.terms import TermWatch
+from protocol.quorum import Grant
+from tests.node.fakes import Cluster, Faults, Running, genesis, open_cluster
+from tests.protocol.builders import POLICY
+
+
+async def watched(cluster: Cluster, *names: str, willing: tuple[str, ...] = WILLING) -> Running:
+    """Nodes that only publish presences, and the elector with its watch."""
+    elector = await cluster.node("elector", willing=())
+    for name in names:
+        await cluster.node(name, willing=willing)
+    for running in cluster.running.values():
+        running.nursery.start_soon(running.node.presences.run)
+    watch(elector)
+    return elector
+
+
+def watch(elector: Running) -> None:
+    assert elector.elector is not None
+    elector.nursery.start_soon(TermWatch(elector.node, elector.elector).run)
+
+
+def grant(running: Running) -> Grant | None:
+    return running.node.log.ledger.grant()
+
+
+async def test_the_first_term_comes_with_enough_nodes(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, data=genesis(policy=replace(POLICY, min_nodes=3))) as cluster:
+        elector = await watched(cluster, "a", "b")
+        await trio.sleep(1.2)  # sooner than the founding wait alone would allow
+        assert grant(elector) is not None
+        await cluster.agree()
+        held = grant(cluster.running["a"])
+        assert held is not None
+        assert held.trainer in (cluster.running["a"].id, cluster.running["b"].id)
+        assert (held.term, held.base) == (1, cluster.domain.id)
+
+
+async def test_or_with_fewer_after_the_founding_wait_but_never_for_one_alone(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, data=genesis(policy=replace(POLICY, min_nodes=9))) as cluster:
+        elector = await watched(cluster)
+        elector.node.config = replace(elector.node.config, willing=WILLING)
+        await trio.sleep(30)
+        assert grant(elector) is None
+        other = await cluster.node("a")
+        other.nursery.start_soon(other.node.presences.run)
+        wait = cluster.domain.timings.founding_wait_ms / 1000
+        await trio.sleep(wait - 0.2)
+        assert grant(elector) is None
+        await trio.sleep(1.5)
+        assert grant(elector) is not None
+
+
+async def test_nobody_willing_is_told(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        elector = await watched(cluster, "a", "b", willing=("inference",))
+        await trio.sleep(3)
+        assert elector.node.health.warnings["term"] == "no node that is present is willing to train"
+        newcomer = await cluster.node("c")
+        newcomer.nursery.start_soon(newcomer.node.presences.run)
+        await trio.sleep(2)
+        held = grant(elector)
+        assert held is not None
+        assert held.trainer == newcomer.id
+        assert elector.node.health.warnings == {}
+
+
+async def test_a_silent_holder_loses_its_office_and_a_short_absence_does_not_cost_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        elector = await watched(cluster, "a", "b")
+        await trio.sleep(2)
+        held = grant(elector)
+        assert held is not None
+        name = next(name for name, running in cluster.running.items() if running.id == held.trainer)
+        silence = cluster.domain.timings.term_silence_ms / 1000
+        gone = cluster.crash(name)
+        await trio.sleep(silence - 1)
+        again = await cluster.node(name, disk=gone.disk)
+        again.nursery.start_soon(again.node.presences.run)
+        await trio.sleep(silence)
+        assert grant(elector) == held
+        cluster.crash(name)
+        await trio.sleep(silence + 3)
+        successor = grant(elector)
+        assert successor is not None
+        assert successor.term == 2
+        assert successor.trainer != held.trainer
+
+
+async def test_a_holder_that_is_there_but_does_not_want_it_any_more_counts_as_silent(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        elector = await watched(cluster, "a", "b")
+        await trio.sleep(2)
+        held = grant(elector)
+        assert held is not None
+        holder = next(running for running in cluster.running.values() if running.id == held.trainer)
+        holder.node.config = replace(holder.node.config, willing=("inference",))
+        await trio.sleep(10)
+        assert grant(elector) != held
+
+
+async def test_a_restarted_elector_gives_the_holder_time(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        elector = await watched(cluster, "a", "b")
+        await trio.sleep(2)
+        held = grant(elector)
+        gone = cluster.crash("elector")
+        await trio.sleep(60)
+        again = await cluster.node("elector", disk=gone.disk, willing=(), known=[cluster.running["a"].id])
+        again.nursery.start_soon(again.node.presences.run)
+        watch(again)
+        await trio.sleep(10)
+        assert grant(again) == held
+
+
+async def test_a_full_disk_delays_a_term_and_ends_nothing(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        elector = await watched(cluster, "a", "b")
+        elector.disk.full = True
+        await trio.sleep(5)
+        assert grant(elector) is None
+        assert "no space left" in elector.node.health.warnings["term"]
+        elector.disk.full = False
+        await trio.sleep(2)
+        assert grant(elector) is not None
+        assert "term" not in elector.node.health.warnings
