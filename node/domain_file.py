@@ -41,8 +41,8 @@ from protocol.domain import MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Threshol
 from protocol.errors import PeerError
 from protocol.identity import node_id
 
-AUDIT_SHARE: Final = 500_000
-"""Half of a submission's groups: whoever forges all is caught for certain, at half the price of replaying all."""
+AUDIT_SHARE: Final = MILLION
+"""Every group of a submission: a smaller share lets a lie in one group pay while it is not drawn."""
 EARNED_REPUTATION: Final = 900_000
 """What others need beside named validators: eight accepted submissions and no false one."""
 MAX_TASKS: Final = 64
