@@ -278,7 +278,7 @@ def _line(text: str, name: str) -> int:
 
     TOML has too many ways to write a key to look for one: one line more is read at a time, until the key is there.
     """
-    lines = text.split("\n")
+    lines = text.replace("\r\n", "\n").split("\n")
     began = 0
     for count in range(1, len(lines) + 1):
         try:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node import config
-from node.config import Config, DevnetConfig
+from node.config import KEYS, Config, DevnetConfig, resolve
 from node.errors import UserError
 from protocol.identity import Identity, peer_id
 
@@ -88,6 +89,118 @@ def test_a_mistake_names_file_and_key(text: str, key: str) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("threads = 0", 1),
+        ("# a remark\n\nthreads = 0\n", 3),
+        ('name = "a"\n"threads"=0\nlog_level = "info"', 2),
+        ('name = "a"\nlisten = [\n  "/ip4/127.0.0.1/tcp/1",\n  # threads = 0\n  "rubbish",\n]\n', 2),
+        ('name = """\\\nthreads = 0"""\ncolour = 1', 3),
+        ('name = "a"\n[devnet]\n\npause_at_step = 1\ncheat = "steal"', 5),
+        ('threads = 1\ndevnet.cheat = "steal"', 2),
+        ("threads = 1\ndevnet = {pause_at_step = -1}", 2),
+        ("threads = 1\ndevnet = 1", 2),
+        ("threads = 1\r\n\r\ncolour = 1\r\n", 3),
+        ("threads = 1\n[other]\nthreads = 0", 2),
+        ("[devnet]\n\n[devnet.inner]\na = 1", 3),
+        ('name = "a"\nname = "b"', 2),
+        ("threads = 1\nlisten = [", 2),
+    ],
+)
+def test_a_mistake_names_its_line(text: str, line: int) -> None:
+    with pytest.raises(UserError, match=rf"^farflung.toml: line {line}: "):
+        config.parse(text, PATH)
+
+
+def test_flags_come_before_the_environment_before_the_file_before_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "farflung.toml"
+    path.write_text('name = "file"\nthreads = 2\nlog_level = "error"\n[devnet]\npause_at_step = 3\n')
+    environment = {
+        "FARFLUNG_THREADS": "4",
+        "FARFLUNG_LOG_LEVEL": "debug",
+        "FARFLUNG_WILLING": "relay, inference",
+        "FARFLUNG_DEVNET_CHEAT": "",
+        "FARFLUNG_DEVNET_PAUSE_AT_STEP": "5",
+        "FARFLUNG_DATA_DIR": "/elsewhere",
+        "FARFLUNG_VECTORS": "somebody else's",
+        "THREADS": "9",
+    }
+    assert resolve(path, environment=environment, flags={"log_level": "warning"}) == Config(
+        name="file",
+        threads=4,
+        log_level="warning",
+        willing=("relay", "inference"),
+        devnet=DevnetConfig(pause_at_step=5),
+    )
+    assert resolve(tmp_path / "missing", environment={}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"FARFLUNG_THREADS": "many"}, "FARFLUNG_THREADS: expected an integer"),
+        ({"FARFLUNG_THREADS": "1.0"}, "FARFLUNG_THREADS: expected an integer"),
+        ({"FARFLUNG_LISTEN": ""}, "FARFLUNG_LISTEN: expected a list"),
+        ({"FARFLUNG_LISTEN": "/ip4/127.0.0.1/tcp/0,rubbish"}, "FARFLUNG_LISTEN: 'rubbish'"),
+        ({"FARFLUNG_DEVNET_CHEAT": "steal"}, "FARFLUNG_DEVNET_CHEAT: expected one of"),
+        ({"FARFLUNG_THREAD": "2"}, "FARFLUNG_THREAD: there is no such variable; FARFLUNG_THREADS is meant"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_its_variable(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(PATH, environment=environment)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_mistake_on_the_command_line_names_its_flag() -> None:
+    with pytest.raises(UserError, match=r"^--log-level: "):
+        resolve(PATH, environment={}, flags={"log_level": "loud"})
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        resolve(tmp_path / "farflung.toml", required=True, environment={})
+
+
+def test_a_devnets_nodes_read_their_files_only() -> None:
+    variables = {key.variable: "x" for key in KEYS.values()}
+    kept = {"PATH": "/bin", "FARFLUNG_VECTORS": "/v"}
+    assert config.without_overrides({**variables, **kept, "FARFLUNG_CONFIG": "x"}) == kept
+
+
+@settings(max_examples=20)
+@given(
+    values=st.fixed_dictionaries(
+        {},
+        optional={
+            "name": st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=32),
+            "threads": st.integers(1, 1024),
+            "listen": st.just(["/ip4/127.0.0.1/tcp/0"]),
+            "devnet.cheat": st.sampled_from(config.CHEATS),
+        },
+    )
+)
+def test_a_template_sets_what_it_is_given_and_explains_the_rest(
+    values: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "template.toml"
+    config.write_template(path, values)
+    assert config.load(path) == resolve(PATH, environment={}, flags=values)
+    text = path.read_text()
+    # What is commented out is the default, ready to be changed.
+    assert config.parse(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE), path) == config.load(path)
+
+
+def test_the_documentation_has_every_key_with_its_variable_and_default() -> None:
+    document = Path(__file__).parents[2] / "docs" / "OPERATING.md"
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `(FARFLUNG_[A-Z_]+)` \| `(.*?)` \| \S", document.read_text(), re.MULTILINE)
+    defaults = {key.name: "\n".join(config._lines({key.name: key.default}, {})) for key in KEYS.values()}
+    assert {name: variable for name, variable, _ in rows} == {key.name: key.variable for key in KEYS.values()}
+    for name, _, default in rows:
+        assert f"{name.rpartition('.')[2]} = {default}" in defaults[name]
+
+
 def test_broken_toml_names_the_line() -> None:
     with pytest.raises(UserError, match="line 2"):
         config.parse('name = "a"\nlisten = oops', PATH)
@@ -95,8 +208,8 @@ def test_broken_toml_names_the_line() -> None:
 
 def test_unreadable_files(tmp_path: Path) -> None:
     path = tmp_path / "farflung.toml"
-    path.write_bytes(b'name = "\xff"')
-    with pytest.raises(UserError, match="UTF-8"):
+    path.write_bytes(b'threads = 1\nname = "\xff"')
+    with pytest.raises(UserError, match="line 2: not UTF-8"):
         config.load(path)
     with pytest.raises(UserError, match="cannot be read"):
         config.load(tmp_path)

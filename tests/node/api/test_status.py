@@ -1,0 +1,184 @@
+"""What a running node tells of itself, in whole networks on a mock clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from node.api import server
+from node.api.explain import problems, why
+from node.api.rows import credits, role_rows
+from node.api.status import ROOM, peers, roles, status
+from node.api.words import words
+from node.config import WILLING
+from proofs.checks import REASONS
+from protocol.domain import Policy
+from protocol.presence import Presence
+from protocol.quorum import Grant
+from protocol.records import Leave, Role
+from tests.node.fakes import Cluster, Faults, open_cluster
+from tests.protocol.builders import POLICY, key
+
+NODES = ("elector", "a", "b", "c")
+DOMAIN = bytes(32)
+
+
+def presence(name: str, role: str, willing: tuple[str, ...] = WILLING) -> Presence:
+    node = key(name).node
+    return Presence(DOMAIN, node, 1, 1, name, role, willing, ("/ip4/127.0.0.1/tcp/1",), (), 1, 1, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "said"),
+    [
+        ("a", "trainer", "it holds the grant of term 7"),
+        ("b", "validator", "it holds one of 1 validator places among the 5 nodes present"),
+        ("c", "relay", "it holds one of 1 relay places among the 5 nodes present"),
+        ("d", "inference", "the other places among the 5 nodes present are taken, and all others infer"),
+        ("e", "inference", "it is willing to do nothing else"),
+    ],
+)
+def test_why_a_node_has_its_role(name: str, role: str, said: str) -> None:
+    present = [presence("a", "trainer"), presence("b", "validator"), presence("c", "relay")]
+    present += [presence("d", "inference"), presence("e", "inference", ("inference",))]
+    heard = {row.node: row for row in present}
+    policy = Policy(4, 1, 0, 1, 0, 0, 1_000_000)
+    grant = Grant(DOMAIN, 7, key("a").node, DOMAIN, 0, 0, b"")
+    assert why(role, key(name).node, heard, policy, grant) == said
+
+
+def test_a_change_of_role_is_announced() -> None:
+    heard = {row.node: row for row in (presence("a", "trainer"), presence("b", "none"), presence("c", "inference"))}
+    grant = Grant(DOMAIN, 1, key("a").node, DOMAIN, 0, 0, b"")
+    assert why("none", key("b").node, heard, POLICY, grant).startswith("it becomes ")
+    unwilling = {**heard, key("b").node: presence("b", "none", ())}
+    assert why("none", key("b").node, unwilling, POLICY, grant) == "it is not willing to take any"
+
+
+def test_every_reason_has_words_and_a_later_versions_is_shown_as_it_is() -> None:
+    assert all(words(reason) == row.words for reason, row in REASONS.items())
+    assert words("invented") == "invented"
+
+
+def test_problems() -> None:
+    sound = {"peers": 1, "disk_free": ROOM, "frozen": False}
+    assert problems(sound, ROOM) == []
+    for change in ({"peers": 0}, {"disk_free": ROOM - 1}, {"frozen": True}):
+        assert len(problems({**sound, **change}, ROOM)) == 1
+
+
+async def running(cluster: Cluster, steps: int) -> None:
+    for name in NODES:
+        await cluster.start(name, pause_at_step=3)
+    await cluster.until(lambda: all(node.steps >= steps for node in cluster.running.values()))
+
+
+async def test_a_network_tells_of_itself(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        first = await cluster.node("elector")
+        told = status(first.node)
+        assert (told["role"], told["version"], told["own_entries"]) == ("none", -1, 1)
+        assert told["why"] == "the domain has no trainer yet"
+        assert told["waits_for"] == [f"a first trainer: 0 nodes are present, {POLICY.min_nodes} are asked for"]
+        assert told["problems"] == ["no peer is connected: see farflung peers"]
+        cluster.crash("elector")
+    async with open_cluster(tmp_path / "again") as cluster:
+        await running(cluster, 2)
+        for name, node in cluster.running.items():
+            told = json.loads(json.dumps(status(node.node)))
+            assert (told["name"], told["problems"], told["last_rejection"]) == (name, [], None)
+            assert told["why"]
+            assert told["inbound"] + told["outbound"] == told["peers"] == 3
+            assert told["account"]["rejected"] == 0
+            rows = peers(node.node)["peers"]
+            assert len(rows) == 3
+            assert all(row["connected"] and row["present"] for row in rows)
+            assert sum(row["inbound"] for row in rows) == told["inbound"]
+            listed = roles(node.node)["nodes"]
+            assert sorted(row["role"] for row in listed) == ["inference", "relay", "trainer", "validator"]
+            assert all(row["present"] and row["plays"] == row["role"] for row in listed)
+            assert [row["term"] for row in role_rows(node.node.log.ledger) if row["role"] == "trainer"] == [1]
+        ledger = cluster.running["elector"].node.log.ledger
+        rich = credits(ledger)["nodes"]
+        assert [row["credit"] for row in rich] == sorted((row["credit"] for row in rich), reverse=True)
+        assert rich[0]["credit"] > 0
+
+
+async def test_the_last_rejection_is_told_in_words(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        for name in NODES:
+            await cluster.start(name)
+        await cluster.start("cheat", willing=("inference",), cheat="forged-reward")
+        node = cluster.running["cheat"].node
+
+        def rejected() -> dict[str, Any] | None:
+            found: dict[str, Any] | None = status(node)["last_rejection"]
+            return found
+
+        await cluster.until(lambda: rejected() is not None)
+        found = rejected()
+        assert found is not None
+        assert (found["outcome"], found["reason"]) == ("rejected", "reward")
+        assert found["words"] == REASONS["reward"].words
+
+
+async def test_a_node_that_leaves_says_so_and_takes_no_role_again(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await running(cluster, 1)
+        name = cluster.role("inference")
+        leaver = cluster.running[name]
+        assert server._answer(leaver.node, b'{"op": "leave"}') == {"leaving": True}
+        assert status(leaver.node)["why"] == "it is leaving"
+        await cluster.until(lambda: leaver.node.left)
+        await trio.sleep(3)
+        told = status(leaver.node)
+        assert (told["role"], told["left"], told["waits_for"]) == ("none", True, [])
+        assert told["children"] == []
+        feed = leaver.node.log.replica.entries(leaver.id)
+        assert isinstance(feed[-1].payload, Leave)
+        assert [isinstance(entry.payload, Leave) for entry in feed].count(True) == 1
+        await cluster.agree()
+        others = [node for other, node in cluster.running.items() if other != name]
+        assert all(node.node.log.ledger.standing_role(leaver.id) == "none" for node in others)
+        # Its place is somebody else's now.
+        await cluster.until(lambda: any(node.node.role == "inference" for node in others))
+
+
+async def test_the_next_start_brings_it_back(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await running(cluster, 1)
+        name = next(name for name in NODES if name != "elector" and cluster.running[name].node.role != "trainer")
+        leaver = cluster.running[name]
+        leaver.node.leaving = True
+        await cluster.until(lambda: leaver.node.left)
+        await cluster.agree()
+        cluster.crash(name)
+        back = await cluster.start(name, disk=leaver.disk, known=[cluster.running["elector"].id])
+        await cluster.until(lambda: back.node.role != "none")
+        feed = back.node.log.replica.entries(back.id)
+        kinds = [entry.kind for entry in feed]
+        assert Role.KIND in kinds[kinds.index(Leave.KIND) :]
+
+
+async def test_the_reading_operations_answer_in_json(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        node = (await cluster.node("elector")).node
+        for op in ("status", "peers", "roles", "credits"):
+            answer = server._answer(node, json.dumps({"op": op}).encode())
+            assert "error" not in answer
+            assert json.loads(json.dumps(answer)) == answer
