@@ -61,9 +61,9 @@ class Subject:
         """About how many bytes the domain's model has, 0 where the domain is not known."""
         if self.domain is None:
             return 0
-        whole = self.directory.versions / self.domain.model.manifest.hash.hex() / "whole.bin"
-        if whole.exists():
-            return whole.stat().st_size
+        held = [path.stat().st_size for path in self.directory.versions.glob("*/whole.bin")]
+        if held:
+            return max(held)
         # A manifest holds a hash of 32 bytes for each MiB of weights, and little else for a model of some size.
         return (self.domain.model.manifest.size // 32) << 20
 
