@@ -123,8 +123,11 @@ def render(text: str, place: Place, program: Path, version: int) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
 
 
-def install(place: Place, *, address: str | None, yes: bool) -> None:
-    """Install or upgrade the service, join the domain at ``address`` where one is given, and wait until it serves."""
+def install(place: Place, *, address: str | None, yes: bool) -> int:
+    """Install or upgrade the service, join the domain at ``address`` where one is given, and wait until it serves.
+
+    Returns 0, or the exit code of a ``join`` that did not come about; that command said why.
+    """
     version = _manager_version(place)
     program = _program(place)
     owner = None if place.user else _account()
@@ -141,8 +144,8 @@ def install(place: Place, *, address: str | None, yes: bool) -> None:
             _say(f"this node joined already (in {place.data}): the address is not needed again")
     elif address is None:
         raise UserError(f"{place.data}: no domain was joined yet", "name a peer's address: --join ADDRESS")
-    else:
-        _join(place, program, owner, address, yes=yes)
+    elif code := _join(place, program, owner, address, yes=yes):
+        return code
     _make(place.unit.parent, 0o755, None)
     _write(place.unit, render(template(), place, program, version), 0o644)
     _systemctl(place, "daemon-reload")
@@ -155,11 +158,12 @@ def install(place: Place, *, address: str | None, yes: bool) -> None:
             f"the service did not start: {_last_words(place)}",
             f"put it right, then: {' '.join(place.systemctl)} restart farflung (its output: {place.journal})",
         ) from None
-    _say(f"it serves; its output: {place.journal}; its state: {' '.join(place.systemctl)} status farflung")
+    _say(f"it serves; its output: {place.journal}")
     if place.user and not Path(f"/var/lib/systemd/linger/{_login()}").exists():
         _say(
             f"it ends when you log out, and starts when you log in; to keep it: sudo loginctl enable-linger {_login()}"
         )
+    return 0
 
 
 def remove(place: Place, *, purge: bool) -> None:
@@ -295,21 +299,18 @@ def _last_words(place: Place) -> str:
     return "it left no line in the journal"
 
 
-def _join(place: Place, program: Path, owner: tuple[int, int] | None, address: str, *, yes: bool) -> None:
-    """Have the data directory joined, by the user whom it belongs to."""
+def _join(place: Place, program: Path, owner: tuple[int, int] | None, address: str, *, yes: bool) -> int:
+    """Have the data directory joined, by the user whom it belongs to; the command's exit code."""
     command = [str(program), "join", address, "--no-run", "--data-dir", str(place.data)]
     command += [] if place.config is None else ["--config", str(place.config)]
     command += ["--yes"] if yes else []
     if owner is None:
-        code = subprocess.run(command).returncode
-    else:
-        environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(place.data)}
-        environment |= {name: os.environ[name] for name in ("LANG", "LC_ALL", "TERM", "COLUMNS") if name in os.environ}
-        code = subprocess.run(
-            command, user=owner[0], group=owner[1], extra_groups=(), cwd=place.data, env=environment, umask=0o077
-        ).returncode
-    if code != 0:
-        raise UserError("the domain was not joined, and the service was not installed", "see the line above")
+        return subprocess.run(command).returncode
+    environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(place.data)}
+    environment |= {name: os.environ[name] for name in ("LANG", "LC_ALL", "TERM", "COLUMNS") if name in os.environ}
+    return subprocess.run(
+        command, user=owner[0], group=owner[1], extra_groups=(), cwd=place.data, env=environment, umask=0o077
+    ).returncode
 
 
 def _refuse_other(directory: DataDirectory, address: str) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -91,7 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         mistake = _user_error(error)
         if mistake is not None:
-            print(f"farflung: {mistake}", file=sys.stderr)
+            # Imported here: most commands end without a mistake.
+            from node import systemd
+
+            line = f"farflung: {mistake}"
+            print(systemd.for_journal(line, logging.ERROR) if systemd.is_journal(sys.stderr) else line, file=sys.stderr)
             return 2
         if _interrupted(error):
             return 130

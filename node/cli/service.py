@@ -41,8 +41,7 @@ def _place(arguments: argparse.Namespace) -> service.Place:
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    service.install(_place(arguments), address=arguments.join, yes=arguments.yes)
-    return 0
+    return service.install(_place(arguments), address=arguments.join, yes=arguments.yes)
 
 
 def _remove(arguments: argparse.Namespace) -> int:
