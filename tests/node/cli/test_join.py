@@ -1,0 +1,154 @@
+"""The join command up to the daemon's start; tests/test_join.py joins a real network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from node import daemon, invitation
+from node.cli import join, main
+from node.config import Config
+from node.errors import UserError
+from node.invitation import Invitation, Offer
+from node.store.directory import DataDirectory
+from protocol.domain import parse_genesis
+from protocol.identity import Identity, peer_id
+from tests.node.fakes import genesis
+from tests.protocol.builders import small_genesis
+
+PEER = peer_id(Identity(bytes(32)).node)
+ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
+GENESIS = genesis()
+OFFER = Offer(parse_genesis(GENESIS), GENESIS, 1_234_567, 4_938_268, "3 layers of 64")
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, Config]]:
+    """The daemons that were started; the peer offers OFFER."""
+    runs: list[tuple[Path, Config]] = []
+
+    async def look(wanted: Invitation, patience: float) -> Offer:
+        if wanted.domain not in (None, OFFER.domain.id):
+            raise UserError("offers another domain")
+        return OFFER
+
+    def run(directory: DataDirectory, config: Config) -> None:
+        runs.append((directory.path, config))
+
+    monkeypatch.setattr(invitation, "look", look)
+    monkeypatch.setattr(daemon, "run", run)
+    return runs
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+    """A user at a terminal who types ``texts``."""
+    typed = iter(texts)
+
+    def read(prompt: str) -> str:
+        print(prompt, end="")
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+
+
+def test_it_shows_asks_once_keeps_and_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: list[tuple[Path, Config]],
+) -> None:
+    answer(monkeypatch, "y")
+    assert main.main(["join", ADDRESS, "--data-dir", str(tmp_path / "node"), "--name", "late"]) == 0
+    text = capsys.readouterr().out
+    for part in ("fakes", OFFER.domain.id.hex(), peer_id(OFFER.domain.creator), "3 layers of 64", "1.2 M", "4.9 MB"):
+        assert part in text
+    assert text.count("Join it?") == 1
+    directory = DataDirectory(tmp_path / "node")
+    assert directory.genesis() == GENESIS
+    assert directory.known_peers() == {PEER: (ADDRESS,)}
+    assert directory.config() == Config(name="late")
+    assert started == [(directory.path, Config(name="late"))]
+
+
+@pytest.mark.parametrize("texts", [("n",), ("",), ("what",), ()])
+def test_without_a_yes_nothing_is_kept(
+    texts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    started: list[tuple[Path, Config]],
+) -> None:
+    answer(monkeypatch, *texts)
+    assert main.main(["join", ADDRESS, "--data-dir", str(tmp_path / "node")]) == 1
+    assert "nothing was kept" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rubbish", "--yes"], "'rubbish' is not an address"),
+        ([ADDRESS], "there is no terminal"),
+        ([f"{ADDRESS}?domain={'00' * 32}", "--yes"], "offers another domain"),
+        ([ADDRESS, "--yes", "--threads", "0"], "--threads: "),
+    ],
+)
+def test_a_mistake_is_one_line_and_keeps_nothing(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    assert main.main(["join", *arguments, "--data-dir", str(tmp_path / "node")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_run_leaves_the_start_to_another(tmp_path: Path, started: list[tuple[Path, Config]]) -> None:
+    assert main.main(["join", ADDRESS, "--yes", "--no-run", "--data-dir", str(tmp_path / "node")]) == 0
+    assert DataDirectory(tmp_path / "node").exists()
+    assert started == []
+
+
+def test_joining_again_remembers_another_peer_and_changes_nothing_else(tmp_path: Path) -> None:
+    folder = str(tmp_path / "node")
+    other = ADDRESS.replace("4001", "4002")
+    assert main.main(["join", ADDRESS, "--yes", "--no-run", "--data-dir", folder]) == 0
+    key = DataDirectory(folder).key_file.read_bytes()
+    assert main.main(["join", other, "--yes", "--no-run", "--data-dir", folder]) == 0
+    assert DataDirectory(folder).key_file.read_bytes() == key
+    assert DataDirectory(folder).known_peers() == {PEER: (other, ADDRESS)}
+
+
+@pytest.mark.parametrize("domain", ["", f"?domain={OFFER.domain.id.hex()}"])
+def test_a_folder_belongs_to_one_domain(domain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = DataDirectory(tmp_path / "node")
+    directory.create()
+    directory.save_genesis(small_genesis())
+    assert main.main(["join", ADDRESS + domain, "--yes", "--data-dir", str(directory.path)]) == 2
+    assert "this node belongs to the domain" in capsys.readouterr().err
+    assert directory.genesis() == small_genesis()
+
+
+def test_a_running_node_is_not_disturbed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = DataDirectory(tmp_path / "node")
+    with directory.open_locked():
+        assert main.main(["join", ADDRESS, "--yes", "--data-dir", str(directory.path)]) == 2
+    assert "another daemon runs" in capsys.readouterr().err
+    assert directory.genesis() is None
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0"), (99_999, "99,999"), (640_000, "0.6 M"), (7 * 10**9, "7.0 G")])
+def test_counts_for_people(count: int, shown: str) -> None:
+    assert join.human_count(count) == shown

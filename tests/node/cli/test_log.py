@@ -1,0 +1,101 @@
+"""Showing, exporting and checking a log with the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.cli import main
+from node.store.directory import DataDirectory
+from protocol.domain import parse_genesis
+from protocol.entry import decode
+from protocol.quorum import CertifiedCut, CertifiedGrant
+from tests.node.store.test_verify import alter, fill
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A node's folder with a small log."""
+    trio.run(fill, DataDirectory(tmp_path / "node"))
+    return tmp_path / "node"
+
+
+def test_entries_are_shown_in_order_and_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*arguments: str) -> list[dict[str, object]]:
+        assert main.main(["log", "show", "--json", "--data-dir", str(folder), *arguments]) == 0
+        entries: list[dict[str, object]] = json.loads(capsys.readouterr().out)["entries"]
+        return entries
+
+    entries = shown()
+    assert [entry["cut"] for entry in entries] == sorted(entry["cut"] for entry in entries)  # type: ignore[type-var]
+    assert {entry["kind"] for entry in entries} == {"join", "role"}
+    assert [entry["kind"] for entry in shown("--author", "node-1")] == ["join", "role"]
+    assert {entry["kind"] for entry in shown("--kind", "role")} == {"role"}
+    assert shown("--last", "1") == entries[-1:]
+    assert shown("--last", "0") == entries
+    assert main.main(["log", "show", "--data-dir", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["cut", "node", "name", "seq", "kind", "what"]
+    assert len(lines) == len(entries) + 1
+
+
+@pytest.mark.parametrize("mistake", [["--author", "nobody"], ["--last", "-1"]])
+def test_a_wrong_choice_is_one_line(mistake: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["log", "show", "--data-dir", str(folder), *mistake]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_export_can_be_read_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "log.jsonl"
+    assert main.main(["log", "export", "--data-dir", str(folder), str(file)]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    domain = parse_genesis(bytes.fromhex(rows[0]["data"]))
+    assert {row["type"] for row in rows} == {"genesis", "entry", "cut", "grant"}
+    for row in rows[1:]:
+        data = bytes.fromhex(row["data"])
+        match row["type"]:
+            case "entry":
+                assert decode(data).id.hex() == row["id"]
+            case "cut":
+                assert CertifiedCut.parse(data, domain.electors).cut.height == row["height"]
+            case "grant":
+                assert CertifiedGrant.parse(data, domain.electors).grant.term == row["term"]
+    assert main.main(["log", "export", "--data-dir", str(folder), str(file)]) == 2
+    assert "there is a file already" in capsys.readouterr().err
+    assert main.main(["log", "export", "--data-dir", str(folder)]) == 0
+    assert capsys.readouterr().out == file.read_text()
+
+
+def test_verify_takes_the_folder_either_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["log", "verify", str(folder)]) == 0
+    first = capsys.readouterr()
+    assert "the log is valid" in first.err
+    assert main.main(["log", "verify", "--data-dir", str(folder)]) == 0
+    assert capsys.readouterr().out == first.out
+    assert main.main(["log", "verify", "--data-dir", str(folder), str(folder)]) == 2
+
+
+def test_a_damaged_log_is_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alter(DataDirectory(folder), "UPDATE entries SET signature = zeroblob(64) WHERE seq = 0")
+    for command in (["verify"], ["show"], ["export"]):
+        assert main.main(["log", *command, "--data-dir", str(folder)]) == 1
+        assert "the signature is wrong" in capsys.readouterr().err
+
+
+def test_credits_and_roles_are_read_from_it_where_no_daemon_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("credits", "roles"):
+        assert main.main([command, "--json", "--data-dir", str(folder)]) == 0
+        told = capsys.readouterr()
+        assert "no daemon runs" in told.err
+        answer = json.loads(told.out)
+        assert answer["source"] == "log"
+        assert "node-1" in {row["name"] for row in answer["nodes"]}
+        assert main.main([command, "--data-dir", str(folder)]) == 0
+        assert "node-1" in capsys.readouterr().out
+    assert main.main(["peers", "--json", "--data-dir", str(folder)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"source": "file", "peers": []}

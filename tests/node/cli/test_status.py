@@ -1,0 +1,194 @@
+"""status and leave against a stand-in for a daemon, and without one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.cli import asking, leave, main
+from node.store.directory import DataDirectory
+from protocol.domain import parse_genesis
+from tests.protocol.builders import small_genesis
+
+STATUS: dict[str, Any] = {
+    "name": "mine",
+    "node": "ab" * 32,
+    "peer_id": "12D3KooWExample",
+    "role": "inference",
+    "why": "the other places are taken",
+    "waits_for": ["version 3 of the weights to arrive"],
+    "leaving": False,
+    "left": False,
+    "domain": "d0" * 32,
+    "domain_name": "sums",
+    "version": 2,
+    "newest_version": 3,
+    "steps": [{"step": 3, "reward": 0.25}],
+    "peers": 4,
+    "inbound": 1,
+    "outbound": 3,
+    "addresses": ["/ip4/127.0.0.1/tcp/1/p2p/12D3KooWExample"],
+    "disk_free": 10**10,
+    "account": {"credit": 96, "accepted": 3, "rejected": 1, "void": 0, "pending": 0, "reputation": 800_000},
+    "last_rejection": {"outcome": "rejected", "reason": "reward", "words": "a reward is not what it earns"},
+    "cut_height": 9,
+    "own_entries": 5,
+    "own_final": True,
+    "health": [],
+    "problems": [],
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> DataDirectory:
+    """A node that joined a domain."""
+    directory = DataDirectory(tmp_path / "node")
+    directory.create()
+    directory.identity()
+    directory.save_genesis(small_genesis())
+    return directory
+
+
+@contextmanager
+def daemon(directory: DataDirectory, answer: Callable[[str], dict[str, Any]]) -> Iterator[list[str]]:
+    """Answers on the control socket by ``answer(op)``; gives the operations asked for."""
+    asked: list[str] = []
+    with socket.socket(socket.AF_UNIX) as listener, directory.socket_address() as address:
+        listener.bind(address)
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    line = connection.recv(1000)
+                    if not line:
+                        return
+                    asked.append(json.loads(line)["op"])
+                    connection.sendall(json.dumps(answer(asked[-1])).encode() + b"\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            with socket.socket(socket.AF_UNIX) as last:
+                last.connect(address)
+            thread.join()
+
+
+def run(directory: DataDirectory, *arguments: str) -> int:
+    return main.main([*arguments, "--data-dir", str(directory.path)])
+
+
+def test_a_healthy_node(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    with daemon(directory, lambda op: STATUS):
+        assert run(directory, "status") == 0
+        text = capsys.readouterr().out
+        assert run(directory, "status", "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+    assert told == {"running": True, "data_dir": str(directory.path), **STATUS}
+    assert text.splitlines()[0] == "mine: inference, all is well"
+    for part in (
+        "inference: the other places are taken",
+        "2; the newest is 3",
+        "version 3 of the weights to arrive",
+        "step 3, reward 0.250",
+        "4: 3 dialled by it, 1 dialled it",
+        "others reach it",
+        "10.0 GB free",
+        "3 accepted, 1 rejected, 0 void, 0 pending; reputation 0.800",
+        "a reward is not what it earns (rejected: reward)",
+    ):
+        assert part in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("key", ["health", "problems"])
+def test_an_unhealthy_one_is_exit_code_1(
+    key: str, directory: DataDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with daemon(directory, lambda op: {**STATUS, key: ["the disk refuses"]}):
+        assert run(directory, "status") == 1
+    text = capsys.readouterr().out
+    assert "not all is well" in text
+    assert "trouble" in text
+    assert "the disk refuses" in text
+
+
+def test_one_that_does_not_run(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(directory, "status") == 1
+    text = capsys.readouterr().out
+    assert "no daemon runs" in text
+    assert parse_genesis(small_genesis()).id.hex() in text
+    assert f"farflung run --data-dir {directory.path}" in text
+    assert run(directory, "status", "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["running"], told["pid"]) == (False, None)
+
+
+def test_one_that_starts_is_told_from_one_that_does_not_run(
+    directory: DataDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asking.lock_holder(directory) is None
+    with directory.open_locked():
+        assert asking.lock_holder(directory) is not None
+        assert run(directory, "status") == 1
+    assert "holds the folder" in capsys.readouterr().out
+
+
+def test_no_node_is_a_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "peers", "roles", "credits", "leave"):
+        assert run(DataDirectory(tmp_path / "none"), command) == 2
+        assert "no node lives here" in capsys.readouterr().err
+
+
+def test_leaving_waits_until_all_is_settled_and_stops(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(leave, "POLL", 0.0)
+    account = {**STATUS["account"], "pending": 1}
+    states = iter(
+        (
+            STATUS,
+            {**STATUS, "leaving": True},
+            {**STATUS, "left": True, "own_final": False, "account": account},
+            {**STATUS, "left": True, "own_final": False, "account": account},
+            {**STATUS, "left": True, "account": account},
+            {**STATUS, "left": True},
+        )
+    )
+    with daemon(directory, lambda op: next(states) if op == "status" else {"done": True}) as asked:
+        assert run(directory, "leave") == 0
+    assert asked == ["status", "leave", *["status"] * 5, "stop"]
+    assert "mine has left sums with credit 96" in capsys.readouterr().out
+
+
+def test_a_leave_entry_that_cannot_be_made_stops_nothing(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(leave, "ENTRY_PATIENCE", 0.0)
+    monkeypatch.setattr(leave, "POLL", 0.0)
+    waiting = {**STATUS, "leaving": True, "waits_for": ["its own head"]}
+    with daemon(directory, lambda op: waiting) as asked:
+        assert run(directory, "leave") == 1
+    assert "stop" not in asked
+    assert "its own head" in capsys.readouterr().err
+
+
+def test_one_that_never_joined_just_stops(directory: DataDirectory) -> None:
+    with daemon(directory, lambda op: {**STATUS, "own_entries": 0, "account": None}) as asked:
+        assert run(directory, "leave") == 0
+    assert asked == ["status", "stop"]
+
+
+def test_leaving_needs_a_daemon(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(directory, "leave") == 2
+    assert "no daemon runs" in capsys.readouterr().err
