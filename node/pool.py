@@ -93,15 +93,28 @@ class Pool:
     def waiting_groups(self, number: int) -> int:
         """Groups announced, still of use to a step from version ``number``, and not yet trained on.
 
-        What nobody present will judge does not count: its validators may be gone for good.
+        What nobody present will judge does not count: its validators may be gone for good. What those announce who were
+        not right more often than wrong counts as one batch at most, or a few strangers who announce what they never
+        made could keep everybody else waiting.
         """
-        ledger, level = self._node.log.ledger, self._node.domain.recipe.async_level
+        ledger, recipe = self._node.log.ledger, self._node.domain.recipe
         total = sum(e.payload.groups for e, _ in self.usable(number).values() if isinstance(e.payload, Rollout))
+        unproven = 0
+        accounts = ledger.accounts()
+        judged: dict[tuple[bytes, ...], bool] = {}
         for entry in ledger.outstanding():
             assert isinstance(entry.payload, Rollout)
             version = ledger.version_number(entry.payload.weights)
-            if version is None or not schedule.usable(number - version, level):
+            if version is None or not schedule.usable(number - version, recipe.async_level):
                 continue
-            if self._node.will_be_judged(entry):
+            due = ledger.due(entry)
+            if due not in judged:
+                judged[due] = self._node.will_judge(due)
+            if not judged[due]:
+                continue
+            account = accounts[entry.author]
+            if entry.author == self._node.id or account.accepted > account.rejected + account.void:
                 total += entry.payload.groups
-        return total
+            else:
+                unproven += entry.payload.groups
+        return total + min(unproven, recipe.groups_per_step)

@@ -156,3 +156,19 @@ async def test_what_nobody_here_will_judge_is_not_waited_for(
         await trio.sleep(3)
         assert node.pool.waiting_groups(0) == 0
         assert len(node.log.ledger.outstanding()) == 1
+
+
+async def test_strangers_who_announce_what_never_comes_hold_nobody_up(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        version = await stage(cluster)
+        await trio.sleep(1)
+        for first in range(0, 20 * RECIPE.groups_per_step, 2):
+            await announce(cluster, "j", version, first)
+        pool = cluster.running["i"].node.pool
+        assert pool.waiting_groups(0) == RECIPE.groups_per_step
+        # Whoever was right so far is believed, and everybody believes himself.
+        await judge(cluster, cluster.running["j"].node.log.ledger.outstanding()[0])
+        assert pool.waiting_groups(0) == 20 * RECIPE.groups_per_step - 2
+        assert cluster.running["j"].node.pool.waiting_groups(0) == 20 * RECIPE.groups_per_step - 2
