@@ -13,16 +13,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
+from node.api.client import request
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.verify import LogReport, verify
 from protocol.constants import MILLION
 from protocol.ledger import Ledger
-from protocol.records import Rollout, Step, StepBlob
+from protocol.records import Rollout, Step, StepBlob, Weights
 from protocol.rollout import Submission
 
 pytestmark = pytest.mark.timeout(400)
@@ -260,3 +264,36 @@ def test_a_killed_node_resumes_and_an_interrupt_ends_everything(tmp_path: Path) 
     assert log.problems == ()
     assert len(Ledger(log.replica).steps()) >= 2
     assert all(head.status == 0 for head in log.replica.heads.values())
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What the daemon of a data directory says of itself."""
+    return trio.run(partial(request, DataDirectory(folder), "status", timeout=30))
+
+
+def test_nodes_and_children_that_are_killed_come_back_and_the_run_converges(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with running(folder, "--nodes", "4", "--steps", "7") as process:
+        read_until(process, r"^step 2 ")
+        roles = {status(path)["role"]: path for path in sorted(folder.glob("node-*"))}
+        assert roles.keys() == {"trainer", "relay", "validator", "inference"}
+        (child,) = status(roles["trainer"])["children"]
+        os.kill(child["pid"], signal.SIGKILL)
+        os.kill(int((roles["validator"] / "lock").read_text()), signal.SIGKILL)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+    logs = Run(folder, output, 0).logs()
+    assert len(logs) == 4
+    assert [problem for log in logs.values() for problem in log.problems] == []
+    assert len({log.text() for log in logs.values()}) == 1
+    log = logs["node-1"]
+    assert log.replica.uncovered() == []
+    assert log.replica.forks == {}
+    # As many steps as were asked for, though weights may have been announced twice for another validator.
+    ledger = Ledger(log.replica)
+    assert len(ledger.steps()) == 7
+    assert len(json.loads((folder / "summary.json").read_text())["steps"]) == 7
+    lineage = [entry.payload for entry in ledger.lineage() if isinstance(entry.payload, Weights)]
+    assert [weights.number for weights in lineage] == list(range(len(lineage)))
+    assert int((roles["validator"] / "boot").read_text()) == 2
+    assert processes_of(folder) == []
