@@ -17,7 +17,25 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "systemd" / "bootstrap.sh"
 SHELL = shutil.which("dash") or "/bin/sh"
-TOOLS = ("awk", "basename", "cat", "chmod", "cp", "cut", "date", "df", "dirname", "env", "grep", "ls", "mkdir", "mktemp", "rm", "rmdir", "sed")
+TOOLS = (
+    "awk",
+    "basename",
+    "cat",
+    "chmod",
+    "cp",
+    "cut",
+    "date",
+    "df",
+    "dirname",
+    "env",
+    "grep",
+    "ls",
+    "mkdir",
+    "mktemp",
+    "rm",
+    "rmdir",
+    "sed",
+)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # Stands for Python: makes a venv that holds itself, notes what pip is asked for, and answers questions as Python would.
@@ -29,9 +47,9 @@ case "$1 $2" in
         shift 2
         [ "$1" = --version ] && exit 0
         echo "pip $*" >>"$NOTES"
-        case "$*" in $PIP_FAILS) exit 1 ;; esac
+        case "$*" in $PIP_FAILS) echo "$PIP_SAYS"; exit 1 ;; esac
         case "$*" in
-            *-e*) printf '#!/bin/sh\\necho "farflung $*"\\n' >"$bin/farflung"; chmod +x "$bin/farflung" ;;
+            *-e*|*farflung*) printf '#!/bin/sh\\necho "farflung $*"\\n' >"$bin/farflung"; chmod +x "$bin/farflung" ;;
             *torch==*) echo 2.13.0+cpu >"$bin/torch" ;;
             *torch*) echo 2.14.1 >"$bin/torch" ;;
         esac ;;
@@ -54,11 +72,29 @@ class World:
         (self.bin / name).write_text(f"#!{SHELL}\n{text}\n")
         (self.bin / name).chmod(0o755)
 
-    def run(self, *arguments: str, pip_fails: str = "nothing") -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": str(self.bin), "NOTES": str(self.notes), "PIP_FAILS": pip_fails, "TMPDIR": str(self.bin)}
+    @property
+    def home(self) -> Path:
+        """Where a user without a checkout has Farflung."""
+        return self.bin.parent / "home" / ".local" / "share" / "farflung"
+
+    def run(
+        self, *arguments: str, pip_fails: str = "nothing", pip_says: str = "", piped: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": str(self.bin),
+            "NOTES": str(self.notes),
+            "PIP_FAILS": pip_fails,
+            "PIP_SAYS": pip_says,
+            "TMPDIR": str(self.bin),
+            "HOME": str(self.bin.parent / "home"),
+        }
+        script = self.checkout / "systemd" / "bootstrap.sh"
         return subprocess.run(
-            [SHELL, str(self.checkout / "systemd" / "bootstrap.sh"), *arguments],
-            cwd=self.checkout,
+            [SHELL, "-s", "--", *arguments] if piped else [SHELL, str(script), *arguments],
+            input=script.read_text() if piped else None,
+            # A session of its own has no terminal to ask at.
+            start_new_session=True,
+            cwd=self.bin.parent if piped else self.checkout,
             env=environment,
             capture_output=True,
             text=True,
@@ -245,6 +281,96 @@ def test_a_gpu_gets_the_ordinary_build(world: World) -> None:
 def test_the_only_host_it_names_is_pytorchs() -> None:
     hosts = {word for word in re.findall(r"://([^/\s]*)", SCRIPT.read_text()) if "*" not in word}
     assert hosts == {"download.pytorch.org"}
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("Temporary failure in name resolution", "no network: the packages could not be fetched"),
+        ("OSError: [Errno 28] No space left on device", "no space was left on the disk"),
+    ],
+)
+def test_what_stopped_pip_is_one_clear_line(world: World, says: str, words: str) -> None:
+    done = world.run("devnet", pip_fails="*torch*", pip_says=says)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"farflung: {words}")
+    assert says not in done.stderr
+
+
+def test_a_python_that_is_too_old_is_named(world: World) -> None:
+    (world.bin / "python3.11").unlink()
+    world.program("python3", 'case "$*" in *importlib*) exit 1 ;; *) echo 3.9 ;; esac')
+    done = world.run("devnet")
+    assert done.returncode == 2
+    assert "python3 is Python 3.9, and Farflung needs Python 3.11 or newer" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_through_a_pipe_it_installs_from_the_index_into_the_home(world: World) -> None:
+    done = world.run("join", "/ip4/192.0.2.1/tcp/4001/p2p/x", "--yes", piped=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "farflung join /ip4/192.0.2.1/tcp/4001/p2p/x --yes\n"
+    assert world.noted()[-1] == f"pip install -c {world.home}/venv/constraints.txt --upgrade farflung"
+    assert not (world.checkout / ".venv").exists()
+
+
+def test_a_wheel_is_a_source(world: World) -> None:
+    wheel = world.bin.parent / "farflung-1-py3-none-any.whl"
+    wheel.write_bytes(b"one")
+    for _ in range(2):
+        assert world.run("join", "--source", str(wheel), "ADDRESS", piped=True).returncode == 0
+    assert [line for line in world.noted() if "whl" in line] == [
+        f"pip install -c {world.home}/venv/constraints.txt {wheel}",
+        f"pip install --force-reinstall --no-deps {wheel}",
+    ]  # the second run installed nothing
+    wheel.write_bytes(b"two")
+    assert world.run("--source", str(wheel), "status", piped=True).stdout == "farflung status\n"
+    assert world.noted() != []
+
+
+def test_a_folder_and_an_index_are_sources(world: World) -> None:
+    assert world.run("join", f"--source={world.checkout}", "ADDRESS", piped=True).returncode == 0
+    assert any(line.endswith(f"constraints.txt {world.checkout}") for line in world.noted())
+    assert world.run("join", "--source", "file:///index", "ADDRESS", piped=True).returncode == 0
+    assert any(line.endswith("--upgrade farflung") for line in world.noted())
+
+
+@pytest.mark.parametrize("source", ["/nowhere/farflung.whl", "/"])
+def test_a_source_that_is_none_is_refused(world: World, source: str) -> None:
+    done = world.run("join", "--source", source, "ADDRESS", piped=True)
+    assert done.returncode == 2
+    assert f"--source {source}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("systemctl", ["exit 1", None])
+def test_a_service_without_systemd_is_refused_before_anything_is_installed(world: World, systemctl: str | None) -> None:
+    if systemctl is not None:
+        world.program("systemctl", systemctl)
+    done = world.run("join", "ADDRESS", "--service", piped=True)
+    assert done.returncode == 2
+    assert "systemd" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert world.noted() == []
+
+
+def test_a_users_service_is_the_commands_work(world: World) -> None:
+    world.program("systemctl", "exit 0")
+    done = world.run("join", "ADDRESS", "--yes", "--service", piped=True)
+    assert done.stdout == "farflung service install --user --join ADDRESS --yes\n"
+    assert world.run("join", "--service", "--threads=2", piped=True).returncode == 2
+
+
+def test_uninstalling_takes_the_program_away(world: World) -> None:
+    assert world.run("--version", piped=True).returncode == 0
+    (world.home / "node").mkdir()
+    done = world.run("uninstall", "--purge", piped=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "farflung service remove --user --purge\n"
+    assert {path.name for path in world.home.iterdir()} == {"node"}
+    again = world.run("uninstall", piped=True)
+    assert again.returncode == 0
+    assert "not installed" in again.stderr
 
 
 @pytest.mark.parametrize("failing", ["ruff", "mypy", "none"])
