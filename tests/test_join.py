@@ -26,9 +26,9 @@ from node.store.verify import verify
 from protocol.ledger import Ledger
 from protocol.records import Join, Leave, Role, Rollout
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 120.0
+PATIENCE = 180.0
 """Seconds that a thing may take on a machine that does others besides; each takes a few on a quiet one."""
 
 
