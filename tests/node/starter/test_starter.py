@@ -85,7 +85,7 @@ class Fixed(make.Questions):
 
 
 def test_a_short_warm_up_learns_and_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("BATCH", 16), ("LEARN_AT_MOST", 20), ("LOOSEN_UPDATES", 3), ("AVERAGE", 0.5)):
+    for name, value in (("BATCH", 16), ("LEARN_AT_MOST", 20), ("LOOSEN_UPDATES", 3), ("AVERAGE", 0.5), ("PROBE", 40)):
         monkeypatch.setattr(make, name, value)
     sums = []
     for _ in range(2):
