@@ -332,8 +332,13 @@ class _Session:
             height = len(replica.cuts)
             data = await self._ask("cuts", wire.request("cuts", height))
             self._note(await self._service.receive(cuts=data))
-            while (missing := self._service.intake.missing_for_cuts()) and await self._fetch(missing):
-                pass
+            asked = None
+            while len(replica.cuts) < goal and (missing := self._service.intake.missing_for_cuts()):
+                # Another round may have brought it meanwhile: what counts is whether anything is missing that was not.
+                if missing == asked:
+                    break
+                asked = missing
+                await self._fetch(missing)
             if len(replica.cuts) == height or len(replica.cuts) >= goal:
                 return
 
@@ -369,10 +374,8 @@ class _Session:
                         first = max(replica.certified_head(one.author) + 1, one.first_seq - MAX_RANGE)
                         await self._fetch([RangeRequest(one.author, first, one.first_seq - 1)])
 
-    async def _fetch(self, wanted: list[RangeRequest]) -> bool:
-        """Ask for ranges; whether that brought anything new."""
-        added = 0
+    async def _fetch(self, wanted: list[RangeRequest]) -> None:
+        """Ask for ranges."""
         for start in range(0, len(wanted), wire.MAX_RANGES):
             data = await self._ask("ranges", wire.ranges(wanted[start : start + wire.MAX_RANGES]))
-            added += self._note(await self._service.receive(entries=data))
-        return added > 0
+            self._note(await self._service.receive(entries=data))
