@@ -76,13 +76,26 @@ class Weights:
             seen = await self._node.log.wait_change(seen, timeout=1)
 
     async def _try(self, entry: Entry) -> None:
-        try:
-            await self.hold(entry, timeout=FETCH_TIMEOUT)
-            self._node.health.clear("weights")
-        except (Error, OSError, trio.TooSlowError) as error:
-            why = "it took too long" if isinstance(error, trio.TooSlowError) else str(error)
-            self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {why}")
-            await trio.sleep(self._node.domain.timings.presence_ms / 1000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_once_gone, entry, nursery.cancel_scope)
+            try:
+                await self.hold(entry, timeout=FETCH_TIMEOUT)
+                self._node.health.clear("weights")
+            except (Error, OSError, trio.TooSlowError) as error:
+                why = "it took too long" if isinstance(error, trio.TooSlowError) else str(error)
+                self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {why}")
+                await trio.sleep(self._node.domain.timings.presence_ms / 1000)
+            nursery.cancel_scope.cancel()
+
+    async def _cancel_once_gone(self, entry: Entry, scope: trio.CancelScope) -> None:
+        """End the fetch of a version that newer ones have displaced everywhere: nobody is left to give it."""
+        seen = 0
+        while True:
+            newest, others = self.newest(), self._node.presences.live()
+            displaced = newest is not None and newest.id != entry.id and newest.id not in self._held
+            if displaced and not any(entry.id in p.versions for n, p in others.items() if n != self._node.id):
+                scope.cancel()
+            seen = await self._node.log.wait_change(seen, timeout=1)
 
     async def hold(self, entry: Entry, *, timeout: float) -> None:
         """Fetch one version unless it is held.

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from node.net.rpc import Unreachable
+from node.weights import Weights as Versions
 from protocol.constants import KEPT_VERSIONS
 from protocol.entry import Entry
 from protocol.errors import PeerError
@@ -65,6 +66,31 @@ async def test_a_version_that_nobody_has_is_waited_for(
         cluster.network.heal()
         await cluster.until(lambda: running.node.weights.newest_held() == version)
         assert "weights" not in running.node.health.warnings
+
+
+async def test_a_version_that_everybody_dropped_meanwhile_is_given_up_for_the_newest(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        versions = [await stage(cluster)]
+        running = cluster.running["i"]
+        weights = running.node.weights
+        fetch = weights._fetch
+
+        async def slow(entry: Entry, wanted: Weights) -> None:
+            if entry.id == versions[0].id:
+                await trio.sleep_forever()
+            await fetch(entry, wanted)
+
+        monkeypatch.setattr(Versions, "_fetch", lambda self, entry, wanted: slow(entry, wanted))
+        running.nursery.start_soon(weights.run)
+        await trio.sleep(1)
+        for number in range(1, KEPT_VERSIONS):
+            versions.append(await cluster.announce("t", raw(number), versions[-1]))
+        await trio.sleep(10)
+        assert weights.held() == []  # the trainer still has it, so it may still come
+        versions.append(await cluster.announce("t", raw(KEPT_VERSIONS), versions[-1]))
+        await cluster.until(lambda: weights.newest_held() == versions[-1], 10)
 
 
 async def test_a_full_disk_is_waited_out(
