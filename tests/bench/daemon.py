@@ -4,7 +4,7 @@
 ``rss_mb``             resident memory (MiB) with 20 peers connected, at the end
 ``idle_cpu_percent``   of one core with 20 peers connected, the least of several windows
 
-The daemon is a process of its own, started as an operator does; it is the domain's elector as well. Its 20 peers are real
+The daemon is a process of its own, started as an operator does; it is the elector as well. Its 20 peers are real
 nodes that share one other process. All keep a public domain's timings (presence 5 s, epoch 10 s), are willing to relay
 only, and have nothing to do. The least of several counts, because whatever else the machine does only adds to a figure.
 """
