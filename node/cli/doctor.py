@@ -39,7 +39,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     logging.disable(logging.CRITICAL)  # what libraries have to say about peers that do not answer
     directory = options.data_directory(arguments)
-    findings = trio.run(_examine, directory)
+    try:
+        findings = trio.run(_examine, directory)
+    finally:
+        logging.disable(logging.NOTSET)
     code = exit_code(findings)
     if arguments.json:
         options.print_json(
