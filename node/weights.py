@@ -151,7 +151,7 @@ class Weights:
         if wanted.manifest_size > MAX_MANIFEST_BYTES:
             raise PeerError("a manifest of an absurd size")
         peers = self._holders(entry)
-        data = await self._node.fetch_blob(wanted.manifest, wanted.manifest_size, peers, timeout=20)
+        data = await self._node.fetch_blob(wanted.manifest, wanted.manifest_size, peers, timeout=5)
         manifest = Manifest.parse(data)
         if manifest.whole != wanted.whole or manifest.size != wanted.size:
             raise PeerError("the manifest is not the one that the weights entry describes")

@@ -37,6 +37,7 @@ from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.quorum import CertifiedGrant, Grant
 from protocol.records import Rollout, Step, Verdict, Weights
+from protocol.rollout import max_bytes
 from protocol.schedule import due_validators
 
 
@@ -289,6 +290,7 @@ class Fold:
             rollout.groups > recipe.groups_per_submission
             or rollout.responses != rollout.groups * recipe.group_size
             or rollout.tokens > rollout.responses * recipe.max_response_tokens
+            or rollout.size > max_bytes(recipe)
         )
 
     def _count(self, submission: _Submission, entry: Entry, verdict: Verdict) -> None:

@@ -27,7 +27,7 @@ from blake3 import blake3
 
 from protocol import codec
 from protocol.codec import Array, Bytes, Int, Many
-from protocol.constants import FORMAT, MAX_SUBMISSION_BYTES, MILLION
+from protocol.constants import FORMAT, MAX_SUBMISSION_BYTES, MILLION, PROOF_CHUNK_TOKENS, PROOF_TOPK_LARGE
 from protocol.domain import Recipe
 from protocol.errors import LocalError, PeerError
 
@@ -107,6 +107,14 @@ class Submission:
         if len(data) > MAX_SUBMISSION_BYTES:
             raise LocalError(f"a submission of {len(data)} bytes is too large")
         return data
+
+
+def max_bytes(recipe: Recipe) -> int:
+    """No submission of this recipe is longer: tokens and log-probabilities, the largest commitment, and framing."""
+    tokens = recipe.group_size * recipe.max_response_tokens
+    proofs = -(-tokens // PROOF_CHUNK_TOKENS) * (2 + 2 * PROOF_TOPK_LARGE)
+    group = 4 * recipe.max_prompt_tokens + 8 * tokens + proofs + 32 * (recipe.group_size + 1)
+    return min(MAX_SUBMISSION_BYTES, 256 + recipe.groups_per_submission * group)
 
 
 def pack(values: Sequence[int]) -> bytes:

@@ -119,7 +119,12 @@ class _Fetches:
         assert isinstance(rollout, Rollout)
         peers = [entry.author, *(peer for peer in self._node.network.peers if peer != entry.author)]
         try:
-            found = await self._node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
+            # The whole has as long as a verdict may wait: a peer that sends drop by drop holds a place no longer.
+            with trio.fail_after(self._node.domain.timings.verdict_wait_ms / 1000):
+                found = await self._node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
+        except trio.TooSlowError:
+            self._arrived[entry.id] = Unreachable("it arrives too slowly")
+            self._not_before[entry.id] = trio.current_time() + RETRY
         except (Unreachable, PeerError) as error:
             self._arrived[entry.id] = error
             self._not_before[entry.id] = trio.current_time() + RETRY

@@ -242,7 +242,7 @@ class Story:
         version = (weights or self.newest).id
         responses = groups * RECIPE.group_size
         file = digest(f"file {name} {version.hex()} {first_counter}")
-        return self.say(name, Rollout(version, first_counter, groups, responses, responses * 5, file, 2048))
+        return self.say(name, Rollout(version, first_counter, groups, responses, responses * 5, file, 1024))
 
     def judge(self, name: str, rollout: Entry, outcome: str = "accepted", reason: str = "", audited: int = 2) -> Entry:
         """A verdict: "accepted", "soft", "hard" or "void"."""

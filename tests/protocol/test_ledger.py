@@ -15,6 +15,7 @@ from protocol.ledger import Ledger
 from protocol.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
 from protocol.records import Leave, Role, Rollout, Step, Weights
 from protocol.replica import Replica
+from protocol.rollout import max_bytes
 from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, take
 
 TRUSTED = dataclasses.replace(POLICY, validator_reputation=600_000)
@@ -418,11 +419,19 @@ def test_a_newcomer_waits_for_a_version_after_its_join() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "responses", "tokens"), [(3, 12, 40), (2, 9, 40), (2, 8, 8 * RECIPE.max_response_tokens + 1)]
+    ("groups", "responses", "tokens", "size"),
+    [
+        (3, 12, 40, 100),
+        (2, 9, 40, 100),
+        (2, 8, 8 * RECIPE.max_response_tokens + 1, 100),
+        (2, 8, 40, max_bytes(RECIPE) + 1),
+    ],
 )
-def test_who_announces_more_than_the_recipe_allows_is_rejected(groups: int, responses: int, tokens: int) -> None:
+def test_who_announces_more_than_the_recipe_allows_is_rejected(
+    groups: int, responses: int, tokens: int, size: int
+) -> None:
     story = Story()
-    entry = story.say("i1", Rollout(story.newest.id, 0, groups, responses, tokens, digest("file"), 100))
+    entry = story.say("i1", Rollout(story.newest.id, 0, groups, responses, tokens, digest("file"), size))
     assert story.ledger.rollout_status(entry.id) == Status("rejected", "hard", "malformed")
     assert story.ledger.accounts()[story.node("i1")].hard == 1
 
