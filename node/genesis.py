@@ -29,7 +29,7 @@ from typing import Any, Final
 import trio
 
 from node import starter
-from node.domain_file import AUDIT_SHARE, DomainFile
+from node.domain_file import AUDIT_SHARE, EARNED_REPUTATION, DomainFile
 from node.errors import UserError
 from node.starter import defaults
 from node.store.blobs import BlobStore
@@ -120,14 +120,17 @@ def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
 
 
 def policy(nodes: int) -> Policy:
-    """The policy of a devnet that waits for ``nodes`` nodes before its first term. A newcomer may validate."""
+    """The policy of a devnet that waits for ``nodes`` nodes before its first term.
+
+    Its own nodes are named validators; a stranger who joins has to earn the reputation first.
+    """
     return Policy(
         min_nodes=nodes,
         relays_min=1,
         relays_per_million=100_000,
         validators_min=1,
         validators_per_million=100_000,
-        validator_reputation=0,
+        validator_reputation=EARNED_REPUTATION,
         audit_share=AUDIT_SHARE,
     )
 
