@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +19,8 @@ from protocol.identity import peer_id
 
 MIN_NODES: Final = 4
 """Below it one of the four roles would stay empty."""
+ROOM: Final = 400 << 20
+"""Bytes free without which no devnet starts: twice what a daemon asks for."""
 MAX_NODES: Final = 64
 
 
@@ -49,6 +52,12 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"{folder}: the folder is not empty", "name a new one with --dir")
+        if (free := shutil.disk_usage(folder).free) < ROOM:
+            folder.rmdir()
+            raise UserError(
+                f"{folder}: the disk has {free / 1e6:.0f} MB free, a devnet needs {ROOM / 1e6:.0f} MB",
+                "free some room or name a folder on another disk with --dir",
+            )
     except FileExistsError:
         raise UserError(f"{folder}: a file of that name is there", "name another folder with --dir") from None
     except OSError as error:

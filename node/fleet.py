@@ -135,11 +135,12 @@ class Member:
     async def keep_running(self, say: Callable[[str], None]) -> None:
         """Start the daemon and keep it running; returns where it ended on purpose.
 
-        Raises ``UserError`` with its last line where it ended for a mistake of its user.
+        Raises ``UserError`` with its last line where its first start ended for a mistake of its user. Later it is no
+        mistake but the machine's state, such as a full disk, and is tried again.
         """
         while True:
             code = await _ended(self.start())
-            if code == 2:
+            if code == 2 and not self.status:
                 self.state = "failed"
                 raise UserError(f"{self.name}: {self.last_line()}")
             if code == 0 or self.restarts == MAX_RESTARTS:
