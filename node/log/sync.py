@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final, Protocol
@@ -93,6 +94,7 @@ class LogSync:
         self._soon = trio.Event()
         self._wanted: dict[bytes, None] = {}
         self._busy: set[bytes] = set()
+        self._catching_up = trio.Lock()
         self._last: dict[bytes, int] = {}
         self._outgoing, self._news = trio.open_memory_channel[News](QUEUE)
 
@@ -203,11 +205,23 @@ class LogSync:
                 await session.forks()
                 await session.grants()
             if theirs.height > ours.height:
-                await session.cuts(theirs.height)
+                async with self._turn():
+                    await session.cuts(theirs.height)
             if theirs.heads_root != self.service.replica.heads_root():
                 await session.tails()
         self.service.told(peer)
         return session.result
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Rounds side by side would fetch the same cuts: one does it, and another only if that takes too long."""
+        with trio.move_on_after(PATIENCE) as patience:
+            await self._catching_up.acquire()
+        try:
+            yield
+        finally:
+            if not patience.cancelled_caught:
+                self._catching_up.release()
 
     async def ask(self, peer: bytes, payload: bytes) -> bytes:
         """One request of the log protocol."""
