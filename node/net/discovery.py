@@ -41,7 +41,7 @@ SHORT: Final = 5.0
 """A connection that lasts fewer seconds counts as a failure."""
 
 CONCURRENT_DIALS: Final = 8
-POLL: Final = 0.25
+POLL: Final = 0.5
 """Seconds between looks at the book."""
 
 _PATTERN = re.compile(

@@ -10,8 +10,8 @@ invisible on the wire:
    stream of the connection. A peer that takes no bytes for ``FRAME_TIMEOUT`` seconds loses the connection.
 4. A frame fits one Noise message, and credit goes back in halves of a window, not after every read.
 5. A writer without credit waits for it; deadlines belong to the caller.
-6. A ping every ``keepalive`` seconds finds dead peers (the stock class ignores a missing pong): who sends nothing at
-   all for ``PATIENCE`` times as long is dead.
+6. A peer that sent nothing for ``keepalive`` seconds is sent a ping (the stock class ignores a missing pong): who then
+   sends nothing at all for ``PATIENCE`` times as long is dead. Who talks is alive, and costs no pings.
 """
 
 from __future__ import annotations
@@ -354,10 +354,18 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
                 self.abort()
                 return
             self.rtt = trio.current_time() - sent
-            self._probe = trio.Event()
-            with trio.move_on_after(self.keepalive):
+            await self._silence()
+
+    async def _silence(self) -> None:
+        """Return once the peer sent nothing for ``keepalive`` seconds, or is to be pinged at once."""
+        self._probe = trio.Event()
+        while True:
+            self._heard = False
+            with trio.move_on_after(self.keepalive) as quiet:
                 await self._probe.wait()
             self._pings = 0
+            if not (quiet.cancelled_caught and self._heard):
+                return
 
     def probe(self) -> None:
         """Ping now: the peer has just opened another connection, so this one may be dead."""
