@@ -58,12 +58,13 @@ class Run:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The processes that name the folder in their command line."""
+    """The processes that name the folder in their command line, or work where its devnet was started: children do."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if str(folder).encode() in (entry / "cmdline").read_bytes():
+                named = str(folder).encode() in (entry / "cmdline").read_bytes()
+                if named or (entry / "cwd").readlink() == folder.parent:
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -253,6 +254,7 @@ def test_a_killed_node_resumes_and_an_interrupt_ends_everything(tmp_path: Path) 
         while int((victim / "boot").read_text()) < 2:
             read_until(process, r"^step ")
         read_until(process, r"^step ")
+        assert len(processes_of(folder)) >= 10  # the devnet, five daemons, and a child at least for four of them
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
