@@ -105,14 +105,19 @@ class Machine:
     """A booted machine."""
 
     def __init__(self, root: Path, console: Path, binds: Sequence[tuple[Path, str]]) -> None:
-        self.root = root
+        self._console = console
         words = ["systemd-nspawn", "-q", "-D", str(root), "--boot", "--register=no", "--keep-unit", "--console=pipe"]
-        words += [f"--bind-ro={outside}:{inside}" for outside, inside in binds]
-        with console.open("wb") as output:
-            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        self._words = [*words, *(f"--bind-ro={outside}:{inside}" for outside, inside in binds)]
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._console.open("ab") as output:
+            return subprocess.Popen(self._words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
     def init(self) -> int | None:
-        """The machine's process 1, as this machine numbers it."""
+        """The machine's process 1, as this machine numbers it; None where it does not run."""
+        if self.process.poll() is not None:
+            return None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
             with suppress(OSError):
@@ -156,11 +161,10 @@ class Machine:
         )
 
     def reboot(self) -> None:
-        """Boot again; returns when that is over."""
-        before = self.init()
-        self.run("systemctl", "reboot")
-        wait("another process 1", lambda: self.init() not in (None, before), 60)
-        wait("the boot after a reboot", self.is_up, 90)
+        """Shut down and boot again; returns when that is over. (nspawn's own reboot wants a /run in memory.)"""
+        self.off()
+        self.process = self._start()
+        wait("the boot after a shutdown", self.is_up, 90)
 
     def off(self) -> None:
         """Power off, within half a minute."""
