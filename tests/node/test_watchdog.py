@@ -66,7 +66,7 @@ async def test_a_role_manager_that_never_turns_again_stands_still(
         roles = await start(running)
         # The role is to end, for another, and does not.
         cluster.crash("r")
-        await trio.sleep(3)
+        await trio.sleep(7)
         assert await watchdog.progress(running.node.log, roles, 2) is None
         monkeypatch.setattr(watchdog, "ROLES_LIMIT", 2.0)
         still = await watchdog.progress(running.node.log, roles, 10)
