@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import libp2p.pubsub.gossipsub as gossipsub_module
+import libp2p.pubsub.mcache as mcache_module
 import libp2p.pubsub.pubsub as pubsub_module
 import trio
 from google.protobuf.message import DecodeError
@@ -93,9 +94,9 @@ def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], b
     """GossipSub 1.1 with a heartbeat of one second, guarded. Version 1.2 would double the RPCs of small messages."""
     router = GossipSub(
         protocols=[PROTOCOL_ID_V11],
-        degree=6,
-        degree_low=4,
-        degree_high=12,
+        degree=3,
+        degree_low=2,
+        degree_high=4,
         heartbeat_interval=1,
         gossip_window=3,
         gossip_history=5,
@@ -105,6 +106,8 @@ def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], b
         adaptive_gossip_enabled=False,
         eclipse_protection_enabled=False,
     )
+    # The stock cache names messages otherwise than "seen" does: whatever a peer says it has would be asked for again.
+    mcache_module.default_msg_id_fn = message_id
     router.scorer = None  # all its weights are zero; node.net.scores judges peers
     router.recent_message_deliveries = collections.defaultdict(lambda: collections.deque(maxlen=1))  # stock: for ever
     pubsub = Pubsub(

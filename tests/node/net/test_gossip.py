@@ -174,3 +174,12 @@ def test_buckets_refill_and_stay_bounded() -> None:
     for number in range(5000):
         buckets.take(number.to_bytes(2, "big"), 1, 2.0)
     assert len(buckets._buckets) == 4096
+
+
+async def test_what_a_peer_says_it_has_is_not_asked_for_again() -> None:
+    """The cache and the "seen" ids name a message alike; the stock ones do not, and send most messages twice."""
+    async with network(1) as first:
+        pubsub = first._gossip._pubsub
+        message = rpc_pb2.Message(data=b"x", topicIDs=["t"], from_id=b"o", seqno=b"1")
+        pubsub.router.mcache.put(message)
+        assert pubsub.router.mcache.window("t") == [message_id(message)] == [pubsub.get_message_id(message)]
