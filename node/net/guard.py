@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -450,8 +451,9 @@ def make_host(
             high_watermark=limits.connections,
             max_connections=limits.connections,
             max_connections_per_peer=2,
-            inbound_upgrade_timeout=limits.handshake_timeout,
-            outbound_upgrade_timeout=limits.dial_timeout,
+            # ``accept`` and ``dial`` have deadlines of their own; a second copy here could only disagree with them.
+            inbound_upgrade_timeout=math.inf,
+            outbound_upgrade_timeout=math.inf,
         ),
     )
     host = GuardedHost(network=swarm, disable_identify_address_discovery=True)
