@@ -151,7 +151,7 @@ class Port:
                 except PeerError as error:
                     port.blame(self.node, error)
 
-    def subscribe(self, topic: str, handler: Listener) -> None:
+    def subscribe(self, topic: str, handler: Listener, *, delay: float = 0.0) -> None:
         self.topics[topic] = handler
 
     def blame(self, peer: bytes, error: PeerError) -> None:

@@ -7,6 +7,7 @@
    its bucket allows is dropped, not blamed; a forwarder has a wider bucket, because keys are free.
 4. A handler's ``PeerError`` scores the origin down; any other exception is logged. Own messages do not come back.
 5. Gossip is a hint: a full queue or bucket drops messages without notice.
+6. Others' messages of a topic with a ``delay`` are forwarded together (``node.net.forwarding``), all else at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import trio
 from libp2p.tools.anyio_service import background_trio_service
 
 from node.net.guard import GuardedHost, Limits, node_of
-from node.net.pubsub import MAX_TOPIC, make_pubsub
+from node.net.pubsub import MAX_TOPIC, forward_together, make_pubsub
 from node.net.rpc import Count
 from protocol.errors import LocalError, PeerError
 
@@ -89,19 +90,21 @@ class Gossip:
         self._blame = blame
         self._banned = banned
         self._handlers: dict[str, Handler] = {}
+        self._delays: dict[str, float] = {}
         self._origins = Buckets(limits.gossip_burst, limits.gossip_per_second)
         self._forwarders = Buckets(limits.gossip_burst * FORWARDER_FACTOR, limits.gossip_per_second * FORWARDER_FACTOR)
         self._pubsub: Any = None
         self._nursery: trio.Nursery | None = None
 
-    def subscribe(self, topic: str, handler: Handler) -> None:
-        """Call ``handler`` for every message of others on ``topic``."""
+    def subscribe(self, topic: str, handler: Handler, *, delay: float = 0.0) -> None:
+        """Call ``handler`` for every message of others on ``topic``, and forward them within ``delay`` seconds."""
         if topic in self._handlers:
             raise LocalError(f"topic {topic} has a handler already")
         name = self._prefix + topic
         if len(name) > MAX_TOPIC:
             raise LocalError(f"topic {topic} is too long")
         self._handlers[topic] = handler
+        self._delays[topic] = delay
         if self._nursery is not None:
             self._nursery.start_soon(self._listen, self._pubsub, topic, handler)
 
@@ -152,6 +155,8 @@ class Gossip:
         name = self._prefix + topic
         pubsub.set_topic_validator(name, self._validate, False)
         subscription = await pubsub.subscribe(name)
+        if self._delays[topic]:
+            pubsub.manager.run_task(forward_together(pubsub, name, self._delays[topic]).run)
         task_status.started()
         while True:
             message = await subscription.get()

@@ -202,9 +202,12 @@ class Network:
             connection, protocol, payload, timeout=left, max_response=max_response, count=self._count(protocol)
         )
 
-    def subscribe(self, topic: str, handler: GossipHandler) -> None:
-        """Call ``handler(origin, data)``, plain or async, for every message of others on ``topic``."""
-        self._gossip.subscribe(topic, handler)
+    def subscribe(self, topic: str, handler: GossipHandler, *, delay: float = 0.0) -> None:
+        """Call ``handler(origin, data)``, plain or async, for every message of others on ``topic``.
+
+        They are forwarded at once, or together within ``delay`` seconds, which costs this node and its peers less.
+        """
+        self._gossip.subscribe(topic, handler, delay=delay)
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Gossip ``data`` (at most 256 KiB). A hint: it may be lost."""

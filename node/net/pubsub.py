@@ -4,6 +4,7 @@
 2. Everything an RPC may hold is bounded, and its messages are handled in order, without a task for each.
 3. A message's origin is an Ed25519 node id and its signature is checked with PyNaCl, as everywhere else.
 4. Whoever lost a gossip stream to a living peer meets it anew, because subscriptions are announced once.
+5. Messages of patient topics (``Pubsub.forwards``, by topic) are forwarded together.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
 
+from node.net.forwarding import Forwards
 from node.net.guard import GuardedHost, GuardedSwarm, Limits, node_of
 from node.net.stream import MuxerStream
 from protocol.errors import PeerError
@@ -42,6 +44,11 @@ SEEN_SECONDS: Final = 120.0
 """How long a message is known again. GossipSub's caches keep messages for five heartbeats."""
 
 MAX_SEEN: Final = 1 << 16
+
+LAZY_PEERS: Final = 1
+"""Peers outside the mesh that each heartbeat tells what is here. Every holder tells three of a message, and what still
+is missed is not lost: the next presence comes in seconds, and comparing logs finds the rest. GossipSub's six would be
+half of an idle node's frames."""
 
 
 def _no_record(host: Any) -> tuple[bytes, bool]:
@@ -122,6 +129,8 @@ def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], b
     )
     pubsub.seen_messages._stop_event.set()  # the stock cache has no bound, and a thread that never ends
     pubsub.seen_messages = Seen()
+    pubsub.forwards = {}
+    router._get_adaptive_gossip_peers_count = lambda topic, total: LAZY_PEERS
     guard_pubsub(pubsub, host)
     return pubsub
 
@@ -192,6 +201,18 @@ def guard_pubsub(pubsub: Pubsub, host: GuardedHost) -> None:
             return [peer for topic in topic_ids for peer in pubsub.peer_topics.get(topic, ())]
         return stock_targets(topic_ids, msg_forwarder, origin, msg_id)
 
+    stock_publish = pubsub.router.publish
+
+    async def publish(msg_forwarder: Any, message: Any) -> None:
+        forwards: Forwards | None = pubsub.forwards.get(message.topicIDs[0])
+        if forwards is None or msg_forwarder == pubsub.my_id:
+            await stock_publish(msg_forwarder, message)
+            return
+        pubsub.router.mcache.put(message)
+        peers = stock_targets(message.topicIDs, msg_forwarder, ID(message.from_id))
+        forwards.add(pubsub.get_message_id(message), message, peers)
+
+    pubsub.router.publish = publish
     pubsub.router._get_peers_to_send = targets
     pubsub.get_hello_packet = get_hello_packet
     pubsub.write_msg = write_msg
@@ -199,6 +220,20 @@ def guard_pubsub(pubsub: Pubsub, host: GuardedHost) -> None:
     pubsub.continuously_read_stream = continuously_read_stream
     for protocol in pubsub.router.get_protocols():
         host.set_stream_handler(protocol, continuously_read_stream)
+
+
+def forward_together(pubsub: Pubsub, topic: str, delay: float) -> Forwards:
+    """From now on ``topic`` is a patient one, as long as the result runs."""
+
+    def send(peer: Any, messages: list[Any]) -> None:
+        try:
+            pubsub.router.send_rpc(peer, rpc_pb2.RPC(publish=messages))
+        except Exception as error:  # as in ``guard_pubsub``: it would end the pubsub service
+            log.debug("gossip: forwarding failed: %r", error)
+
+    forwards = Forwards(delay, send)
+    pubsub.forwards[topic] = forwards
+    return forwards
 
 
 async def _read_rpc(stream: MuxerStream, limit: int) -> Any:
@@ -235,6 +270,8 @@ async def _handle_rpc(pubsub: Pubsub, peer: Any, rpc: Any) -> None:
         pubsub.handle_subscription(peer, subscription)
     for message in rpc.publish:
         if len(message.topicIDs) == 1 and pubsub._is_subscribed_to_msg(message):
+            if (forwards := pubsub.forwards.get(message.topicIDs[0])) is not None:
+                forwards.held(pubsub.get_message_id(message), peer)
             try:
                 await pubsub.push_msg(peer, message)
             except PeerError:
