@@ -19,7 +19,7 @@ from hashlib import sha256
 import trio
 
 import node as package
-from node import cheats, joining, liveness, systemd, watchdog
+from node import cheats, entrusting, joining, liveness, systemd, watchdog
 from node.api import server
 from node.config import Config
 from node.context import Health, Node, innermost
@@ -148,6 +148,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
     serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    entrusting.serve(node)
     liveness.serve(network, node.presences)
     node.presences.listen()
     async with trio.open_nursery() as nursery:

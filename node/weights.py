@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Weights:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._held: dict[bytes, bytes] = {}  # weights entry id -> manifest hash, oldest first
+        self._entrusted: bytes | None = None  # manifest hash of what the trainer made and may be about to publish
         self._lock = trio.Lock()
         self._changed = trio.Event()
 
@@ -122,29 +124,37 @@ class Weights:
         self._held = dict(sorted(self._held.items(), key=lambda item: place.get(item[0], -1)))
         for weights in list(self._held)[:-KEPT_VERSIONS]:
             del self._held[weights]
-        self._node.versions.retain(set(self._held.values()) | {self._node.domain.model.manifest.hash})
+        kept = {*self._held.values(), self._node.domain.model.manifest.hash}
+        self._node.versions.retain(kept if self._entrusted is None else kept | {self._entrusted})
         self._changed.set()
         self._changed = trio.Event()
         self._node.presences.announce_soon()
 
+    async def keep_entrusted(self, manifest: Manifest, trainer: bytes) -> None:
+        """Fetch a version that ``trainer`` has not published yet, and keep it until the next one.
+
+        Raises ``PeerError`` or ``Unreachable``, and ``OSError`` where the disk refuses.
+        """
+        self._entrusted = manifest.digest
+        if not await trio.to_thread.run_sync(self._node.versions.complete, manifest.digest):
+            await self._fetch_chunks(manifest, lambda: [trainer])
+
     async def _fetch(self, entry: Entry, wanted: records.Weights) -> None:
         await self._head_start(entry)
-        manifest = await self._manifest(entry, wanted)
+        await self._fetch_chunks(await self._manifest(entry, wanted), lambda: self._holders(entry))
+
+    async def _fetch_chunks(self, manifest: Manifest, holders: Callable[[], list[bytes]]) -> None:
+        digest = manifest.digest
         await trio.to_thread.run_sync(self._node.versions.begin, manifest)
-        missing = await trio.to_thread.run_sync(self._node.versions.missing, wanted.manifest)
+        missing = await trio.to_thread.run_sync(self._node.versions.missing, digest)
 
         async def store(index: int, data: bytes) -> None:
-            await trio.to_thread.run_sync(self._node.versions.write_chunk, wanted.manifest, index, data)
+            await trio.to_thread.run_sync(self._node.versions.write_chunk, digest, index, data)
 
         await fetch_chunks(
-            self._node.network,
-            lambda: self._holders(entry),
-            wanted.manifest,
-            missing,
-            verify=partial(verify_chunk, manifest),
-            store=store,
+            self._node.network, holders, digest, missing, verify=partial(verify_chunk, manifest), store=store
         )
-        if not await trio.to_thread.run_sync(self._node.versions.complete, wanted.manifest):
+        if not await trio.to_thread.run_sync(self._node.versions.complete, digest):
             raise PeerError("the chunks are there but do not make up the version")
 
     async def _manifest(self, entry: Entry, wanted: records.Weights) -> Manifest:

@@ -22,6 +22,7 @@ from typing import Any
 import trio
 
 from node.context import Node
+from node.entrusting import entrust
 from node.net.rpc import Unreachable
 from node.roles.engine import LOAD_TIMEOUT, configuration
 from node.weights import payload as weights_payload
@@ -223,14 +224,15 @@ class _Life:
             checkpoint=str(checkpoint),
         )
         trained_at = time.monotonic()
-        grant = node.log.ledger.grant()
-        newest = node.weights.newest()
-        if grant is None or not self._in_office() or newest is None or newest.id != base.id:
-            node.logger.warning("a step from version %d is thrown away: its term or version is over", old.number)
+        if self._overtaken(base):
             return None
         data, manifest = await trio.to_thread.run_sync(_manifest, answer, scratch)
         digest = await node.blobs.put_async(data)
         await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
+        await entrust(node, digest, len(data), manifest.size)
+        grant = node.log.ledger.grant()
+        if grant is None or self._overtaken(base):
+            return None
         checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in batch)).encode()
         blob_hash = await node.blobs.put_async(blob)
@@ -264,6 +266,15 @@ class _Life:
         self._batch.clear()
         self._drop_old_checkpoints(keep=digest)
         return entries[1]
+
+    def _overtaken(self, base: Entry) -> bool:
+        """Whether the term or the version that a step began with is over meanwhile."""
+        newest = self._node.weights.newest()
+        over = not self._in_office() or newest is None or newest.id != base.id
+        if over:
+            number = weights_payload(base).number
+            self._node.logger.warning("a step from version %d is thrown away: its term or version is over", number)
+        return over
 
     def _accepting(self, entry: Entry) -> tuple[bytes, ...]:
         verdicts = self._node.log.ledger.verdicts(entry.id).values()

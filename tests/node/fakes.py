@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import trio
 
+from node import entrusting
 from node.config import WILLING, Config, DevnetConfig
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
@@ -390,6 +391,7 @@ class Cluster:
             self._found(node)
         serve_blobs(node.network, node.blobs.get)
         serve_chunks(node.network, node.versions.read_chunk)
+        entrusting.serve(node)
         node.presences.listen()
         elector = await open_elector(log, identity) if identity.node in self.domain.electors else None
         running = Running(node, disk, port, elector, sync, stopped)

@@ -1,0 +1,93 @@
+"""A new version rests on two machines before anybody hears of it.
+
+1. Before the trainer signs a version, another node, a relay first, fetches it whole. A trainer that is lost right after
+   it published would otherwise leave the lineage on bytes that nobody has.
+2. A node takes what the trainer in office entrusts to it, of the size that the model has, one version at a time. The
+   newest that was entrusted is kept until another one is.
+3. Where nobody takes it in time the version is published all the same, with a warning: it is better than none.
+
+Wire (canonical codec), on ``/farflung/entrust/1``: ``[manifest hash, manifest size]``; the answer is empty once the
+version is whole, verified and durable there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from node.context import Node
+from node.net.rpc import Refused, Unreachable
+from node.weights import payload
+from protocol import codec
+from protocol.constants import MAX_MANIFEST_BYTES
+from protocol.errors import PeerError
+from protocol.manifest import Manifest
+
+PROTOCOL: Final = "/farflung/entrust/1"
+MAX_REQUEST: Final = 64
+REQUEST: Final = codec.Array((("manifest", codec.HASH), ("size", codec.Int(1, MAX_MANIFEST_BYTES))))
+
+PATIENCE: Final = 5.0
+SLOWEST: Final = 4 << 20
+"""A node has ``PATIENCE`` seconds, and one for every so many bytes."""
+
+CANDIDATES: Final = 3
+"""So many nodes are asked, one after the other."""
+
+ORDER: Final = ("relay", "validator", "inference", "none")
+
+
+def serve(node: Node) -> None:
+    """Take what the trainer entrusts to this node."""
+    busy = trio.CapacityLimiter(1)
+
+    async def handler(peer: bytes, request: bytes) -> bytes:
+        digest, size = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="entrusted version")
+        grant, newest = node.log.ledger.grant(), node.weights.newest()
+        if grant is None or grant.trainer != peer or newest is None:
+            raise Refused("only the trainer in office entrusts versions")
+        try:
+            busy.acquire_nowait()
+        except trio.WouldBlock:
+            raise Refused("another version is on its way") from None
+        try:
+            with trio.move_on_after(_patience(payload(newest).size)) as patience:
+                manifest = Manifest.parse(await node.fetch_blob(digest, size, [peer], timeout=5))
+                if manifest.size != payload(newest).size:
+                    raise PeerError("an entrusted version of another size")
+                await node.weights.keep_entrusted(manifest, peer)
+            if patience.cancelled_caught:
+                raise Refused("it took too long")
+        except Unreachable as error:
+            raise Refused(str(error)) from None
+        except OSError as error:
+            raise Refused(f"the disk refuses it ({error.strerror})") from None
+        finally:
+            busy.release()
+        return b""
+
+    node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
+
+
+async def entrust(node: Node, digest: bytes, manifest_size: int, size: int) -> None:
+    """Return once another node holds this version of ``size`` bytes, or nobody near takes it."""
+    presences = node.presences.live()
+    others = [n for n in node.network.peers if n in presences and presences[n].role in ORDER]
+    others.sort(key=lambda n: (ORDER.index(presences[n].role), n))
+    request = codec.encode([digest, manifest_size])
+    why = "nobody is connected"
+    for other in others[:CANDIDATES]:
+        try:
+            await node.network.request(other, PROTOCOL, request, timeout=_patience(size) + 1, max_response=0)
+        except (Unreachable, PeerError) as error:
+            why = str(error)
+        else:
+            node.health.clear("entrusting")
+            return
+    node.health.warn("entrusting", f"no other node holds the newest version yet: {why}")
+    await trio.lowlevel.checkpoint()
+
+
+def _patience(size: int) -> float:
+    return PATIENCE + size / SLOWEST

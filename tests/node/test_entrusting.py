@@ -1,0 +1,131 @@
+"""A version is on two machines before its entry exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from node.config import WILLING
+from node.entrusting import PROTOCOL, entrust
+from node.log.service import News
+from node.net.rpc import Refused
+from protocol import codec
+from protocol.manifest import Manifest
+from protocol.records import Weights
+from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
+
+RAW = b"\7" + WHOLE_0[1:]
+
+
+async def stage(cluster: Cluster) -> Running:
+    """A trainer that has made a version and published nothing of it, with a relay, a validator and an inference node
+    around it."""
+    await cluster.stage(t="trainer", r="relay", v="validator", i="inference")
+    trainer = cluster.running["t"]
+    manifest = manifest_of(RAW)
+    trainer.node.blobs.put(manifest.encode())
+    file = trainer.node.directory.work / "made.bin"
+    file.write_bytes(RAW)
+    trainer.node.versions.adopt(manifest.encode(), file)
+    # Presences of all have gone round.
+    await cluster.until(lambda: len(trainer.node.presences.live()) == len(cluster.running))
+    return trainer
+
+
+async def give(running: Running, raw: bytes = RAW) -> None:
+    manifest = manifest_of(raw)
+    await entrust(running.node, manifest.digest, len(manifest.encode()), len(raw))
+
+
+def holders(cluster: Cluster) -> set[str]:
+    return {name for name, r in cluster.running.items() if r.node.versions.complete(manifest_of(RAW).digest)}
+
+
+async def test_the_relay_is_asked_first_and_keeps_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        trainer = await stage(cluster)
+        await give(trainer)
+        assert holders(cluster) == {"t", "r"}
+        assert trainer.node.health.warnings == {}
+        # What is fetched and noted meanwhile does not displace it.
+        relay = cluster.running["r"].node
+        newest = relay.weights.newest()
+        assert newest is not None
+        await relay.weights.hold(newest, timeout=10)
+        assert holders(cluster) == {"t", "r"}
+
+
+async def test_without_a_relay_another_takes_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        trainer = await stage(cluster)
+        cluster.crash("r")
+        await give(trainer)
+        assert holders(cluster) == {"t", "v"}
+
+
+async def test_where_nobody_takes_it_the_trainer_goes_on_with_a_warning(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        trainer = await stage(cluster)
+        for name in ("r", "v", "i", "elector"):
+            cluster.crash(name)
+        await give(trainer)
+        assert trainer.node.health.warnings["entrusting"] == (
+            "no other node holds the newest version yet: nobody is connected"
+        )
+
+
+async def test_only_the_trainer_in_office_entrusts(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        trainer = await stage(cluster)
+        manifest = manifest_of(RAW)
+        request = codec.encode([manifest.digest, len(manifest.encode())])
+        stranger = cluster.running["i"].node
+        with pytest.raises(Refused, match="only the trainer in office"):
+            await stranger.network.request(cluster.running["r"].id, PROTOCOL, request, timeout=5, max_response=0)
+        assert holders(cluster) == {"t"}
+        assert trainer.node.health.warnings == {}
+
+
+async def test_a_version_of_another_size_is_refused(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        trainer = await stage(cluster)
+        longer = Manifest.of_file([("weights", "F32", (8, 4))], RAW + RAW, 1)
+        trainer.node.blobs.put(longer.encode())
+        await entrust(trainer.node, longer.digest, len(longer.encode()), 64)
+        assert "another size" in trainer.node.health.warnings["entrusting"]
+        assert longer.digest not in cluster.running["r"].node.versions.held()
+
+
+async def test_whenever_a_version_is_published_another_node_holds_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.start("elector", willing=("inference",))
+        for name in ("a", "b", "c"):
+            await cluster.start(name, willing=WILLING)
+        held: list[int] = []
+
+        def look(news: News) -> None:
+            for entry in news.entries if news.own else ():
+                if isinstance(entry.payload, Weights) and entry.payload.number > 0:
+                    others = [r.node for r in cluster.running.values() if r.id != entry.author]
+                    held.append(sum(node.versions.complete(entry.payload.manifest) for node in others))
+
+        for running in cluster.running.values():
+            running.node.log.subscribe(look)
+        await cluster.until(lambda: all(running.steps >= 3 for running in cluster.running.values()))
+        assert len(held) >= 3
+        assert all(held)
