@@ -39,7 +39,7 @@ class TermWatch:
                     continue
             elif not self._may_found(len(presences)):
                 continue
-            candidate = roles.trainer_candidate(presences, node.domain.policy)
+            candidate = roles.trainer_candidate(presences, node.domain.policy, node.log.ledger.may_validate)
             if candidate is None:
                 node.health.warn("term", "no node that is present is willing to train")
                 continue

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 from protocol import identity
-from protocol.credit import Account, Status
+from protocol.credit import Account, Status, reputation
 from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import PeerError
@@ -219,6 +219,13 @@ class Ledger:
         """The validators of a version."""
         entry = self.weights(weights_id)
         return frozenset() if entry is None else self.audience(entry)
+
+    def may_validate(self, author: bytes) -> bool:
+        """Whether verdicts of this author would count for versions to come, once it stands as a validator."""
+        if author in self.domain.validators:
+            return True
+        account = self.accounts(final=True).get(author)
+        return (reputation(0, 0) if account is None else account.reputation) >= self.domain.policy.validator_reputation
 
     def may_infer(self, author: bytes, weights_id: bytes) -> bool:
         """Whether submissions of this author and version count."""

@@ -15,8 +15,10 @@
    within a factor of about four count as equal: measurements waver, and a place that changes its candidate all
    the time is never taken. A relay that has no address to be reached at comes after those that have.
 
-Whether a validator's verdicts count is not decided here but by the log (``protocol.ledger``). Paused nodes keep
-their roles: a pause is short, and a change of roles costs a model load.
+8. A place of a validator goes only to a node whose verdicts can count: the log says who that is (``protocol.ledger``).
+    Where no such node is present the place stays empty; anybody else in it would judge in vain.
+
+Paused nodes keep their roles: a pause is short, and a change of roles costs a model load.
 """
 
 from __future__ import annotations
@@ -34,15 +36,26 @@ PLACES: Final = ("validator", "relay")
 
 Rank = tuple[Any, ...]
 
+Judges = Callable[[bytes], bool]
+"""Whether a node's verdicts can count."""
 
-def assign(presences: Mapping[bytes, Presence], policy: Policy, trainer: bytes | None) -> dict[bytes, str]:
+
+def anybody(node: bytes) -> bool:
+    """The ``Judges`` of a domain that trusts all."""
+    return True
+
+
+def assign(
+    presences: Mapping[bytes, Presence], policy: Policy, trainer: bytes | None, judges: Judges = anybody
+) -> dict[bytes, str]:
     """The role of each node in ``presences``; ``trainer`` is the newest grant's holder, None before any."""
     roles = dict.fromkeys(presences, "none")
     if trainer is not None and trainer in presences and _may(presences[trainer], "trainer"):
         roles[trainer] = "trainer"
     free = {node: presence for node, presence in presences.items() if roles[node] == "none"}
     could_infer = sum("inference" in presence.willing for presence in free.values())
-    queues = {role: _queue(free, role) for role in PLACES}
+    fit = {"validator": {n: p for n, p in free.items() if judges(n)}, "relay": free}
+    queues = {role: _queue(fit[role], role) for role in PLACES}
     counts = {
         "validator": max(policy.validators_min, len(presences) * policy.validators_per_million // MILLION),
         "relay": max(policy.relays_min, len(presences) * policy.relays_per_million // MILLION),
@@ -72,18 +85,21 @@ def assign(presences: Mapping[bytes, Presence], policy: Policy, trainer: bytes |
     return roles
 
 
-def trainer_candidate(presences: Mapping[bytes, Presence], policy: Policy) -> bytes | None:
+def trainer_candidate(presences: Mapping[bytes, Presence], policy: Policy, judges: Judges = anybody) -> bytes | None:
     """The node that an elector grants the next term to, None where nobody present is willing.
 
-    A node that trains already comes first; one whose role would then fall below the policy's least number comes
-    last; between them measured ability decides, then the lower node id.
+    A node that trains already comes first; one whose role would then fall below the policy's least number, or without
+    whom too few could judge, comes last; between them measured ability decides, then the lower node id.
     """
+    could_judge = {node for node, presence in presences.items() if "validator" in presence.willing and judges(node)}
     holders = Counter(presence.role for presence in presences.values())
     least = {"validator": policy.validators_min, "relay": policy.relays_min}
 
     def rank(item: tuple[bytes, Presence]) -> Rank:
         node, presence = item
-        needed = holders[presence.role] <= least.get(presence.role, 0)
+        needed = holders[presence.role] <= least.get(presence.role, 0) or (
+            node in could_judge and len(could_judge) <= policy.validators_min
+        )
         return (presence.role != "trainer", needed, *_compute(presence), -_size(presence.memory_mb), node)
 
     willing = [item for item in presences.items() if "trainer" in item[1].willing]

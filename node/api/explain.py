@@ -17,7 +17,14 @@ from protocol.quorum import Grant
 from protocol.records import Rollout
 
 
-def why(role: str, own: bytes, presences: Mapping[bytes, Presence], policy: Policy, grant: Grant) -> str:
+def why(
+    role: str,
+    own: bytes,
+    presences: Mapping[bytes, Presence],
+    policy: Policy,
+    grant: Grant,
+    judges: roles.Judges = roles.anybody,
+) -> str:
     """Why the node ``own`` has its role, in the terms of ``protocol.roles``."""
     present = len(presences)
     least = {"validator": policy.validators_min, "relay": policy.relays_min}
@@ -35,7 +42,7 @@ def why(role: str, own: bytes, presences: Mapping[bytes, Presence], policy: Poli
             text = f"the other places among the {present} nodes present are taken, and all others infer"
         case _:
             text = "no place is free that it is willing to take" if willing else "it is not willing to take any"
-    wanted = roles.assign(presences, policy, grant.trainer).get(own, role)
+    wanted = roles.assign(presences, policy, grant.trainer, judges).get(own, role)
     if wanted == role:
         return text
     return f"{'' if role == 'none' else text + '; '}it becomes {wanted} as soon as that is settled"
@@ -50,7 +57,7 @@ def why_now(node: Node) -> str:
         return "it has not joined yet"
     if grant is None:
         return "the domain has no trainer yet"
-    return why(node.role, node.id, node.presences.live(), node.domain.policy, grant)
+    return why(node.role, node.id, node.presences.live(), node.domain.policy, grant, node.log.ledger.may_validate)
 
 
 def waits_for(node: Node) -> list[str]:

@@ -72,7 +72,8 @@ class RoleManager:
             grant = node.log.ledger.grant()
             if grant is None or not node.log.ready.is_set():
                 continue
-            rows = roles.assign(node.presences.live(), node.domain.policy, grant.trainer)
+            ledger = node.log.ledger
+            rows = roles.assign(node.presences.live(), node.domain.policy, grant.trainer, ledger.may_validate)
             wanted = rows.get(node.id, "none")
             if not self._stability.settled(wanted, trio.current_time()) or wanted == node.role:
                 continue

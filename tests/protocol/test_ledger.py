@@ -244,6 +244,7 @@ def test_nobody_stands_before_the_first_cut() -> None:
 def test_validators_are_named_or_trusted() -> None:
     story = Story(validators=("v1", "v2"), inference=("i1",), policy=TRUSTED, named=("v1", "v9"))
     assert story.ledger.validators_of(story.newest.id) == {story.node("v1")}
+    assert [story.ledger.may_validate(story.node(name)) for name in ("v1", "v2", "v9")] == [True, False, True]
     for counter in (0, 2):
         story.judge("v1", story.rollout("v2", counter))
     story.train()
@@ -251,6 +252,7 @@ def test_validators_are_named_or_trusted() -> None:
     story.cut()
     story.train()
     assert credits(story.ledger)[story.node("v2")].reputation == 750_000
+    assert story.ledger.may_validate(story.node("v2"))
     assert story.ledger.validators_of(story.newest.id) == {story.node("v1"), story.node("v2")}
     # Told in another order, grants last, the past is the same.
     replica = Replica(story.domain)

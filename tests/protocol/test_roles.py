@@ -238,6 +238,26 @@ def test_the_next_trainer_leaves_no_other_role_empty() -> None:
     assert trainer_candidate(two, POLICY) == node(1)
 
 
+def test_only_those_whose_verdicts_count_get_a_place_of_a_validator() -> None:
+    network = table(make(1), make(2), make(3), make(4))
+    roles = assign(network, POLICY, node(1), lambda name: name == node(4))
+    assert roles == {node(1): "trainer", node(2): "relay", node(3): "inference", node(4): "validator"}
+    # One that stands there in vain goes; where nobody can judge, the place stays empty.
+    held = table(make(1), make(2, "validator"), make(3), make(4))
+    assert assign(held, POLICY, node(1), lambda name: name == node(4))[node(2)] != "validator"
+    assert "validator" not in assign(held, POLICY, node(1), lambda name: False).values()
+
+
+def test_the_next_trainer_is_not_the_last_who_can_judge() -> None:
+    network = table(make(1), make(2), make(3))
+    assert trainer_candidate(network, POLICY, lambda name: name == node(1)) == node(2)
+    assert trainer_candidate(network, POLICY, lambda name: name in (node(1), node(3))) == node(1)
+    # One who is willing to train but not to validate is no loss.
+    unwilling = table(make(1, willing=("trainer",)), make(2), make(3))
+    assert trainer_candidate(unwilling, POLICY, lambda name: True) == node(1)
+    assert trainer_candidate(table(make(1)), POLICY, lambda name: True) == node(1)
+
+
 def test_a_proposal_must_stand_before_it_is_acted_on() -> None:
     stability = Stability(15.0)
     assert not stability.settled("relay", 100.0)
