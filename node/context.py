@@ -73,6 +73,8 @@ class Node:
     tokens_generated: int = 0
     tokens_per_second: int = 0
     generating: bool = False
+    unfit: dict[str, float] = field(default_factory=dict)
+    """Roles that failed too often, and until when (trio's clock) they are not taken again."""
     leaving: bool = False
     """Its operator wants it to leave: it takes no role any more."""
     left: bool = False
@@ -87,6 +89,10 @@ class Node:
     def id(self) -> bytes:
         """This node's id."""
         return self.identity.node
+
+    def willing(self) -> tuple[str, ...]:
+        """The roles that this node would take now."""
+        return () if self.leaving else tuple(role for role in self.config.willing if role not in self.unfit)
 
     def paused(self) -> bool:
         """Whether work on another step is to wait: a devnet ends after so many steps.

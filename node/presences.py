@@ -13,7 +13,6 @@ import trio
 
 from node.context import Node
 from protocol.errors import PeerError
-from protocol.identity import peer_id
 from protocol.presence import Presence, PresenceTable
 
 TOPIC = "presence"
@@ -33,6 +32,8 @@ class Presences:
         self._interval = node.domain.timings.presence_ms / 1000
         self._table = PresenceTable(node.domain.id, self._interval)
         self._signed: dict[bytes, bytes] = {}
+        self._room = 16
+        """How many signed presences are kept before those of nodes that are gone are sorted out."""
         self._soon = trio.Event()
         self._first_peer_at: float | None = None
 
@@ -81,7 +82,7 @@ class Presences:
             counter=self._counter,
             name=node.config.name,
             role=node.role,
-            willing=() if node.leaving else node.config.willing,
+            willing=node.willing(),
             addresses=tuple(node.network.addresses[:8]),
             versions=tuple(node.weights.held()[:8]),
             cpus=os.cpu_count() or 1,
@@ -97,9 +98,10 @@ class Presences:
         fresh = self._table.update(presence, trio.current_time())
         if fresh:
             self._signed[presence.node] = data
-            live = self.live()
-            if len(self._signed) > 2 * len(live) + 16:  # mostly of nodes that are gone
+            if len(self._signed) > self._room:
+                live = self.live()
                 self._signed = {node: kept for node, kept in self._signed.items() if node in live}
+                self._room = 2 * len(live) + 16
         return fresh
 
     async def _receive(self, origin: bytes, data: bytes) -> None:
@@ -117,5 +119,4 @@ class Presences:
         if self._update(presence, data):
             if self._first_peer_at is None:
                 self._first_peer_at = trio.current_time()
-            known = f"/p2p/{peer_id(origin)}"
-            self._node.network.learn(origin, [a if known in a else a + known for a in presence.addresses])
+            self._node.network.learn(origin, presence.addresses)

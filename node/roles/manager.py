@@ -3,7 +3,8 @@
 1. No role before the domain's first term; then a change is acted on once it stood for three presence intervals.
 2. A change is one ``role`` entry, then the old role's life ends, with its children, and the new one's begins.
 3. A role that fails, of whatever, is started again after a pause that doubles up to ``MAX_PAUSE``; its failure is a
-   health warning until it has been well for that long.
+   health warning until it has been well for that long. One that fails ``MAX_FAILURES`` times in a row is left to others for
+   ``UNFIT`` seconds: meanwhile the node is not willing to hold it, and a trainer's term goes to another.
 4. A restarted node goes on with its standing role; the assignment may change that like any other role.
 5. A node that is to leave ends its role and appends ``leave`` instead of another role. Its next start comes back.
 """
@@ -30,6 +31,8 @@ _LIVES: Final[dict[str, Callable[[Node], Awaitable[None]]]] = {
 }
 FIRST_PAUSE: Final = 1.0
 MAX_PAUSE: Final = 30.0
+MAX_FAILURES: Final = 5
+UNFIT: Final = 300.0
 APPEND_TIMEOUT: Final = 10.0
 """Seconds that a change of role waits for the log to take it; then it is considered anew."""
 
@@ -65,6 +68,11 @@ class RoleManager:
         while True:
             self.turned_at = trio.current_time()
             await trio.sleep(self._interval)
+            for role in [role for role, until in node.unfit.items() if until <= trio.current_time()]:
+                del node.unfit[role]
+                node.health.clear(f"{role} role")
+                if role == node.role:  # it could not be laid down meanwhile
+                    return role
             if node.leaving:
                 if await self._leave():
                     return "none"
@@ -75,6 +83,8 @@ class RoleManager:
             ledger = node.log.ledger
             rows = roles.assign(node.presences.live(), node.domain.policy, grant.trainer, ledger.may_validate)
             wanted = rows.get(node.id, "none")
+            if wanted not in ("none", *node.willing()):
+                wanted = "none"
             if not self._stability.settled(wanted, trio.current_time()) or wanted == node.role:
                 continue
             try:
@@ -101,7 +111,7 @@ class RoleManager:
 
     async def _live(self, role: str) -> None:
         """Play a role; begin again where it fails."""
-        pause = FIRST_PAUSE
+        pause, failures = FIRST_PAUSE, 0
         while True:
             began = trio.current_time()
             try:
@@ -111,14 +121,22 @@ class RoleManager:
                     nursery.cancel_scope.cancel()
             except* Exception as group:
                 if trio.current_time() - began > MAX_PAUSE:
-                    pause = FIRST_PAUSE
+                    pause, failures = FIRST_PAUSE, 0
+                failures += 1
                 error = innermost(group)
                 if isinstance(error, UserError):
                     pause = MAX_PAUSE
                 if not isinstance(error, Error | OSError | trio.TooSlowError):
                     self._node.logger.error("the %s role: a bug", role, exc_info=error)
                 why = str(error) or type(error).__name__
-                self._node.health.warn("role", f"the {role} role stopped: {why}; it starts again in {pause:.0f} s")
+                if failures == MAX_FAILURES:
+                    self._node.unfit[role] = trio.current_time() + UNFIT
+                    text = f"the {role} role failed {failures} times in a row ({why}) and is left to others for a while"
+                    self._node.health.warn(f"{role} role", text)
+                else:
+                    self._node.health.warn("role", f"the {role} role stopped: {why}; it starts again in {pause:.0f} s")
+            if role in self._node.unfit:
+                return
             await trio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE)
 

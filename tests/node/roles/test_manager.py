@@ -222,19 +222,70 @@ async def test_a_failing_role_begins_again_after_longer_and_longer_pauses(
             OSError(28, "No space left on device"),
             trio.TooSlowError(),
             LocalError("x"),
-            WorkerError("engine: the child ended", "died"),
         ]
         running = await managed(cluster, "relay")
         await trio.sleep(1)
         text = running.node.health.warnings["role"]
         assert text == "the relay role stopped: engine: the child ended; it starts again in 1 s"
-        await trio.sleep(26)
+        await trio.sleep(18)
         starts = [float(event.split()[1]) for event in lives.events if not event.endswith("ended")]
         gaps = [round(b - a - 0.2) for a, b in pairwise(starts)]
-        assert gaps == [1, 2, 4, 8, 8]
+        assert gaps == [1, 2, 4, 8]
         assert "role" in running.node.health.warnings
         await trio.sleep(10)  # well for as long as the longest pause: the warning goes
         assert running.node.health.warnings == {}
+
+
+async def test_a_role_that_fails_again_and_again_is_left_to_others_for_a_while(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    lives = Lives(monkeypatch)
+    monkeypatch.setattr(manager, "UNFIT", 20.0)
+    async with open_cluster(tmp_path) as cluster:
+        lives.failures = [WorkerError("no memory", "died") for _ in range(manager.MAX_FAILURES)]
+        running = await managed(cluster, "relay")
+        await cluster.until(lambda: running.node.role != "relay")
+        assert running.node.health.warnings["relay role"] == (
+            "the relay role failed 5 times in a row (no memory) and is left to others for a while"
+        )
+        assert "relay" not in running.node.willing()
+        await cluster.until(lambda: running.node.role == "inference")
+        await trio.sleep(manager.UNFIT)
+        assert "relay" in running.node.willing()
+        assert running.node.health.warnings == {}
+
+
+async def test_a_role_that_cannot_be_laid_down_is_tried_again(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    lives = Lives(monkeypatch)
+    monkeypatch.setattr(manager, "UNFIT", 20.0)
+    async with open_cluster(tmp_path) as cluster:
+        lives.failures = [OSError(28, "No space left on device") for _ in range(manager.MAX_FAILURES)]
+        running = await managed(cluster, "relay")
+        running.disk.full = True
+        await trio.sleep(manager.UNFIT + 30)
+        assert running.node.role == "relay"
+        assert [event.partition(" ")[0] for event in lives.events][-1] == "relay"
+        assert len(lives.events) == 2 * manager.MAX_FAILURES + 1
+
+
+async def test_a_trainer_that_cannot_train_loses_its_term(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    faults.fail["train"] = (WorkerError("no memory", "died"), manager.MAX_FAILURES)
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.start("elector", willing=("inference",))
+        for name in ("a", "b", "c", "d"):
+            await cluster.start(name, willing=WILLING)
+        await cluster.until(lambda: any(r.node.role == "trainer" for r in cluster.running.values()))
+        first = cluster.running[cluster.role("trainer")]
+        await cluster.until(lambda: "trainer role" in first.node.health.warnings, 120)
+        await cluster.until(lambda: all(r.steps >= 1 for r in cluster.running.values()))
+        (step,) = (s.payload for s in first.node.log.ledger.steps()[:1])
+        assert isinstance(step, Step)
+        assert step.term == 2
+        assert first.node.role not in ("trainer", "none")
 
 
 async def test_a_bug_in_a_role_is_contained_and_told(
