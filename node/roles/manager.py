@@ -3,8 +3,8 @@
 1. No role before the domain's first term; then a change is acted on once it stood for three presence intervals.
 2. A change is one ``role`` entry, then the old role's life ends, with its children, and the new one's begins.
 3. A role that fails, of whatever, is started again after a pause that doubles up to ``MAX_PAUSE``; its failure is a
-   health warning until it has been well for that long. One that fails ``MAX_FAILURES`` times in a row is left to others for
-   ``UNFIT`` seconds: meanwhile the node is not willing to hold it, and a trainer's term goes to another.
+   health warning until it has been well for that long. One that fails ``MAX_FAILURES`` times in a row is left to
+   others for ``UNFIT`` seconds: meanwhile the node is not willing to hold it, and a trainer's term goes to another.
 4. A restarted node goes on with its standing role; the assignment may change that like any other role.
 5. A node that is to leave ends its role and appends ``leave`` instead of another role. Its next start comes back.
 """
