@@ -13,6 +13,7 @@ import trio
 
 from node.context import Node
 from protocol.errors import PeerError
+from protocol.identity import peer_id
 from protocol.presence import Presence, PresenceTable
 
 TOPIC = "presence"
@@ -119,4 +120,5 @@ class Presences:
         if self._update(presence, data):
             if self._first_peer_at is None:
                 self._first_peer_at = trio.current_time()
-            self._node.network.learn(origin, presence.addresses)
+            named = [a if "/p2p/" in a else f"{a}/p2p/{peer_id(origin)}" for a in presence.addresses]
+            self._node.network.learn(origin, named)
