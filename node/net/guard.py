@@ -40,7 +40,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost
-from libp2p.io.exceptions import IOException
+from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.io.trio import TrioTCPStream
 from libp2p.io.utils import read_exactly
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -149,17 +149,26 @@ logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
 class _BufferedPackets:
-    """Noise messages (2-byte big-endian length, body) read through a buffer: one ``recv`` for many."""
+    """Noise messages (2-byte big-endian length, body) on the bare socket, read through a buffer: one ``recv`` for many.
 
-    def __init__(self, connection: Any) -> None:
+    ``connection`` is libp2p's, whose layers add two locks a message, each a round of the scheduler; the muxer has one
+    reader and writes frame by frame anyway.
+    """
+
+    def __init__(self, connection: RawConnection) -> None:
         self.read_write_closer = connection
+        assert isinstance(connection.stream, TrioTCPStream)
+        self._socket: trio.SocketStream = connection.stream.stream
         self._buffer = bytearray()
 
     async def read_msg(self) -> bytes:
         """The next encrypted message; empty at the end of the connection."""
         buffer = self._buffer
         while len(buffer) < 2 or len(buffer) < 2 + int.from_bytes(buffer[:2], "big"):
-            data = await self.read_write_closer.read(1 << 17)
+            try:
+                data = await self._socket.receive_some(1 << 17)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ConnectionClosedError(f"the connection broke: {error}") from None
             if not data:
                 return b""
             buffer += data
@@ -170,7 +179,10 @@ class _BufferedPackets:
 
     async def write_msg(self, message: bytes) -> None:
         """Send one encrypted message."""
-        await self.read_write_closer.write(len(message).to_bytes(2, "big") + message)
+        try:
+            await self._socket.send_all(len(message).to_bytes(2, "big") + message)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(f"the connection broke: {error}") from None
 
     async def close(self) -> None:
         """Close the connection."""

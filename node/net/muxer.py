@@ -40,6 +40,7 @@ from node.net.stream import (
     WINDOW,
     Budget,
     MuxerStream,
+    Turns,
     Violation,
 )
 
@@ -97,7 +98,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         self.rtt = 0.0
         self._inbound = 0
         self._next_id = 1 if self.is_initiator_value else 2
-        self._write_lock = trio.Lock()
+        self._write_lock = Turns()
         self._accept_send, self._accept_receive = trio.open_memory_channel[MuxerStream](MAX_INBOUND_STREAMS)
         self._control_send, self._control_receive = trio.open_memory_channel[tuple[int, ...]](MAX_CONTROL)
         self._scope = trio.CancelScope()
@@ -166,7 +167,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
 
     async def close(self) -> None:
         """Say goodbye and end the connection."""
-        if not self.event_shutting_down.is_set() and not self._write_lock.locked():
+        if not self.event_shutting_down.is_set() and not self._write_lock.taken():
             # Not by write_frame, whose patience a peer that reads nothing could use to hold up the shutdown.
             with trio.move_on_after(GOODBYE_TIMEOUT), contextlib.suppress(Exception):
                 async with self._write_lock:
@@ -357,11 +358,13 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             await self._silence()
 
     async def _silence(self) -> None:
-        """Return once the peer sent nothing for ``keepalive`` seconds, or is to be pinged at once."""
+        """Return once the peer sent nothing for ``keepalive`` seconds or nearly so, or is to be pinged at once."""
         self._probe = trio.Event()
         while True:
             self._heard = False
-            with trio.move_on_after(self.keepalive) as quiet:
+            # At the same times for all connections of a node, so that one round of the scheduler does for all.
+            turn = (trio.current_time() // self.keepalive + 1) * self.keepalive
+            with trio.move_on_at(turn) as quiet:
                 await self._probe.wait()
             self._pings = 0
             if not (quiet.cancelled_caught and self._heard):

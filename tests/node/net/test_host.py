@@ -225,7 +225,7 @@ async def test_shutdown_takes_less_than_two_seconds_while_a_peer_reads_nothing()
             await bad.data(2 * number + 1, hello + request[: 60 << 10])
             await bad.data(2 * number + 1, request[60 << 10 :])
         connection = victim._connection(bad.node)
-        await until(lambda: connection.muxed_conn._write_lock.statistics().tasks_waiting > 20)
+        await until(lambda: connection.muxed_conn._write_lock._lock.statistics().tasks_waiting > 20)
         started = trio.current_time()
     assert trio.current_time() - started < 2
 
