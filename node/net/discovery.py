@@ -20,6 +20,7 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import trio
@@ -43,6 +44,9 @@ SHORT: Final = 5.0
 CONCURRENT_DIALS: Final = 8
 POLL: Final = 0.5
 """Seconds between looks at the book."""
+
+SETTLED: Final = 10.0
+"""Seconds until a connected peer is looked at again; its loss is told at once."""
 
 _PATTERN = re.compile(
     r"/(ip4|ip6|dns|dns4|dns6)/([A-Za-z0-9.:_-]{1,100})/tcp/([0-9]{1,5})(?:/p2p/([A-Za-z0-9]{1,64}))?"
@@ -75,6 +79,7 @@ class Address:
         return list(dict.fromkeys(str(item[4][0]) for item in found))
 
 
+@lru_cache(1024)  # every presence brings the same addresses again
 def parse_address(text: str) -> Address:
     """Parse ``text``; raises ``AddressError``."""
     match = _PATTERN.fullmatch(text)
@@ -163,6 +168,11 @@ class AddressBook:
             limit = SEED_BACKOFF if entry.seed else MAX_BACKOFF
             entry.next_dial = now + min(random.uniform(0.5, 1) * 2**entry.failures, limit)  # noqa: S311
 
+    def settled(self, node: bytes, now: float) -> None:
+        """The peer is connected: there is nothing to do until it is lost."""
+        if (entry := self.entries.get(node)) is not None:
+            entry.next_dial = now + SETTLED
+
     def due(self, now: float) -> list[bytes]:
         """Peers whose time to be dialled has come, seeds first."""
         ready = [node for node, entry in self.entries.items() if entry.next_dial <= now and entry.addresses]
@@ -206,7 +216,9 @@ class PeerManager:
                 for node in self._book.due(trio.current_time()):
                     if len(busy) >= CONCURRENT_DIALS:
                         break
-                    if node not in busy and not self._connected(node) and self._may_dial(node):
+                    if self._connected(node):
+                        self._book.settled(node, trio.current_time())
+                    elif node not in busy and self._may_dial(node):
                         busy.add(node)
                         nursery.start_soon(attempt, node)
                 await trio.sleep(POLL)
