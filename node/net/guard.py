@@ -17,7 +17,7 @@ answer here:
 
 Beyond the defects: identify, ping, AutoConnector, peer exchange and libp2p's own dialling and listening are off (they
 run as system tasks, believe addresses from anybody, and share listening ports silently); the signed peer record is
-left out of gossip; Noise is read through a buffer.
+left out of gossip; Noise works on the bare socket (``node.net.noise``).
 
 The patches know one version of the library, so this module refuses any other.
 """
@@ -40,7 +40,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as x25519_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost
-from libp2p.io.exceptions import ConnectionClosedError, IOException
+from libp2p.io.exceptions import IOException
 from libp2p.io.trio import TrioTCPStream
 from libp2p.io.utils import read_exactly
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -52,7 +52,6 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
@@ -61,6 +60,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils.varint import decode_uvarint_from_stream
 
 from node.net.muxer import Muxer
+from node.net.noise import Noise
 from node.net.stream import MAX_LINE, Budget, MuxerStream, Violation
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity, peer_id
@@ -145,74 +145,7 @@ swarm_connection.logging = SimpleNamespace(debug=_ignore, info=_ignore, warning=
 logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
-# --- Noise and yamux -----------------------------------------------------------------------------------------------
-
-
-class _BufferedPackets:
-    """Noise messages (2-byte big-endian length, body) on the bare socket, read through a buffer: one ``recv`` for many.
-
-    ``connection`` is libp2p's, whose layers add two locks a message, each a round of the scheduler; the muxer has one
-    reader and writes frame by frame anyway.
-    """
-
-    def __init__(self, connection: RawConnection) -> None:
-        self.read_write_closer = connection
-        assert isinstance(connection.stream, TrioTCPStream)
-        self._socket: trio.SocketStream = connection.stream.stream
-        self._buffer = bytearray()
-
-    async def read_msg(self) -> bytes:
-        """The next encrypted message; empty at the end of the connection."""
-        buffer = self._buffer
-        while len(buffer) < 2 or len(buffer) < 2 + int.from_bytes(buffer[:2], "big"):
-            try:
-                data = await self._socket.receive_some(1 << 17)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise ConnectionClosedError(f"the connection broke: {error}") from None
-            if not data:
-                return b""
-            buffer += data
-        end = 2 + int.from_bytes(buffer[:2], "big")
-        message = bytes(buffer[2:end])
-        del buffer[:end]
-        return message
-
-    async def write_msg(self, message: bytes) -> None:
-        """Send one encrypted message."""
-        try:
-            await self._socket.send_all(len(message).to_bytes(2, "big") + message)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise ConnectionClosedError(f"the connection broke: {error}") from None
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self.read_write_closer.close()
-
-
-class _Noise(NoiseTransport):  # type: ignore[misc]
-    """Noise XX whose sessions read through a buffer once the handshake is over."""
-
-    async def secure_inbound(self, conn: Any) -> Any:
-        session = await super().secure_inbound(conn)
-        session.conn.read_writer = _BufferedPackets(conn)
-        session.conn.read_msg = _session_reader(session.conn)
-        return session
-
-    async def secure_outbound(self, conn: Any, peer_id: Any) -> Any:
-        session = await super().secure_outbound(conn, peer_id)
-        session.conn.read_writer = _BufferedPackets(conn)
-        session.conn.read_msg = _session_reader(session.conn)
-        return session
-
-
-def _session_reader(transport: Any) -> Callable[[], Any]:
-    """``read_msg`` of a Noise transport that reports the end of the connection as empty bytes."""
-
-    async def read_msg() -> bytes:
-        message = await transport.read_writer.read_msg()
-        return transport.decrypt(message) if message else b""
-
-    return read_msg
+# --- yamux -------------------------------------------------------------------------------------------------------
 
 
 class _MuxerMultistream(MuxerMultistream):  # type: ignore[misc]
@@ -442,7 +375,7 @@ def make_host(
         return Muxer(secured, peer, budget=budget, keepalive=limits.keepalive, on_violation=on_violation)
 
     upgrader = TransportUpgrader(
-        {TProtocol(NOISE): _Noise(keys, noise_privkey=x25519_key_pair().private_key)}, {TProtocol(YAMUX): Muxer}
+        {TProtocol(NOISE): Noise(keys, noise_privkey=x25519_key_pair().private_key)}, {TProtocol(YAMUX): Muxer}
     )
     upgrader.muxer_multistream = _MuxerMultistream(
         {TProtocol(YAMUX): Muxer}, upgrader.muxer_multistream.negotiate_timeout

@@ -26,6 +26,7 @@ from libp2p.abc import ConnectionType, IMuxedConn
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 
+from node.net.noise import Link
 from node.net.stream import (
     ACK,
     DATA,
@@ -82,6 +83,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         on_violation: Callable[[Any, Violation], None],
     ) -> None:
         self.secured_conn = secured
+        self.link: Link = secured.link
         self.peer_id = peer_id
         self.budget = budget
         self.keepalive = keepalive
@@ -171,7 +173,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             # Not by write_frame, whose patience a peer that reads nothing could use to hold up the shutdown.
             with trio.move_on_after(GOODBYE_TIMEOUT), contextlib.suppress(Exception):
                 async with self._write_lock:
-                    await self.secured_conn.write(HEADER.pack(0, GO_AWAY, 0, 0, 0))
+                    await self.link.write(HEADER.pack(0, GO_AWAY, 0, 0, 0))
         await self._finish()
 
     async def _finish(self) -> None:
@@ -196,17 +198,23 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
     async def write_frame(
         self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview | bytes = b""
     ) -> None:
-        """Send one frame whole; raises ``ConnectionClosedError`` if the connection has ended."""
+        """Send one frame whole; raises ``ConnectionClosedError`` if the connection has ended.
+
+        It lets nobody run in between where the socket takes all of it: who sends in a loop must.
+        """
         frame = HEADER.pack(0, kind, flags, stream_id, length) + payload
         async with self._write_lock:
             if self.event_shutting_down.is_set():
                 raise ConnectionClosedError("the connection is closed")
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + FRAME_TIMEOUT) as scope:
-                try:
-                    await self.secured_conn.write(frame)
-                except Exception as error:
-                    self.abort()
-                    raise ConnectionClosedError(f"the connection broke: {error!r}") from None
+            scope = trio.CancelScope(shield=True, deadline=trio.current_time() + FRAME_TIMEOUT)
+            try:
+                rest = self.link.send_now(frame)
+                if rest:
+                    with scope:
+                        await self.link.send(rest)
+            except Exception as error:
+                self.abort()
+                raise ConnectionClosedError(f"the connection broke: {error!r}") from None
             if scope.cancelled_caught:
                 self.abort()
                 raise ConnectionClosedError("the peer takes no more bytes")
@@ -248,10 +256,13 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         buffer = bytearray()
         while True:
             try:
-                buffer += await self.secured_conn.read()
-                self._heard = True
+                data = await self.link.read()
             except ConnectionClosedError:
                 return
+            if not data:
+                return
+            buffer += data
+            self._heard = True
             offset = 0
             while len(buffer) - offset >= HEADER.size:
                 version, kind, flags, stream_id, length = HEADER.unpack_from(buffer, offset)

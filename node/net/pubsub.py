@@ -196,7 +196,10 @@ def guard_pubsub(pubsub: Pubsub, host: GuardedHost) -> None:
             while (rpc := await queue.pop()) is not None:
                 rpc.ClearField("senderRecord")
                 data += encode_varint_prefixed(rpc.SerializeToString())
-                if not len(queue) or len(data) >= TOGETHER:
+                if not len(queue):
+                    await stream.muxed_stream.put(bytes(data))
+                    data.clear()
+                elif len(data) >= TOGETHER:
                     await stream.muxed_stream.write(bytes(data))
                     data.clear()
         except Exception as error:
@@ -293,8 +296,11 @@ async def _handle_rpc(pubsub: Pubsub, peer: Any, rpc: Any) -> None:
         pubsub.handle_subscription(peer, subscription)
     for message in rpc.publish:
         if len(message.topicIDs) == 1 and pubsub._is_subscribed_to_msg(message):
+            key = pubsub.get_message_id(message)
             if (forwards := pubsub.forwards.get(message.topicIDs[0])) is not None:
-                forwards.held(pubsub.get_message_id(message), peer)
+                forwards.held(key, peer)
+            if pubsub.seen_messages.has(key):
+                continue
             try:
                 await pubsub.push_msg(peer, message)
             except PeerError:

@@ -182,10 +182,15 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
 
     async def write(self, data: bytes) -> None:
         """Write all of ``data``. A cancelled write must be followed by ``reset``: the peer has a part of it."""
+        await self.put(data)
+        await trio.lowlevel.checkpoint()
+
+    async def put(self, data: bytes) -> None:
+        """``write``, but others may not have run in between: for who waits for something else next anyway."""
         view = memoryview(data)
+        await trio.lowlevel.checkpoint_if_cancelled()
         async with self._write_lock:
             while view:
-                await trio.lowlevel.checkpoint_if_cancelled()  # sending a frame is shielded
                 if self.dead:
                     raise MuxedStreamReset("the stream was reset")
                 if self.fin_sent:
@@ -197,6 +202,8 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
                 self.send_credit -= size
                 await self.muxed_conn.write_frame(DATA, 0, self.stream_id, size, view[:size])
                 view = view[size:]
+                if view:
+                    await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
         """Close for writing (FIN); the stream is gone once the peer has done so too."""
