@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import random
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,7 +44,10 @@ SHORT: Final = 5.0
 
 CONCURRENT_DIALS: Final = 8
 POLL: Final = 0.5
-"""Seconds between looks at the book."""
+"""Seconds between looks at the book while a peer's time has come that may not be dialled yet."""
+
+PAUSE: Final = 0.1
+"""Seconds between looks at the book, whatever the news."""
 
 SETTLED: Final = 10.0
 """Seconds until a connected peer is looked at again; its loss is told at once."""
@@ -115,6 +119,8 @@ class AddressBook:
     def __init__(self, own: bytes) -> None:
         self._own = own
         self.entries: dict[bytes, Entry] = {}
+        self.news: Callable[[], object] = lambda: None
+        """Called where somebody's time may come sooner than ``next_due`` said."""
 
     def learn(self, node: bytes, addresses: Sequence[Address], now: float, *, seed: bool = False) -> None:
         """Put ``addresses`` in front of what is known of ``node``; a new one is tried without delay."""
@@ -131,6 +137,7 @@ class AddressBook:
         if any(address not in entry.addresses for address in usable):
             entry.failures = 0
             entry.next_dial = min(entry.next_dial, now + (1.0 if node < self._own else 0.0))
+            self.news()
         entry.addresses = list(dict.fromkeys([*usable, *entry.addresses]))[:MAX_ADDRESSES]
 
     def _forget_one(self) -> bool:
@@ -160,6 +167,7 @@ class AddressBook:
         entry.next_dial = now + min(delay, SEED_BACKOFF if entry.seed else MAX_BACKOFF)
         if node < self._own:
             entry.next_dial += 0.5
+        self.news()
 
     def failed(self, node: bytes, now: float) -> None:
         """A dial failed: back off."""
@@ -172,6 +180,10 @@ class AddressBook:
         """The peer is connected: there is nothing to do until it is lost."""
         if (entry := self.entries.get(node)) is not None:
             entry.next_dial = now + SETTLED
+
+    def next_due(self) -> float:
+        """When the next peer's time comes, or came."""
+        return min((entry.next_dial for entry in self.entries.values() if entry.addresses), default=math.inf)
 
     def due(self, now: float) -> list[bytes]:
         """Peers whose time to be dialled has come, seeds first."""
@@ -213,6 +225,8 @@ class PeerManager:
 
         async with trio.open_nursery() as nursery:
             while True:
+                news = trio.Event()
+                self._book.news = news.set
                 for node in self._book.due(trio.current_time()):
                     if len(busy) >= CONCURRENT_DIALS:
                         break
@@ -221,7 +235,9 @@ class PeerManager:
                     elif node not in busy and self._may_dial(node):
                         busy.add(node)
                         nursery.start_soon(attempt, node)
-                await trio.sleep(POLL)
+                await trio.sleep(PAUSE)
+                with trio.move_on_at(max(self._book.next_due(), trio.current_time() + POLL - PAUSE)):
+                    await news.wait()
 
     async def reach(self, node: bytes) -> None:
         """Connect to ``node`` by the addresses in the book; raises ``Unreachable``."""

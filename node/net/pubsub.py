@@ -104,6 +104,19 @@ class Seen:
         return new
 
 
+def _remembering(message_id: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """``message_id`` that hashes a message once: libp2p asks for the same one's id five times in a row."""
+    last: tuple[Any, bytes] = (None, b"")
+
+    def remembered(message: Any) -> bytes:
+        nonlocal last
+        if message is not last[0]:
+            last = (message, message_id(message))
+        return last[1]
+
+    return remembered
+
+
 def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], bytes]) -> Pubsub:
     """GossipSub 1.1, guarded. Version 1.2 would double the RPCs of small messages."""
     router = GossipSub(
@@ -120,6 +133,7 @@ def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], b
         adaptive_gossip_enabled=False,
         eclipse_protection_enabled=False,
     )
+    message_id = _remembering(message_id)
     # The stock cache names messages otherwise than "seen" does: whatever a peer says it has would be asked for again.
     mcache_module.default_msg_id_fn = message_id
     router.scorer = None  # all its weights are zero; node.net.scores judges peers

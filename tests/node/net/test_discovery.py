@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from node.net import discovery
-from node.net.discovery import AddressBook, AddressError, parse_address
+from node.net.discovery import AddressBook, AddressError, PeerManager, parse_address
 from protocol.identity import peer_id
 from tests.node.net.helpers import identity, network, until
 
@@ -174,3 +177,49 @@ async def test_a_book_without_a_usable_address_dials_nobody() -> None:
         with pytest.raises(AddressError, match="must end in /p2p/PEER"):
             await first.add_peer("/ip4/127.0.0.1/tcp/1")
         assert len(first._book.entries) == 1
+
+
+async def test_a_connected_peer_is_not_looked_at_until_it_is_lost(autojump_clock: MockClock) -> None:
+    book = AddressBook(own=bytes(32))
+    told: list[float] = []
+    book.news = lambda: told.append(trio.current_time())
+    assert book.next_due() == math.inf
+    book.learn(b"p" * 32, [parse_address("/ip4/192.0.2.1/tcp/1")], 0.0, seed=True)
+    assert (book.due(0.0), book.next_due(), len(told)) == ([b"p" * 32], 0.0, 1)
+    book.connected(b"p" * 32, 0.0)
+    book.settled(b"p" * 32, 0.0)
+    book.learn(b"p" * 32, [parse_address("/ip4/192.0.2.1/tcp/1")], 1.0)
+    assert (book.due(9.0), book.next_due(), len(told)) == ([], 10.0, 1)
+    book.disconnected(b"p" * 32, 9.0)
+    assert (book.due(9.6), len(told)) == ([b"p" * 32], 2)
+
+
+async def test_a_peer_is_dialled_as_soon_as_it_is_heard_of_and_again_once_it_is_lost(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    dialled: list[float] = []
+    up: set[bytes] = set()
+
+    async def dial(host: str, port: int, node: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        dialled.append(trio.current_time())
+        up.add(node)
+
+    peer = b"p" * 32
+    book = AddressBook(own=bytes(32))
+    manager = PeerManager(book, dial=dial, connected=up.__contains__, may_dial=lambda node: True)
+    nursery.start_soon(manager.run)
+    await trio.sleep(100)
+    book.learn(peer, [parse_address("/ip4/192.0.2.1/tcp/1")], trio.current_time())
+    heard = trio.current_time()
+    await trio.sleep(1)
+    (first,) = dialled
+    assert first - heard < 0.2
+    await trio.sleep(100)
+    assert dialled == [first]
+    up.clear()
+    book.disconnected(peer, trio.current_time())
+    lost = trio.current_time()
+    await trio.sleep(2)
+    assert len(dialled) == 2
+    assert dialled[1] - lost < 1.2
