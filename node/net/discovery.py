@@ -50,7 +50,7 @@ PAUSE: Final = 0.1
 """Seconds between looks at the book, whatever the news."""
 
 SETTLED: Final = 10.0
-"""Seconds until a connected peer is looked at again; its loss is told at once."""
+"""Seconds between looks at connected peers; a loss is told at once."""
 
 _PATTERN = re.compile(
     r"/(ip4|ip6|dns|dns4|dns6)/([A-Za-z0-9.:_-]{1,100})/tcp/([0-9]{1,5})(?:/p2p/([A-Za-z0-9]{1,64}))?"
@@ -179,7 +179,7 @@ class AddressBook:
     def settled(self, node: bytes, now: float) -> None:
         """The peer is connected: there is nothing to do until it is lost."""
         if (entry := self.entries.get(node)) is not None:
-            entry.next_dial = now + SETTLED
+            entry.next_dial = (now // SETTLED + 1) * SETTLED  # the same moment for all, so that one look does
 
     def next_due(self) -> float:
         """When the next peer's time comes, or came."""
