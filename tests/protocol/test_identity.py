@@ -21,6 +21,8 @@ CONTEXTS = [
     identity.VOTE,
     identity.GRANT,
     identity.DRAW,
+    identity.CLOSE,
+    identity.REBIND,
 ]
 
 
