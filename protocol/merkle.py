@@ -136,6 +136,38 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
         raise PeerError("inclusion proof: it leads to another root")
 
 
+def sides(index: int, size: int) -> int:
+    """On which side the siblings of an audit path stand: bit i is 1 where sibling i is the left one.
+
+    Index and size give a path its shape, yet several sizes give the same one; ``sides`` says no more than the shape.
+    """
+    position, last, found, level = index, size - 1, 0, 0
+    while last:
+        if position & 1 or position == last:
+            found |= 1 << level
+            while not position & 1 and position:
+                position >>= 1
+                last >>= 1
+        position >>= 1
+        last >>= 1
+        level += 1
+    return found
+
+
+def verify_path(leaf: bytes, sides: int, proof: Sequence[bytes], tree_root: bytes) -> None:
+    """Raise ``PeerError`` unless the path ``proof`` leads from the leaf hash ``leaf`` to ``tree_root``: that the leaf
+    is in the tree, and nothing about its place. Only one ``sides`` fits a path."""
+    _hashes([leaf, tree_root, *proof], "path")
+    if not 0 <= sides < 1 << len(proof):
+        raise PeerError("path: it has sides for more siblings than there are")
+    node = leaf
+    for sibling in proof:
+        node = node_hash(sibling, node) if sides & 1 else node_hash(node, sibling)
+        sides >>= 1
+    if node != tree_root:
+        raise PeerError("path: it leads to another root")
+
+
 def consistency_proof(leaves: Sequence[bytes], size: int) -> list[bytes]:
     """The proof that the tree of the first ``size`` leaves is a prefix of the tree of all (section 2.1.4.1)."""
     return consistency_path([leaf_hash(leaf) for leaf in leaves], size)

@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, list[tuple[Any, ...]]]:
         "forks": "SELECT data FROM forks ORDER BY id",
     }
     try:
-        with closing(_connect(path)) as connection:
+        with closing(connect(path)) as connection:
             connection.execute("BEGIN")
             return {table: connection.execute(statement).fetchall() for table, statement in statements.items()}
     except sqlite3.Error as error:
@@ -116,7 +116,8 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that only reads the log at ``path``, also where the folder cannot be written to."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
     try:

@@ -22,8 +22,10 @@ from protocol.merkle import (
     leaf_hash,
     root,
     root_of,
+    sides,
     verify_consistency,
     verify_inclusion,
+    verify_path,
 )
 from tests.vectors import public
 
@@ -95,6 +97,24 @@ def test_hashes_of_leaves_are_enough_to_prove() -> None:
         inclusion_path(hashes[:3], 3)
     with pytest.raises(LocalError):
         consistency_path(hashes[:3], 4)
+
+
+def test_a_path_fits_one_shape_alone() -> None:
+    for size in range(1, MOST):
+        for index in range(size):
+            proof = inclusion_proof(LEAVES[:size], index)
+            leaf = leaf_hash(LEAVES[index])
+            for guess in range(1 << len(proof)):
+                if guess == sides(index, size):
+                    verify_path(leaf, guess, proof, ROOTS[size])
+                else:
+                    with pytest.raises(PeerError, match="another root"):
+                        verify_path(leaf, guess, proof, ROOTS[size])
+            for wrong in (-1, 1 << len(proof)):
+                with pytest.raises(PeerError, match="sides"):
+                    verify_path(leaf, wrong, proof, ROOTS[size])
+            with pytest.raises(PeerError):
+                verify_path(leaf, sides(index, size), [*proof, EMPTY_ROOT], ROOTS[size])
 
 
 def test_every_prefix_has_a_proof_that_holds_for_it_alone() -> None:

@@ -38,7 +38,7 @@ def test_entries_are_shown_in_order_and_chosen(folder: Path, capsys: pytest.Capt
     assert shown("--last", "0") == entries
     assert main.main(["log", "show", "--data-dir", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["cut", "node", "name", "seq", "kind", "what"]
+    assert lines[0].split() == ["cut", "entry", "node", "name", "seq", "kind", "what"]
     assert len(lines) == len(entries) + 1
 
 
