@@ -14,7 +14,6 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from hashlib import sha256
 
 import trio
 
@@ -43,6 +42,7 @@ from protocol.domain import Domain
 from protocol.errors import Error
 from protocol.identity import Identity, node_id, peer_id
 from protocol.records import Join
+from protocol.recovery import commitment
 
 GENESIS_PATIENCE = 30.0
 """Seconds that a first start waits for a bootstrap peer to answer."""
@@ -220,8 +220,10 @@ async def _keep_joined(node: Node) -> None:
             continue
         node.health.clear("own head")
         if node.log.own_seq < 0:
-            recovery = sha256(node.directory.recovery().node).digest()
+            recovery = commitment(node.directory.recovery_public())
             await node.log.append(Join(recovery, f"farflung/{package.__version__}", node.config.name))
+            if node.directory.recovery_file.exists():
+                node.logger.info("the recovery key is to be written down: farflung identity recovery show")
         # The head may come into doubt again: another machine may have the key.
         await trio.sleep(10)
 

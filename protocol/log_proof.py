@@ -7,8 +7,8 @@
    there is room for the coverings of those ``amend`` entries that lead from the genesis' electors to the electors in
    force, in order; there are none as long as electors never change.
 3. On the wire a proof is the canonical array ``[format, genesis, [covering…], covering]``, a covering
-   ``[entry, [h…], row, sides, [h…], cut]``: encoded entry, path, the row as a cut lists it, the sides of the next path's
-   siblings (see ``protocol.merkle``), path, encoded certified cut.
+   ``[entry, [h…], row, sides, [h…], cut]``: encoded entry, path, the row as a cut lists it, on which sides the next
+   path's siblings stand (see ``protocol.merkle``), path, encoded certified cut.
 4. What it proves: this entry was signed by its author, and a quorum of the electors in force certified it, at the cut's
    height or before. It does not prove what the entry claims about the world, nor that nothing came after it.
 

@@ -14,12 +14,12 @@ from node.errors import UserError
 from node.store.directory import DataDirectory
 from node.store.verify import connect
 from protocol import entry as entries
-from protocol.domain import parse_genesis
 from protocol.entry import Entry
 from protocol.errors import Error, LocalError, PeerError
 from protocol.heads import Head
 from protocol.log_proof import LogProof
 from protocol.quorum import CertifiedCut
+from protocol.records import Join
 
 SHORTEST: Final = 8
 """Hexadecimal digits of an entry's id that are enough to name it, where only one entry begins so."""
@@ -39,7 +39,6 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
     if genesis is None or not path.is_file():
         raise UserError(f"{directory.path}: there is no log", "give the data directory of a node that has run")
     try:
-        domain = parse_genesis(genesis)
         with closing(connect(path)) as connection:
             connection.execute("BEGIN")
             entry = _find(connection, wanted)
@@ -106,3 +105,21 @@ def _feed(connection: sqlite3.Connection, row: Head) -> list[bytes]:
             ((body,),) = connection.execute("SELECT body FROM entries WHERE id = ?", (wanted,)).fetchall()
             wanted = entries.parse(body, bytes(64), verify=False).prev
     return ids[::-1]
+
+
+def own_join(directory: DataDirectory) -> Join | None:
+    """What the directory's own node said when it joined, None as long as that is not in its log."""
+    path = directory.log_database
+    if not path.is_file():
+        return None
+    try:
+        with closing(connect(path)) as connection:
+            statement = "SELECT body FROM entries WHERE author = ? AND seq = 0"
+            rows = connection.execute(statement, (directory.read_identity().node,)).fetchall()
+        for (body,) in rows:
+            payload = entries.parse(body, bytes(64), verify=False).payload
+            if isinstance(payload, Join):
+                return payload
+    except (sqlite3.Error, PeerError):
+        pass  # farflung log verify is for telling what is wrong with a log
+    return None
