@@ -9,7 +9,11 @@
    author. Its feed then ends before the lowest place that a known proof names, or at its certified head where that
    is later, and is shown so (status 1). A cut with status 1 ends the feed at that row whatever else turns up.
 5. Entries beyond such an end leave the log but wait aside: a cut that certifies a branch brings it back.
-6. Grants are kept by term; what a grant means for the weights is the ledger's business.
+6. Grants are kept by term; what a grant means for the weights is the ledger's business. One is taken when its anchor
+   is held.
+7. Cuts and grants are certified by the electors in force: for a cut those of its height, for a grant those of the
+   cut after its anchor.
+8. A cut covers a weights entry only of a term whose grant is held, so that all replicas judge what is final alike.
 
 Nothing here verifies signatures: parsers did. The replica neither reads nor writes storage.
 """
@@ -28,10 +32,14 @@ from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.feed import FeedState, ForkProof, evidence
 from protocol.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest, bucket_digests, heads_root
-from protocol.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, moves
+from protocol.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
+from protocol.records import Weights
 
 MAX_SHELF: Final = 512
 """Entries of one frozen author that wait aside. Only entries no cut covers yet can come back from there."""
+
+
+MAX_TERM: Final = 2**63 - 1
 
 
 class Outcome(Enum):
@@ -43,6 +51,7 @@ class Outcome(Enum):
     MISSING_ANCHOR = "the cut that it anchors on is missing"
     MISSING_CUT = "the cut before it is missing"
     MISSING_ENTRIES = "entries that it covers are missing"
+    MISSING_GRANT = "the grant of a version that it covers is missing"
     FROZEN = "its author is frozen"
 
     def __bool__(self) -> bool:
@@ -50,19 +59,22 @@ class Outcome(Enum):
 
 
 class _Chain:
-    """The visible entries of one author, with the feed root at each."""
+    """The visible entries of one author, with the feed root at each and the (seq, term) of its weights entries."""
 
-    __slots__ = ("entries", "roots", "state")
+    __slots__ = ("entries", "roots", "state", "terms")
 
     def __init__(self, author: bytes) -> None:
         self.entries: list[Entry] = []
         self.roots: list[bytes] = []
+        self.terms: list[tuple[int, int]] = []
         self.state = FeedState(author)
 
     def push(self, entry: Entry, anchor_height: int) -> None:
         self.state = self.state.extend(entry, anchor_height)
         self.entries.append(entry)
         self.roots.append(self.state.ids.root)
+        if isinstance(entry.payload, Weights):
+            self.terms.append((entry.seq, entry.payload.term))
 
 
 class Replica:
@@ -139,6 +151,10 @@ class Replica:
         """Take a verified grant. Raises ``PeerError`` for another one of a term that is granted."""
         if certified.grant.domain != self.domain.id:
             raise PeerError("grant: it belongs to another domain")
+        height = self._heights.get(certified.grant.anchor)
+        if height is None:
+            return Outcome.MISSING_CUT
+        check_quorum(certified.votes, self.electors_at(height + 1), "grant")
         known = self.grants.get(certified.grant.term)
         if known is None:
             self.grants[certified.grant.term] = certified
@@ -160,8 +176,7 @@ class Replica:
             return Outcome.MISSING_CUT
         if cut.prev != self.newest_cut_id:
             raise PeerError("cut: it does not follow the newest one")
-        if self.cuts and cut.epoch <= self.cuts[-1].cut.epoch:
-            raise PeerError("cut: its epoch is not above the one before")
+        check_quorum(certified.votes, self.electors_at(cut.height), "cut")
         if heads_root({**self.certified, **{head.author: head for head in cut.changes}}.values()) != cut.heads_root:
             raise PeerError("cut: the heads root is wrong")
         rebuilt: list[tuple[bytes, _Chain]] = []
@@ -179,6 +194,8 @@ class Replica:
                 raise PeerError("cut: a feed root is wrong")
             if old is not None and not _holds(chain, old.seq, old.entry_id):
                 raise PeerError("cut: a row leaves the branch that is certified")
+            if self._ungranted(chain, -1 if old is None else old.seq) <= head.seq:
+                return Outcome.MISSING_GRANT
         for author, chain in rebuilt:
             self._replace(author, chain)
         self._heights[cut.id] = cut.height
@@ -254,11 +271,29 @@ class Replica:
         """Whether the author is frozen for a fork."""
         return self._status(author) == FROZEN
 
+    def electors_at(self, height: int) -> tuple[bytes, ...]:
+        """The electors in force for the cut of ``height``, as far as the log is held."""
+        return self.domain.electors
+
     def uncovered(self) -> list[Head]:
-        """The heads that the newest cut does not cover yet, ascending by author, at most ``MAX_CHANGES`` of them: the
-        rows of an elector's report."""
+        """The heads that the newest cut does not cover yet, ascending by author, at most ``MAX_CHANGES`` of them."""
         heads = [head for author, head in self.heads.items() if moves(self.certified.get(author), head)]
         return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
+
+    def reportable(self) -> list[Head]:
+        """The rows of an elector's report: ``uncovered``, each feed only up to a version whose grant is missing."""
+        heads = []
+        for author, head in self.heads.items():
+            end = self._ungranted(self._chains[author], self.certified_head(author)) - 1
+            shown = head if head.seq <= end else self.head_at(author, end)
+            if shown is not None and moves(self.certified.get(author), shown):
+                heads.append(shown)
+        return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
+
+    def granted(self, author: bytes, seq: int) -> bool:
+        """Whether a cut may cover the author's visible entries up to ``seq``: the grants of its versions are held."""
+        chain = self._chains.get(author)
+        return chain is None or self._ungranted(chain, self.certified_head(author)) > seq
 
     def certified_head(self, author: bytes) -> int:
         """The highest seq of the author that a cut covers, -1 where none does."""
@@ -296,6 +331,13 @@ class Replica:
             if first <= last:
                 requests.append(RangeRequest(head.author, first, last))
         return requests
+
+    def _ungranted(self, chain: _Chain, after: int) -> int:
+        """The first seq above ``after`` of a version whose term's grant is missing; beyond the end where none is."""
+        for seq, term in chain.terms[bisect_right(chain.terms, (after, MAX_TERM)) :]:
+            if term not in self.grants:
+                return seq
+        return max(len(chain.entries), after + 1)
 
     # Forks
 

@@ -22,7 +22,6 @@ from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
 from protocol.quorum import (
-    MAX_CHANGES,
     CertifiedCut,
     CertifiedGrant,
     Cut,
@@ -30,7 +29,9 @@ from protocol.quorum import (
     Report,
     certify,
     certify_grant,
+    commit,
     grant_vote,
+    prepare,
     propose,
     vote,
     vote_problem,
@@ -82,16 +83,16 @@ class Elector:
         if made is None:
             return None
         assert isinstance(made, CertifiedCut)
-        self._epoch, self._last = made.cut.epoch, made.cut
+        self._epoch, self._last = made.epoch, made.cut
         return made
 
     def _make_cut(self) -> Own | None:
         replica, domain = self._service.replica, self._service.domain
-        moved = sorted(replica.uncovered(), key=lambda head: head.author)[:MAX_CHANGES]
+        moved = replica.reportable()
         if not moved:
             return None
         newest = replica.newest_cut
-        height, newest_epoch = (0, 0) if newest is None else (newest.cut.height, newest.cut.epoch)
+        height, newest_epoch = (0, 0) if newest is None else (newest.cut.height, newest.epoch)
         epoch = max(self._epoch, newest_epoch) + 1
         term, number = self._highest()
         report = Report(domain.id, self._identity.node, epoch, replica.newest_cut_id, tuple(moved), term, number)
@@ -99,7 +100,6 @@ class Elector:
         cut = propose(
             domain.id,
             height + 1,
-            epoch,
             replica.newest_cut_id,
             replica.certified,
             [signed],
@@ -115,11 +115,13 @@ class Elector:
             newest=replica.newest_cut_id,
             certified=replica.certified,
             held=replica.head_at,
-            last=self._last,
+            forked=replica.forks.__contains__,
+            granted=replica.granted,
         )
         if problem is not None:
             raise LocalError(f"the own cut is not fit to be voted for: {problem}")
-        certified = certify(cut, dict([vote(self._identity, cut)]), domain.electors)
+        prepared = prepare(cut, epoch, dict([vote(self._identity, cut, epoch)]), domain.electors)
+        certified = certify(prepared.cut, epoch, dict([commit(self._identity, cut, epoch)]), domain.electors)
         return Own(certified, {META: _encode(epoch, self._term, cut)})
 
     async def grant_term(self, trainer: bytes) -> CertifiedGrant:
@@ -134,7 +136,7 @@ class Elector:
             newest = self._service.ledger.newest_weights()
             term = max(self._term, max(self._service.replica.grants, default=0)) + 1
             base = domain.id if newest is None else newest.id
-            grant = Grant.make(domain.id, term, trainer, base, *self._highest())
+            grant = Grant.make(domain.id, term, trainer, base, *self._highest(), self._service.replica.newest_cut_id)
             certified = certify_grant(grant, dict([grant_vote(self._identity, grant)]), domain.electors)
             return Own(certified, {META: _encode(self._epoch, term, self._last)})
 

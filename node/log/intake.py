@@ -3,30 +3,36 @@
 1. A delivery is tried first and waits only where something it needs is missing, so a full waiting room never keeps out
    what comes in order. What finds no room is fetched again by anti-entropy.
 2. Of two entries for one place the later delivery counts: what does not fit the held branch may have been rubbish.
-3. A mistake in what waits is not the mistake of the peer whose delivery brought it to light: it is dropped in silence.
+3. A certificate by the electors that the replica knows is preferred to any other of its height or term: anybody can
+   sign one with keys of its own.
+4. A mistake in what waits is not the mistake of the peer whose delivery brought it to light: it is dropped in silence.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import Final, TypeVar
 
 from node.store.log_store import Item
 from protocol.entry import Entry
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.quorum import CertifiedCut, CertifiedGrant, check_quorum
 from protocol.replica import Outcome, Replica
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_WAITING_ENTRIES: Final = 8192
 """Entries that wait for an earlier entry or a cut: at most 34 MB."""
 
 MAX_WAITING_CUTS: Final = 1024
+MAX_WAITING_GRANTS: Final = 256
 CUTS_AT_ONCE: Final = 64
 """Waiting cuts whose entries are asked for together."""
 
@@ -62,6 +68,7 @@ class Intake:
         self._entries: dict[bytes, dict[int, Entry]] = {}
         self._count = 0
         self._cuts: dict[int, CertifiedCut] = {}
+        self._grants: dict[int, CertifiedGrant] = {}
 
     def deliver(
         self,
@@ -72,15 +79,18 @@ class Intake:
         """Hand over verified objects and everything that waits, until nothing more is taken."""
         taken = Taken(delivered={id(item) for group in (entries, cuts, others) for item in group})
         for item in others:
-            if self._add(item, taken) is Outcome.ADDED:
+            if isinstance(item, CertifiedGrant):
+                _prefer(self._grants, item.grant.term, item, self._trusted)
+            elif self._add(item, taken) is Outcome.ADDED:
                 taken.items.append(item)
         queues = self._entries
         for entry in entries:
             queues.setdefault(entry.author, {})[entry.seq] = entry
         for cut in cuts:
-            self._cuts.setdefault(cut.cut.height, cut)
+            _prefer(self._cuts, cut.cut.height, cut, self._trusted)
         progress = True
         while progress:
+            self._drain_grants(taken)
             for queue in queues.values():
                 self._drain(queue, taken)
             progress = self._drain_cuts(taken)
@@ -91,18 +101,30 @@ class Intake:
             self._count -= len(self._entries.pop(oldest))
         for height in sorted(self._cuts)[MAX_WAITING_CUTS:]:
             del self._cuts[height]
+        for term in sorted(self._grants, key=lambda term: (not self._trusted(self._grants[term]), term))[
+            MAX_WAITING_GRANTS:
+        ]:
+            del self._grants[term]
         return taken
 
-    def waits(self, entries: Sequence[Entry], cuts: Sequence[CertifiedCut]) -> bool:
+    def waits(
+        self,
+        entries: Sequence[Entry],
+        cuts: Sequence[CertifiedCut],
+        others: Sequence[CertifiedGrant | ForkProof] = (),
+    ) -> bool:
         """Whether some of these wait for something that is missing."""
-        return any(entry.seq in self._entries.get(entry.author, ()) for entry in entries) or any(
-            cut.cut.height in self._cuts for cut in cuts
+        return (
+            any(entry.seq in self._entries.get(entry.author, ()) for entry in entries)
+            or any(cut.cut.height in self._cuts for cut in cuts)
+            or any(isinstance(item, CertifiedGrant) and item.grant.term in self._grants for item in others)
         )
 
     def missing_for_cuts(self) -> list[RangeRequest]:
         """What to ask for so that the cuts that wait can be taken, one range an author."""
         merged: dict[bytes, RangeRequest] = {}
-        for height in sorted(self._cuts)[:CUTS_AT_ONCE]:
+        believed = (height for height in sorted(self._cuts) if self._trusted(self._cuts[height]))
+        for height in islice(believed, CUTS_AT_ONCE):
             for wanted in self._replica.missing_for(self._cuts[height].cut):
                 known = merged.setdefault(wanted.author, wanted)
                 if known.first_seq == wanted.first_seq and known.last_seq < wanted.last_seq:
@@ -133,10 +155,27 @@ class Intake:
                             taken.items += replica.entries(head.author)
                 taken.items.append(cut)
                 progress = True
-            elif outcome in (Outcome.MISSING_CUT, Outcome.MISSING_ENTRIES):
+            elif outcome in (Outcome.MISSING_CUT, Outcome.MISSING_ENTRIES, Outcome.MISSING_GRANT):
                 break
             del self._cuts[height]
         return progress
+
+    def _drain_grants(self, taken: Taken) -> None:
+        for term in sorted(self._grants):
+            outcome = self._add(self._grants[term], taken)
+            if outcome is Outcome.ADDED:
+                taken.items.append(self._grants[term])
+            if outcome is not Outcome.MISSING_CUT:
+                del self._grants[term]
+
+    def _trusted(self, certified: CertifiedCut | CertifiedGrant) -> bool:
+        """Whether it is certified by the electors that the replica knows now."""
+        height = certified.cut.height if isinstance(certified, CertifiedCut) else len(self._replica.cuts) + 1
+        try:
+            check_quorum(certified.votes, self._replica.electors_at(height), "certificate")
+        except PeerError:
+            return False
+        return True
 
     def _add(self, item: Item, taken: Taken) -> Outcome | None:
         """Hand one object over; None where it broke a rule, which is noted."""
@@ -152,3 +191,9 @@ class Intake:
             else:
                 logger.debug("dropped while it waited: %s", error)
         return None
+
+
+def _prefer(waiting: dict[int, T], place: int, new: T, trusted: Callable[[T], bool]) -> None:
+    """Let ``new`` wait at its place, unless something better does."""
+    if place not in waiting or trusted(new) or not trusted(waiting[place]):
+        waiting[place] = new

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, TypeVar
 
 import trio
@@ -267,13 +266,12 @@ class LogService:
     ) -> Received:
         """Take encoded objects from a peer: verified, stored, and only then told to others. Never raises for them."""
         result = Received()
-        electors = self.domain.electors
 
         def judge() -> tuple[list[Entry], list[CertifiedCut], list[CertifiedGrant | ForkProof]]:
             good = _verified(_parsed(entries, _entry, result), self.replica, result)
-            new_cuts = _parsed(cuts, partial(CertifiedCut.parse, electors=electors), result)
+            new_cuts = _parsed(cuts, CertifiedCut.parse, result)
             others: list[CertifiedGrant | ForkProof] = [*_parsed(forks, ForkProof.parse, result)]
-            others += _parsed(grants, partial(CertifiedGrant.parse, electors=electors), result)
+            others += _parsed(grants, CertifiedGrant.parse, result)
             return good, new_cuts, others
 
         if len(entries) + len(cuts) + len(grants) + len(forks) < self._thread_from:
@@ -285,7 +283,7 @@ class LogService:
                 taken = self.intake.deliver(good, new_cuts, others)
                 result.errors += taken.errors
                 result.added = len(taken.items)
-                result.waiting = self.intake.waits(good, new_cuts)
+                result.waiting = self.intake.waits(good, new_cuts, others)
                 if taken.items:
                     await self._save_foreign(taken.items)
                 for entry in good:

@@ -75,16 +75,16 @@ class Store(Protocol):
         """A value stored beside the log."""
 
 
-def decode_rows(rows: Iterator[tuple[Any, ...]], domain: Domain, *, verify: bool) -> Iterator[Item]:
+def decode_rows(rows: Iterator[tuple[Any, ...]], *, verify: bool) -> Iterator[Item]:
     """The items of ``READ_ALL``'s rows. Raises ``PeerError`` at the first one that does not parse."""
     for _, kind, data, signature in rows:
         match kind:
             case "entry":
                 yield entries.parse(data, signature, verify=verify)
             case "cut":
-                yield CertifiedCut.parse(data, domain.electors)
+                yield CertifiedCut.parse(data)
             case "grant":
-                yield CertifiedGrant.parse(data, domain.electors)
+                yield CertifiedGrant.parse(data)
             case _:
                 yield ForkProof.parse(data)
 
@@ -127,7 +127,7 @@ class LogStore:
         """Everything in the order in which it was appended; signatures of entries are not verified again."""
         rows = await self._run(self._connection.execute_fetchall, READ_ALL)
         try:
-            return await trio.to_thread.run_sync(lambda: list(decode_rows(iter(rows), self._domain, verify=False)))
+            return await trio.to_thread.run_sync(lambda: list(decode_rows(iter(rows), verify=False)))
         except Error as error:
             raise _damaged(self.path, error) from None
 

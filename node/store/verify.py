@@ -139,15 +139,16 @@ def _rebuild(
     for entry in parsed:
         if entry is not None:
             queues.setdefault(entry.author, []).append(entry)
+    grants: list[CertifiedGrant] = []
     for term, data in tables["grants"]:
-        grant = _try(problems, f"grant {term}", partial(CertifiedGrant.parse, _bytes(data), domain.electors))
+        grant = _try(problems, f"grant {term}", partial(CertifiedGrant.parse, _bytes(data)))
         if grant is not None:
             if grant.grant.term != term:
                 problems.append(f"grant {term}: it is of term {grant.grant.term}")
-            _try(problems, f"grant {term}", partial(replica.add_grant, grant))
+            grants.append(grant)
     cuts: list[CertifiedCut] = []
     for height, data in tables["cuts"]:
-        cut = _try(problems, f"cut {height}", partial(CertifiedCut.parse, _bytes(data), domain.electors))
+        cut = _try(problems, f"cut {height}", partial(CertifiedCut.parse, _bytes(data)))
         if cut is not None:
             if cut.cut.height != height:
                 problems.append(f"cut {height}: it is of height {cut.cut.height}")
@@ -159,6 +160,8 @@ def _rebuild(
     left = iter(cuts)
     cut = next(left, None)
     while True:
+        # A grant may stand on the newest cut, and the next one on the grant.
+        grants = [grant for grant in grants if _waits(replica, grant, problems)]
         for queue in queues.values():
             queue[:] = _drain(replica, queue, problems)
         if cut is None:
@@ -172,6 +175,7 @@ def _rebuild(
                 problems.append(f"cuts: {unread} more above it cannot be checked")
             break
         cut = next(left, None)
+    problems.extend(f"grant {grant.grant.term}: its anchor is missing" for grant in grants)
     for author, queue in queues.items():
         if queue:
             seqs = f"{queue[0].seq} to {queue[-1].seq}" if len(queue) > 1 else f"{queue[0].seq}"
@@ -185,6 +189,11 @@ def _entry(row: tuple[Any, ...], problems: list[str], signatures: bool) -> Entry
     if entry is not None and (entry.id, entry.author, entry.seq) != (entry_id, author, seq):
         problems.append(f"{what}: the row is labelled wrongly")
     return entry
+
+
+def _waits(replica: Replica, grant: CertifiedGrant, problems: list[str]) -> bool:
+    """Hand a grant over; whether it waits for its anchor."""
+    return _try(problems, f"grant {grant.grant.term}", partial(replica.add_grant, grant)) is Outcome.MISSING_CUT
 
 
 def _drain(replica: Replica, queue: list[Entry], problems: list[str]) -> list[Entry]:

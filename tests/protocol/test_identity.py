@@ -19,6 +19,7 @@ CONTEXTS = [
     identity.PRESENCE,
     identity.REPORT,
     identity.VOTE,
+    identity.COMMIT,
     identity.GRANT,
     identity.DRAW,
 ]

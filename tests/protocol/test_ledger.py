@@ -145,7 +145,9 @@ def test_a_grant_counts_only_where_its_base_stands() -> None:
     one = story.train()
     story.grant(2, "i1", story.say("i2", story.version(1, 5, one.id)))
     assert list(story.ledger.lineage()) == [zero, one]
-    wrong = Grant.make(story.domain.id, 3, story.node("i1"), zero.id, 1, 7)  # zero is version 0 of term 1
+    wrong = Grant.make(
+        story.domain.id, 3, story.node("i1"), zero.id, 1, 7, story.domain.id
+    )  # zero is version 0 of term 1
     story.replica.add_grant(certify_grant(wrong, dict([grant_vote(key("elector"), wrong)]), story.domain.electors))
     assert list(story.ledger.lineage()) == [zero, one]
     story.grant(4, "i1", zero)

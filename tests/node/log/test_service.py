@@ -275,7 +275,7 @@ async def test_the_elector_keeps_its_state() -> None:
     await service.append(JOIN)
     cut = await elector.cut()
     assert cut is not None
-    assert (cut.cut.height, cut.cut.epoch) == (1, 1)
+    assert (cut.cut.height, cut.epoch) == (1, 1)
     assert await elector.cut() is None
     await elector.grant_term(key("a").node)
     again = await open_elector(service, ELECTOR)
@@ -283,7 +283,7 @@ async def test_the_elector_keeps_its_state() -> None:
     await service.append(Leave())
     second = await again.cut()
     assert second is not None
-    assert (second.cut.height, second.cut.epoch) == (2, 2)
+    assert (second.cut.height, second.epoch) == (2, 2)
     assert isinstance(service.store, Disk)
     service.store.values["elector"] = b"\xc1"
     with pytest.raises(LocalError, match="damaged"):
