@@ -93,7 +93,7 @@ class Node:
 
         Steps are counted, not versions: weights that are announced again have a new number and no step.
         """
-        return 0 < self.pause_at_step <= len(self.log.ledger.steps())
+        return 0 < self.pause_at_step <= self.log.ledger.step_count()
 
     def will_judge(self, validators: Collection[bytes]) -> bool:
         """Whether so many of these validators are here and at it that they can decide about a submission."""

@@ -70,25 +70,25 @@ class Tally:
     audited: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def decide(self, status: Status, rollout: Rollout) -> None:
-        """Count the decision about a submission of this node that was pending."""
-        self.pending -= 1
+    def decide(self, status: Status, rollout: Rollout, sign: int = 1) -> None:
+        """Count the decision about a submission of this node that was pending; ``sign`` -1 takes it back."""
+        self.pending -= sign
         if status.outcome == "accepted":
-            self.accepted += 1
-            self.generated += rollout.responses
+            self.accepted += sign
+            self.generated += sign * rollout.responses
             return
-        self.reasons[status.reason] += 1
+        self.reasons[status.reason] += sign
         if status.outcome == "void":
-            self.void += 1
+            self.void += sign
         else:
-            self.rejected += 1
-            self.hard += status.severity == "hard"
+            self.rejected += sign
+            self.hard += sign * (status.severity == "hard")
 
-    def audit(self, status: Status, rollout: Rollout, verdict: Verdict) -> None:
-        """Count this node's verdict on a submission whose due validators decided ``status``."""
+    def audit(self, status: Status, rollout: Rollout, verdict: Verdict, sign: int = 1) -> None:
+        """Count this node's verdict on a submission whose due validators decided ``status``; ``sign`` as above."""
         if status.outcome == verdict.outcome and status.outcome != "void":
             replayed = min(verdict.audited, rollout.groups) * (rollout.responses // rollout.groups)
-            self.audited += replayed // AUDIT_SHARE
+            self.audited += sign * (replayed // AUDIT_SHARE)
 
     def account(self, trained: int) -> Account:
         """The finished account; ``trained`` counts the responses of the node's steps on the lineage."""
@@ -100,7 +100,7 @@ class Tally:
             pending=self.pending,
             hard=self.hard,
             reputation=reputation(self.accepted, self.hard),
-            reasons=dict(sorted(self.reasons.items())),
+            reasons={reason: count for reason, count in sorted(self.reasons.items()) if count},
             generated=self.generated,
             audited=self.audited,
             trained=trained,

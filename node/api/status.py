@@ -48,7 +48,7 @@ def status(node: Node) -> dict[str, Any]:
         "domain_name": node.domain.name,
         "version": -1 if held is None else weights_payload(held).number,
         "newest_version": node.weights.newest_number(),
-        "step": len(steps),
+        "step": ledger.step_count(),
         "heads_root": replica.heads_root().hex(),
         "cut_height": 0 if cut is None else cut.cut.height,
         "final": not replica.uncovered(),
