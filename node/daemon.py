@@ -211,8 +211,15 @@ async def _refuse_copy(node: Node) -> None:
 
 
 async def _keep_joined(node: Node) -> None:
-    """A newcomer opens its feed; a node that was here before waits until peers told it its own head."""
+    """A newcomer opens its feed; a node that was here before waits until peers told it its own head; one whose feed was
+    ended for good says so."""
     while True:
+        over = node.log.over()
+        if over is not None:
+            node.health.clear("own head")
+            node.health.warn("feed", over)
+            await trio.sleep(10)
+            continue
         with trio.move_on_after(10):
             await node.log.ready.wait()
         if not node.log.ready.is_set():

@@ -37,8 +37,10 @@ class Presences:
         self._first_peer_at: float | None = None
 
     def live(self) -> Mapping[bytes, Presence]:
-        """Presences that have not lapsed, our own among them."""
-        return self._table.live(trio.current_time())
+        """Presences that have not lapsed, our own among them, of nodes that can still append to their feeds."""
+        replica = self._node.log.replica
+        live = self._table.live(trio.current_time())
+        return {node: presence for node, presence in live.items() if not replica.frozen(node)}
 
     def signed(self, node: bytes) -> bytes:
         """The newest presence of ``node`` as it was signed; empty where there is none that has not lapsed."""
@@ -80,7 +82,7 @@ class Presences:
             counter=self._counter,
             name=node.config.name,
             role=node.role,
-            willing=() if node.leaving else node.config.willing,
+            willing=() if node.leaving or node.log.over() is not None else node.config.willing,
             addresses=tuple(node.network.addresses[:8]),
             versions=tuple(node.weights.held()[:8]),
             cpus=os.cpu_count() or 1,

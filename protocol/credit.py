@@ -7,7 +7,9 @@
 4. A trainer earns one for each response of its steps whose weights stand on the lineage.
 5. Relays earn nothing yet: nothing that they sign proves that bytes were carried.
 6. A void submission earns nobody anything and costs nobody reputation.
-7. Reputation is ``10⁶·(a+1) // (a+2+20·h)`` for a accepted and h hard-rejected submissions: 500,000 for a newcomer.
+7. Where a node goes on for another one (``protocol.recovery``), everything that the other one did counts for it, with
+   the cut that covers the rebind: credit, counts and hard rejections. The other one's account is empty from then on.
+8. Reputation is ``10⁶·(a+1) // (a+2+20·h)`` for a accepted and h hard-rejected submissions: 500,000 for a newcomer.
 """
 
 from __future__ import annotations
@@ -89,6 +91,17 @@ class Tally:
         if status.outcome == verdict.outcome and status.outcome != "void":
             replayed = min(verdict.audited, rollout.groups) * (rollout.responses // rollout.groups)
             self.audited += sign * (replayed // AUDIT_SHARE)
+
+    def merge(self, other: Tally) -> None:
+        """Count all of another author's as well: one node went on for the other."""
+        self.accepted += other.accepted
+        self.rejected += other.rejected
+        self.void += other.void
+        self.pending += other.pending
+        self.hard += other.hard
+        self.generated += other.generated
+        self.audited += other.audited
+        self.reasons.update(other.reasons)
 
     def account(self, trained: int) -> Account:
         """The finished account; ``trained`` counts the responses of the node's steps on the lineage."""

@@ -404,14 +404,15 @@ class Fold:
         counting = self.counting.get(author)
         return counting.expected if counting is not None and counting.weights == weights else 0
 
-    def reputation_of(self, author: bytes) -> int:
-        """The author's reputation in micro."""
-        return self.tallies.get(author, Tally()).account(0).reputation
-
-    def accounts(self, authors: Iterable[bytes]) -> dict[bytes, Account]:
-        """The accounts of these authors."""
-        trained = self.lineage.trained
-        return {author: self.tallies.get(author, Tally()).account(trained[author]) for author in authors}
+    def account(self, authors: Iterable[bytes]) -> Account:
+        """The account of somebody whose work stands under these authors."""
+        total, trained = Tally(), 0
+        for author in authors:
+            tally = self.tallies.get(author)
+            if tally is not None:
+                total.merge(tally)
+            trained += self.lineage.trained[author]
+        return total.account(trained)
 
     def restore(self, submissions: Iterable[Submission], decided: Iterable[tuple[Entry, Status]]) -> None:
         """Take over submissions of a snapshot, in the order in which they came; tallies count them already."""

@@ -1,7 +1,7 @@
 """Who had joined, who stood for what and who was trusted how far, in each cut of the past and in the newest.
 
 1. A node's standing role in a cut is that of its newest ``role`` entry that the cut covers; after ``join`` or ``leave`` it
-   is "none".
+   is "none", and so it is from the cut on with which its feed was closed or rebound.
 2. What counts is the height of the cut that first covered an entry, so a few numbers an author answer for all cuts.
 3. Reputations are kept of those who stood as validators in some cut, from the first one on, and only where the policy
    asks for any.
@@ -83,6 +83,12 @@ class History:
                 self._roles.setdefault(entry.author, _Track()).set(height, "none")
             case _:
                 pass
+
+    def end(self, author: bytes, height: int) -> None:
+        """Take notice that the author's feed was closed or rebound with the cut of ``height``, after its entries."""
+        if author in self._roles:
+            self._roles[author].set(height, "none")
+        self._new_roles.pop(author, None)
 
     def trust(self, author: bytes, height: int, micro: int) -> None:
         """Note an author's reputation in the cut of ``height``."""

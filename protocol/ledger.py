@@ -8,7 +8,9 @@
    entry "validator", and are named in the genesis or had in that cut the reputation that the policy asks for.
 4. A node may infer with a version if its ``join`` is covered by the cut that the version's entry anchors on. So a
    version that anchors on the domain's id has no validators, and nobody may infer with it.
-5. What is final never changes, so the final fold never begins anew. Where a fork takes entries away that no cut
+5. A node whose feed was closed or rebound (``protocol.recovery``) stands for nothing from that cut on; whoever goes on
+   for it has its account.
+6. What is final never changes, so the final fold never begins anew. Where a fork takes entries away that no cut
    covers, the live fold begins anew from the final one.
 
 Queries cost time in proportion to what is new, so they may be made many times a second.
@@ -25,6 +27,7 @@ from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.fold import Closed, Fold
+from protocol.foldstate import fold_from_value, fold_to_value
 from protocol.history import History
 from protocol.lineage import Version
 from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
@@ -54,7 +57,7 @@ class Ledger:
         self._rewrites = replica.rewrites
         # The seq of each author's next entry to become final.
         self._next: dict[bytes, int] = {}
-        self._accounts: dict[bool, tuple[tuple[int, int, int], dict[bytes, Account]]] = {}
+        self._accounts: dict[bool, tuple[tuple[int, int, int, int], dict[bytes, Account]]] = {}
         self.update()
 
     # Following the replica
@@ -106,12 +109,18 @@ class Ledger:
                 self._final.add(entry, cut.height)
             self._next[head.author] = head.seq + 1
         closed = self._final.close(cut.height)
+        endings = self.replica.endings
+        ended = endings.at(cut.height)
+        for author in ended:
+            self._history.end(author, cut.height)
         touched = self._final.touched
         if self.domain.policy.validator_reputation > 0:
             touched.update(head.author for head in cut.changes)
-            for author in touched:
+            touched.update(ended)
+            for author in {endings.owner(author, cut.height) for author in touched}:
                 if self._history.tracked(author) or self._history.role(author, cut.height) == "validator":
-                    self._history.trust(author, cut.height, self._final.reputation_of(author))
+                    account = self._final.account([author, *endings.lost(author, cut.height)])
+                    self._history.trust(author, cut.height, account.reputation)
         touched.clear()
         return closed
 
@@ -293,10 +302,15 @@ class Ledger:
         """The account of everybody whose join is held (or final), ascending by author. See ``protocol.credit``."""
         fold = self._fold(final)
         authors = self._history.names if final else self._history.authors()
-        state = (self.generation, fold.version, len(list(authors)))
+        endings = self.replica.endings
+        state = (self.generation, fold.version, len(list(authors)), endings.changes)
         known = self._accounts.get(final)
         if known is None or known[0] != state:
-            known = self._accounts[final] = (state, fold.accounts(sorted(authors)))
+            accounts = {
+                author: fold.account([author, *endings.lost(author)] if endings.owner(author) == author else ())
+                for author in sorted(authors)
+            }
+            known = self._accounts[final] = (state, accounts)
         return known[1]
 
     def _fold(self, final: bool) -> Fold:

@@ -14,6 +14,8 @@
 7. Cuts and grants are certified by the electors in force: for a cut those of its height, for a grant those of the
    cut after its anchor.
 8. A cut covers a weights entry only of a term whose grant is held, so that all replicas judge what is final alike.
+9. A close or rebind (``protocol.recovery``) ends its target's feed at the certified head of the cut that covers it:
+   the feed is shown as frozen from then on, and later cuts do nothing with its row but freeze it.
 
 Nothing here verifies signatures: parsers did. The replica neither reads nor writes storage.
 """
@@ -33,7 +35,8 @@ from protocol.errors import PeerError
 from protocol.feed import FeedState, ForkProof, evidence
 from protocol.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest, bucket_digests, heads_root
 from protocol.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
-from protocol.records import Weights
+from protocol.records import Join, Weights
+from protocol.recovery import Endings
 
 MAX_SHELF: Final = 512
 """Entries of one frozen author that wait aside. Only entries no cut covers yet can come back from there."""
@@ -100,6 +103,9 @@ class Replica:
         self._heights: dict[bytes, int] = {domain.id: 0}
         # Per author the heights of the cuts that moved it and the seqs that they moved it to, both ascending.
         self._coverage: dict[bytes, tuple[list[int], list[int]]] = {}
+        self.endings = Endings()
+        # Per author with a final join what it says of the recovery key.
+        self._commitments: dict[bytes, bytes] = {}
         self._root: bytes | None = None
         self._buckets: list[bytes] | None = None
 
@@ -184,6 +190,8 @@ class Replica:
             old = self.certified.get(head.author)
             if not moves(old, head):
                 raise PeerError("cut: a row does not move forward")
+            if old is not None and head.author in self.endings.ended and head.seq > old.seq:
+                raise PeerError("cut: a row goes beyond the end of its feed")
             chain = self._chains.get(head.author)
             if chain is None or not _holds(chain, head.seq, head.entry_id):
                 chain = self._switch(head)
@@ -200,14 +208,26 @@ class Replica:
             self._replace(author, chain)
         self._heights[cut.id] = cut.height
         self.cuts.append(certified)
+        covered: list[Entry] = []
         for head in cut.changes:
+            first = self.certified_head(head.author) + 1
+            covered += self._chains[head.author].entries[first : head.seq + 1]
             self.certified[head.author] = head
             heights, seqs = self._coverage.setdefault(head.author, ([], []))
             heights.append(cut.height)
             seqs.append(head.seq)
             if head.status == FROZEN or head.author in self.forks:
                 self._freeze(head.author)
+        self._end(cut.height, covered)
         return Outcome.ADDED
+
+    def _end(self, height: int, covered: list[Entry]) -> None:
+        """End the feeds that the entries covered newly by the cut of ``height`` close or rebind."""
+        for entry in covered:
+            if isinstance(entry.payload, Join):
+                self._commitments[entry.author] = entry.payload.recovery
+        for author in self.endings.cover(height, covered, self._commitments.get):
+            self._freeze(author)
 
     # Reading
 
@@ -267,8 +287,12 @@ class Replica:
         chain = self._chains.get(author)
         return None if chain is None or not 0 <= seq < len(chain.entries) else chain.entries[seq].id
 
+    def commitment(self, author: bytes) -> bytes | None:
+        """What the author's final join says of its recovery key; None without one."""
+        return self._commitments.get(author)
+
     def frozen(self, author: bytes) -> bool:
-        """Whether the author is frozen for a fork."""
+        """Whether the author's feed ended: it was forked, closed or rebound."""
         return self._status(author) == FROZEN
 
     def electors_at(self, height: int) -> tuple[bytes, ...]:
@@ -343,13 +367,14 @@ class Replica:
 
     def _status(self, author: bytes) -> int:
         certified = self.certified.get(author)
-        frozen = author in self.forks or (certified is not None and certified.status == FROZEN)
+        ended = author in self.forks or author in self.endings.ended
+        frozen = ended or (certified is not None and certified.status == FROZEN)
         return FROZEN if frozen else LIVE
 
     def _limit(self, author: bytes) -> int | None:
         """How many entries of a frozen author are visible at most; None for a live one."""
         certified = self.certified.get(author)
-        if certified is not None and certified.status == FROZEN:
+        if certified is not None and (certified.status == FROZEN or author in self.endings.ended):
             return certified.seq + 1
         proof = self.forks.get(author)
         if proof is None:

@@ -55,6 +55,7 @@ def status(node: Node) -> dict[str, Any]:
         "own_entries": node.log.own_seq + 1,
         "own_final": replica.certified_head(node.id) == node.log.own_seq,
         "frozen": replica.frozen(node.id),
+        "over": node.log.over(),
         "pending_audits": sum(map(node.will_be_judged, ledger.outstanding())),
         "generating": node.generating,
         "peers": len(peers),

@@ -199,6 +199,19 @@ class LogService:
             why = "too many entries wait for a cut" if self.ready.is_set() else self.waits_for()
             raise NotReady(f"no entry could be appended within {timeout:g} s: {why}") from None
 
+    def over(self) -> str | None:
+        """Why the own feed can never grow again, in one line; None while it can."""
+        node = self.identity.node
+        ending = self.replica.endings.ended.get(node)
+        if ending is not None:
+            owner = self.replica.endings.owner(node)
+            if owner != node:
+                return f"this node was moved with its recovery key: node {owner.hex()} goes on with its credit"
+            return "this node was closed with its recovery key: nothing that it signs counts any more"
+        if self.replica.frozen(node):
+            return "this node's feed is frozen: two different entries were signed with its key"
+        return None
+
     async def answer(self) -> None:
         """Return once the log could take something: nothing holds it, and its store answers."""
         async with self._lock:
@@ -212,8 +225,9 @@ class LogService:
 
     async def _append(self, payloads: Sequence[Making]) -> list[Entry]:
         node = self.identity.node
-        if self.replica.frozen(node):
-            raise LocalError("this node's feed is frozen: two different entries were signed with its key")
+        over = self.over()
+        if over is not None:
+            raise LocalError(over)
         head = self.replica.heads.get(node)
         seq, prev = (0, NO_PREV) if head is None else (head.seq + 1, head.entry_id)
         made: list[Entry] = []

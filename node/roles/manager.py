@@ -65,6 +65,11 @@ class RoleManager:
         while True:
             self.turned_at = trio.current_time()
             await trio.sleep(self._interval)
+            if node.log.over() is not None:
+                # It can say nothing any more, so nothing that it did would count.
+                if node.role != "none":
+                    return "none"
+                continue
             if node.leaving:
                 if await self._leave():
                     return "none"

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import codec, entry, identity, recovery
-from protocol.codec import MAX_INT
 from protocol.constants import FORMAT
 from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
@@ -103,14 +102,14 @@ def test_a_node_does_not_take_over_from_itself() -> None:
     signature = secret("a").sign(identity.REBIND, codec.encode([FORMAT, DOMAIN, node("a"), node("a")]))
     with pytest.raises(PeerError, match="itself"):
         recovery.check(Rebind(node("a"), secret("a").node, signature), DOMAIN, node("a"))
-    assert after([closes("a", "a")]).ended == {node("a"): Ending(1, None)}
+    assert after([closes("a", "a")]).ended == {node("a"): Ending(1, None, 0)}
 
 
 def test_a_close_ends_a_feed_once() -> None:
     endings = Endings()
-    assert endings.cover(3, [said("a", Leave()), closes("a", "b")], committed) == {node("b")}
-    assert endings.cover(4, [closes("c", "b")], committed) == set()
-    assert endings.ended == {node("b"): Ending(3, None)}
+    assert endings.cover(3, [said("a", Leave()), closes("a", "b")], committed) == [node("b")]
+    assert endings.cover(4, [closes("c", "b")], committed) == []
+    assert endings.ended == {node("b"): Ending(3, None, 0)}
     assert endings.owner(node("b")) == node("b")
     assert endings.lost(node("a")) == []
 
@@ -123,10 +122,12 @@ def test_without_the_committed_key_nothing_ends_then_or_later() -> None:
 
 def test_a_closed_node_is_rebound_and_keeps_its_end() -> None:
     endings = after([closes("a", "b")], [], [rebinds("c", "b")])
-    assert endings.ended == {node("b"): Ending(1, node("c"))}
+    assert endings.ended == {node("b"): Ending(1, node("c"), 3)}
     assert endings.owner(node("b")) == node("c")
+    assert [list(endings.at(height)) for height in range(5)] == [[], [node("b")], [], [node("b")], []]
     both = after([rebinds("c", "b"), closes("a", "b")])
-    assert both.ended == {node("b"): Ending(1, node("c"))}
+    assert both.ended == {node("b"): Ending(1, node("c"), 1)}
+    assert list(both.at(1)) == [node("b")]
 
 
 def test_the_first_of_several_rebinds_counts() -> None:
@@ -141,10 +142,15 @@ def test_credit_goes_along_a_chain() -> None:
     assert [endings.owner(node(name)) for name in "abcde"] == [node(name) for name in "cccce"]
     assert endings.lost(node("c")) == sorted(map(node, "abd"))
     assert endings.lost(node("b")) == []
-    assert endings.gathered(map(node, "abcde")) == {
-        node("c"): sorted(map(node, "abcd")),
-        node("e"): [node("e")],
-    }
+    # In the cuts of the past it had not moved yet.
+    assert [endings.owner(node("a"), height) for height in range(4)] == [node(name) for name in "abcc"]
+    assert [endings.lost(node("c"), height) for height in range(4)] == [
+        [],
+        [],
+        sorted(map(node, "ab")),
+        sorted(map(node, "abd")),
+    ]
+    assert [endings.lost(node("b"), height) for height in range(4)] == [[], [node("a")], [], []]
 
 
 def test_a_chain_may_come_in_one_cut_and_never_closes_to_a_ring() -> None:
@@ -174,15 +180,19 @@ def test_the_order_within_a_cut_does_not_matter(
     first, second = entries[:middle], entries[middle:]
     endings = after(first, second)
     again = after(data.draw(st.permutations(first)), data.draw(st.permutations(second)))
-    assert again == endings or again.to_value() == endings.to_value()
+    assert again.to_value() == endings.to_value()
     assert Endings.from_value(codec.decode(codec.encode(endings.to_value()), max_bytes=4096)).ended == endings.ended
-    gathered = endings.gathered(map(node, "abcde"))
-    assert sorted(author for authors in gathered.values() for author in authors) == sorted(map(node, "abcde"))
-    for owner, authors in gathered.items():
-        assert sorted({owner, *endings.lost(owner)}) == sorted(authors)
+    for height in (0, 1, 2, None):
+        owners = {endings.owner(node(name), height) for name in "abcde"}
+        # Everybody's work counts once.
+        held = [author for owner in owners for author in (owner, *endings.lost(owner, height))]
+        assert sorted(held) == sorted(map(node, "abcde"))
 
 
-@given(values | st.lists(st.tuples(ids, st.integers(0, MAX_INT), st.none() | ids).map(list), max_size=4))
+heights = st.integers(0, 5)
+
+
+@given(values | st.lists(st.tuples(ids, heights, st.none() | ids, heights).map(list), max_size=4))
 def test_any_value_is_endings_or_refused(value: object) -> None:
     value = codec.decode(codec.encode(value), max_bytes=1 << 16)
     try:
@@ -193,6 +203,6 @@ def test_any_value_is_endings_or_refused(value: object) -> None:
 
 
 def test_a_ring_is_refused() -> None:
-    rows = sorted([[node("a"), 1, node("b")], [node("b"), 1, node("a")]])
+    rows = sorted([[node("a"), 1, node("b"), 1], [node("b"), 1, node("a"), 1]])
     with pytest.raises(PeerError, match="circle"):
         Endings.from_value(rows)
