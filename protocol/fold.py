@@ -94,10 +94,11 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed; and (rollout
-    id, verdict id) of verdicts whose submission did not come in time."""
+    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, and those of
+    them that were never taken up; and (rollout id, verdict id) of verdicts whose submission did not come in time."""
 
     decided: Mapping[bytes, Status]
+    unread: Sequence[bytes]
     submissions: Sequence[bytes]
     verdicts: Sequence[tuple[bytes, bytes]]
 
@@ -295,28 +296,34 @@ class Fold:
     def close(self, height: int) -> Closed:
         """Close what the cut of ``height`` closes, after its entries were taken: for the final fold."""
         closed: list[bytes] = []
+        unread: list[bytes] = []
         early: list[tuple[bytes, bytes]] = []
         for rollout, verdict in self.closing.pop(height - VERDICT_CUTS, ()):
             if verdict is not None:
                 early.append((rollout, verdict))
             elif (submission := self.submissions.get(rollout)) is not None:
-                self._take_out(submission)
+                if submission.due is None:
+                    unread.append(rollout)
+                    self._take_out(submission)
                 if submission.status == PENDING:
                     self._decide(submission, lapsed(_payloads(submission)))
                 self._end(submission)
                 closed.append(rollout)
         decided, self._decided = self._decided, {}
-        found = Closed(decided, closed, early)
+        found = Closed(decided, unread, closed, early)
         self._drop_early(found)
         self._forget()
         return found
 
     def adopt(self, closed: Closed) -> None:
         """Take over what the final fold decided and closed: for the live fold."""
+        for rollout in closed.unread:
+            submission = self.submissions.get(rollout)
+            if submission is not None and submission.due is None:
+                self._take_out(submission)
         for rollout, status in closed.decided.items():
             submission = self.submissions.get(rollout)
             if submission is not None and submission.status != status:
-                self._take_out(submission)
                 if submission.status != PENDING:
                     self._undo(submission)
                 self._decide(submission, status)
@@ -330,10 +337,9 @@ class Fold:
 
     def _take_out(self, submission: Submission) -> None:
         """End the waiting of a submission that was never taken up."""
-        if submission.due is None:
-            submission.due, submission.early = (), {}
-            self._queues[submission.entry.author].remove(submission)
-            self._advance(submission.entry.author)
+        submission.due, submission.early = (), {}
+        self._queues[submission.entry.author].remove(submission)
+        self._advance(submission.entry.author)
 
     def _end(self, submission: Submission) -> None:
         self.version += 1

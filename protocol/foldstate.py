@@ -79,10 +79,7 @@ def fold_to_value(fold: Fold) -> list[Any]:
         [places[entry.id] for entry, _ in fold.decisions if entry.id in places],
         [pack(entry) for waiting in fold.early.values() for entry in waiting.values()],
         [_tally(author, tally) for author, tally in fold.tallies.items()],
-        [
-            [author, row.weights, *row.made_with, row.expected, int(row.broken)]
-            for author, row in fold.counting.items()
-        ],
+        [[author, row.weights, *row.made_with, row.expected, int(row.broken)] for author, row in fold.counting.items()],
         [
             [height, kept]
             for height, things in fold.closing.items()
@@ -106,7 +103,8 @@ def fold_from_value(value: Any, rules: Rules) -> Fold:
             raise PeerError("snapshot: a verdict is none")
         fold.early.setdefault(entry.payload.rollout, {})[entry.id] = entry
     for author, *counts, reasons in tallies:
-        fold.tallies[author] = Tally(*counts, Counter({reason: count for reason, count in reasons}))
+        tally = fold.tallies[author] = Tally(*counts)
+        tally.reasons = Counter(dict(reasons))
     for author, weights, term, number, expected, broken in counting:
         fold.counting[author] = Counting(weights, (term, number), expected, bool(broken))
     for height, things in closing:

@@ -1,7 +1,7 @@
 """Who had joined, who stood for what and who was trusted how far, in each cut of the past and in the newest.
 
-1. A node's standing role in a cut is that of its newest ``role`` entry that the cut covers; after ``join`` or ``leave`` it
-   is "none", and so it is from the cut on with which its feed was closed or rebound.
+1. A node's standing role in a cut is that of its newest ``role`` entry that the cut covers; after ``join`` or ``leave``
+   it is "none", and so it is from the cut on with which its feed was closed or rebound.
 2. What counts is the height of the cut that first covered an entry, so a few numbers an author answer for all cuts.
 3. Reputations are kept of those who stood as validators in some cut, from the first one on, and only where the policy
    asks for any.

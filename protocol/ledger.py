@@ -33,7 +33,6 @@ from protocol.lineage import Version
 from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
 from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
-from protocol.foldstate import fold_from_value, fold_to_value
 
 MAX_DRAWN = 16_384
 MAX_AUDIENCES = 256
@@ -269,8 +268,8 @@ class Ledger:
         return self._fold(False).votes(rollout_id)
 
     def decisions(self, start: int = 0) -> list[tuple[Entry, Status]]:
-        """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on, as far as they are
-        kept (``protocol.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
+        """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on, as far as they
+        are kept (``protocol.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
         live = self._fold(False)
         return list(islice(live.decisions, max(start - live.dropped, 0), None))
 

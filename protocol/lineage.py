@@ -2,8 +2,8 @@
 
 1. A grant counts where its base is legitimate, with the term and number that the grant names; before version 0 the
    base is the domain's id. A grant that does not count is as if it were not there.
-2. From the base of a grant that counts, its trainer goes on: the weights entry by that trainer, of that term, that names
-   the newest one as predecessor and has the next number. Of several such entries the one of lowest seq counts.
+2. From the base of a grant that counts, its trainer goes on: the weights entry by that trainer, of that term, that
+   names the newest one as predecessor and has the next number. Of several such entries the one of lowest seq counts.
 3. A version is legitimate if some grant that counts leads to it. Nothing ever stops being legitimate, so the order in
    which grants and entries come does not matter, and submissions made with it are judged whatever comes later.
 4. The lineage is what the grant of the highest term that counts leads to: its base, what came before it, and what its
@@ -97,8 +97,8 @@ def unpack(value: list[Any]) -> Entry:
 
 
 class Lineage:
-    """The versions that the entries and grants taken so far make legitimate. ``versions`` maps ids to them, ``line`` has
-    the ids of the lineage: index and number are the same."""
+    """The versions that the entries and grants taken so far make legitimate. ``versions`` maps ids to them, ``line``
+    has the ids of the lineage: index and number are the same."""
 
     def __init__(self, domain: Domain, height: Callable[[bytes], int | None]) -> None:
         self._domain = domain

@@ -22,7 +22,7 @@ Nothing here verifies signatures: parsers did. The replica neither reads nor wri
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from enum import Enum
 from hashlib import sha256
@@ -42,9 +42,6 @@ MAX_SHELF: Final = 512
 """Entries of one frozen author that wait aside. Only entries no cut covers yet can come back from there."""
 
 
-MAX_TERM: Final = 2**63 - 1
-
-
 class Outcome(Enum):
     """What became of an object that was handed to the replica; true in a condition only where it was added."""
 
@@ -62,14 +59,14 @@ class Outcome(Enum):
 
 
 class _Chain:
-    """The visible entries of one author, with the feed root at each and the (seq, term) of its weights entries."""
+    """The visible entries of one author, with the feed root at each and (seq, term, number) of its versions."""
 
-    __slots__ = ("entries", "roots", "state", "terms")
+    __slots__ = ("entries", "roots", "state", "versions")
 
     def __init__(self, author: bytes) -> None:
         self.entries: list[Entry] = []
         self.roots: list[bytes] = []
-        self.terms: list[tuple[int, int]] = []
+        self.versions: list[tuple[int, int, int]] = []
         self.state = FeedState(author)
 
     def push(self, entry: Entry, anchor_height: int) -> None:
@@ -77,7 +74,7 @@ class _Chain:
         self.entries.append(entry)
         self.roots.append(self.state.ids.root)
         if isinstance(entry.payload, Weights):
-            self.terms.append((entry.seq, entry.payload.term))
+            self.versions.append((entry.seq, entry.payload.term, entry.payload.number))
 
 
 class Replica:
@@ -172,38 +169,12 @@ class Replica:
     def add_cut(self, certified: CertifiedCut) -> Outcome:
         """Take a verified cut, whole or not at all. Raises ``PeerError`` where it contradicts what is certified."""
         cut = certified.cut
-        if cut.domain != self.domain.id:
-            raise PeerError("cut: it belongs to another domain")
-        if cut.height <= len(self.cuts):
-            if self.cuts[cut.height - 1].cut.id != cut.id:
-                raise PeerError(f"cut: height {cut.height} is taken by another one")
-            return Outcome.KNOWN
-        if cut.height > len(self.cuts) + 1:
-            return Outcome.MISSING_CUT
-        if cut.prev != self.newest_cut_id:
-            raise PeerError("cut: it does not follow the newest one")
-        check_quorum(certified.votes, self.electors_at(cut.height), "cut")
-        if heads_root({**self.certified, **{head.author: head for head in cut.changes}}.values()) != cut.heads_root:
-            raise PeerError("cut: the heads root is wrong")
         rebuilt: list[tuple[bytes, _Chain]] = []
-        for head in cut.changes:
-            old = self.certified.get(head.author)
-            if not moves(old, head):
-                raise PeerError("cut: a row does not move forward")
-            if old is not None and head.author in self.endings.ended and head.seq > old.seq:
-                raise PeerError("cut: a row goes beyond the end of its feed")
-            chain = self._chains.get(head.author)
-            if chain is None or not _holds(chain, head.seq, head.entry_id):
-                chain = self._switch(head)
-                if chain is None:
-                    return Outcome.MISSING_ENTRIES
-                rebuilt.append((head.author, chain))
-            if chain.roots[head.seq] != head.feed_root:
-                raise PeerError("cut: a feed root is wrong")
-            if old is not None and not _holds(chain, old.seq, old.entry_id):
-                raise PeerError("cut: a row leaves the branch that is certified")
-            if self._ungranted(chain, -1 if old is None else old.seq) <= head.seq:
-                return Outcome.MISSING_GRANT
+        if cut.domain == self.domain.id and cut.height == len(self.cuts) + 1:
+            check_quorum(certified.votes, self.electors_at(cut.height), "cut")
+        outcome = self.judge_cut(cut, rebuilt)
+        if outcome is not Outcome.ADDED:
+            return outcome
         for author, chain in rebuilt:
             self._replace(author, chain)
         self._heights[cut.id] = cut.height
@@ -228,6 +199,44 @@ class Replica:
                 self._commitments[entry.author] = entry.payload.recovery
         for author in self.endings.cover(height, covered, self._commitments.get):
             self._freeze(author)
+
+    def judge_cut(self, cut: Cut, rebuilt: list[tuple[bytes, _Chain]] | None = None) -> Outcome:
+        """What ``add_cut`` would answer to a certificate of ``cut``; the replica stays as it is. Raises like ``add_cut``.
+
+        ``rebuilt`` receives the chains that the cut would put in the place of visible ones.
+        """
+        if cut.domain != self.domain.id:
+            raise PeerError("cut: it belongs to another domain")
+        if cut.height <= len(self.cuts):
+            if self.cuts[cut.height - 1].cut.id != cut.id:
+                raise PeerError(f"cut: height {cut.height} is taken by another one")
+            return Outcome.KNOWN
+        if cut.height > len(self.cuts) + 1:
+            return Outcome.MISSING_CUT
+        if cut.prev != self.newest_cut_id:
+            raise PeerError("cut: it does not follow the newest one")
+        if heads_root({**self.certified, **{head.author: head for head in cut.changes}}.values()) != cut.heads_root:
+            raise PeerError("cut: the heads root is wrong")
+        for head in cut.changes:
+            old = self.certified.get(head.author)
+            if not moves(old, head):
+                raise PeerError("cut: a row does not move forward")
+            if old is not None and head.author in self.endings.ended and head.seq > old.seq:
+                raise PeerError("cut: a row goes beyond the end of its feed")
+            chain = self._chains.get(head.author)
+            if chain is None or not _holds(chain, head.seq, head.entry_id):
+                chain = self._switch(head)
+                if chain is None:
+                    return Outcome.MISSING_ENTRIES
+                if rebuilt is not None:
+                    rebuilt.append((head.author, chain))
+            if chain.roots[head.seq] != head.feed_root:
+                raise PeerError("cut: a feed root is wrong")
+            if old is not None and not _holds(chain, old.seq, old.entry_id):
+                raise PeerError("cut: a row leaves the branch that is certified")
+            if self._ungranted(chain, -1 if old is None else old.seq) <= head.seq:
+                return Outcome.MISSING_GRANT
+        return Outcome.ADDED
 
     # Reading
 
@@ -314,6 +323,18 @@ class Replica:
                 heads.append(shown)
         return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
 
+    def versions_in(self, cut: Cut) -> list[tuple[int, int]]:
+        """The (term, number) of the versions that ``cut``, which ``judge_cut`` found fit to be added, makes final."""
+        found = []
+        for head in cut.changes:
+            chain = self._chains.get(head.author)
+            if chain is None or not _holds(chain, head.seq, head.entry_id):
+                chain = self._switch(head)
+            first = self.certified_head(head.author) + 1
+            versions = chain.versions if chain is not None else []
+            found += [(term, number) for seq, term, number in versions if first <= seq <= head.seq]
+        return found
+
     def granted(self, author: bytes, seq: int) -> bool:
         """Whether a cut may cover the author's visible entries up to ``seq``: the grants of its versions are held."""
         chain = self._chains.get(author)
@@ -358,7 +379,7 @@ class Replica:
 
     def _ungranted(self, chain: _Chain, after: int) -> int:
         """The first seq above ``after`` of a version whose term's grant is missing; beyond the end where none is."""
-        for seq, term in chain.terms[bisect_right(chain.terms, (after, MAX_TERM)) :]:
+        for seq, term, _ in chain.versions[bisect_left(chain.versions, (after + 1,)) :]:
             if term not in self.grants:
                 return seq
         return max(len(chain.entries), after + 1)

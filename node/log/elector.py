@@ -115,7 +115,7 @@ class Elector:
             newest=replica.newest_cut_id,
             certified=replica.certified,
             held=replica.head_at,
-            forked=replica.forks.__contains__,
+            forked=replica.frozen,
             granted=replica.granted,
         )
         if problem is not None:

@@ -152,9 +152,7 @@ class _Life:
         ):
             return "too few are here who are due to audit"
         infers = {n for n, p in node.presences.live().items() if p.role == "inference"}
-        if not any(ledger.may_infer(n, base.id) for n in infers) and any(
-            ledger.joined_at(n, cut) for n in infers
-        ):
+        if not any(ledger.may_infer(n, base.id) for n in infers) and any(ledger.joined_at(n, cut) for n in infers):
             return "nobody here may generate with"
         return None
 

@@ -241,6 +241,7 @@ def test_validators_stand_in_the_cut_that_the_version_anchors_on() -> None:
 def test_nobody_stands_before_the_first_cut() -> None:
     story = Story()
     assert story.ledger.audience(0) == frozenset()
+    story.ledger.update()
     assert not story.ledger.eligible(story.node("i1"), 0)
     assert story.ledger.eligible(story.node("i1"), 1)
 

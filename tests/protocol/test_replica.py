@@ -221,13 +221,16 @@ def test_a_cut_covers_versions_of_granted_terms_only() -> None:
     assert [replica.granted(writer.node, seq) for seq in (0, 1, 2, 3)] == [True, True, False, False]
     assert replica.granted(key("b").node, 9)
     cut = cut_for(replica, "elector")
-    assert replica.add_cut(cut) is Outcome.MISSING_GRANT
+    assert replica.add_cut(cut) is replica.judge_cut(cut.cut) is Outcome.MISSING_GRANT
     lower = certified(Cut.make(DOMAIN.id, 1, DOMAIN.id, heads_root([reported]), [reported]))
     assert replica.add_cut(lower)
     assert replica.reportable() == []
     assert replica.add_grant(grant_for(DOMAIN, 7, key("b").node))
     assert replica.reportable() == replica.uncovered()
-    assert replica.add_cut(cut_for(replica, "elector"))
+    rest = cut_for(replica, "elector")
+    assert replica.judge_cut(rest.cut) is Outcome.ADDED
+    assert (replica.newest_cut_id, replica.versions_in(rest.cut)) == (lower.cut.id, [(7, 0), (7, 1)])
+    assert replica.add_cut(rest)
     assert replica.reportable() == []
 
 
@@ -311,6 +314,8 @@ def test_a_cut_of_the_other_branch_brings_it_back() -> None:
     assert not feed_all(replica, [*B, cut])
     assert replica.add_fork(replica.forks[NODE]) is Outcome.KNOWN
     source.add_fork(replica.forks[NODE])
+    assert source.heads[NODE].seq == 2
+    assert source.judge_cut(cut.cut) is Outcome.ADDED
     assert source.heads[NODE].seq == 2
     assert source.add_cut(cut)
     assert replica.heads_root() == source.heads_root()

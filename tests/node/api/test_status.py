@@ -66,9 +66,9 @@ def test_every_reason_has_words_and_a_later_versions_is_shown_as_it_is() -> None
 
 
 def test_problems() -> None:
-    sound = {"peers": 1, "disk_free": ROOM, "frozen": False}
+    sound = {"peers": 1, "disk_free": ROOM, "over": None}
     assert problems(sound, ROOM) == []
-    for change in ({"peers": 0}, {"disk_free": ROOM - 1}, {"frozen": True}):
+    for change in ({"peers": 0}, {"disk_free": ROOM - 1}, {"over": "it was closed"}):
         assert len(problems({**sound, **change}, ROOM)) == 1
 
 
