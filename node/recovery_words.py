@@ -13,8 +13,8 @@ from protocol.identity import Identity
 
 WORDS: Final = 24
 PURPOSE: Final = (
-    "Whoever has these words can close this node if its key is stolen, and move its credit to a new node if its machine "
-    "is lost. Write them on paper, and keep it away from this machine and from others' eyes."
+    "Whoever has these words can close this node if its key is stolen, and move its credit to a new node if its "
+    "machine is lost. Write them on paper, and keep it away from this machine and from others' eyes."
 )
 MAX_FILE_BYTES: Final = 4096
 

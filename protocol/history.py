@@ -88,7 +88,6 @@ class History:
         """Take notice that the author's feed was closed or rebound with the cut of ``height``, after its entries."""
         if author in self._roles:
             self._roles[author].set(height, "none")
-        self._new_roles.pop(author, None)
 
     def trust(self, author: bytes, height: int, micro: int) -> None:
         """Note an author's reputation in the cut of ``height``."""

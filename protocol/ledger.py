@@ -202,6 +202,8 @@ class Ledger:
     def standing_role(self, author: bytes, at_cut: bytes | None = None) -> str:
         """The author's standing role, in the cut ``at_cut`` or, where that is None, in all that is held."""
         self.update()
+        if at_cut is None and author in self.replica.endings.ended:
+            return "none"
         return self._history.role(author, None if at_cut is None else self.height(at_cut) or 0)
 
     # Versions

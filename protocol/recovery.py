@@ -129,7 +129,7 @@ class Endings:
         return self._at.get(height, ())
 
     def owner(self, author: bytes, height: int | None = None) -> bytes:
-        """Who goes on for ``author``, in the cut of ``height`` or today: the end of its chain of rebinds, often itself."""
+        """Who goes on for ``author``, in the cut of ``height`` or today: the end of its chain of rebinds, if any."""
         while (ending := self.ended.get(author)) is not None and ending.successor is not None:
             if height is not None and ending.moved > height:
                 break

@@ -13,7 +13,7 @@ from typing import Any, Final
 from node.context import Node
 from node.log.service import NotReady
 from protocol.errors import LocalError, PeerError
-from protocol.records import Close, Join, Rebind
+from protocol.records import Close, Rebind
 from protocol.recovery import check, commitment
 
 PATIENCE: Final = 8.0
@@ -27,7 +27,12 @@ async def answer(node: Node, line: bytes) -> dict[str, Any] | None:
         match request:
             case {"op": "recovery", "commitment": str(digest)}:
                 return {"nodes": rows(node, bytes.fromhex(digest))}
-            case {"op": ("close" | "rebind") as kind, "target": str(target), "recovery": str(key), "signature": str(by)}:
+            case {
+                "op": ("close" | "rebind") as kind,
+                "target": str(target),
+                "recovery": str(key),
+                "signature": str(by),
+            }:
                 record = (Close if kind == "close" else Rebind)(*map(bytes.fromhex, (target, key, by)))
                 return await _append(node, record)
     except (ValueError, RecursionError):

@@ -18,9 +18,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "credits",
         help="what everybody earned",
         description="List every node's credit and reputation, from final entries only. Credit is the sum of generated "
-        "(responses of accepted submissions), audited (a quarter of the responses it replayed, where its verdict agreed "
-        "with the decision) and trained (responses of its training steps). Accepted, rejected, void and pending count "
-        "its submissions. Where no daemon runs, what the folder's own log says.",
+        "(responses of accepted submissions), audited (a quarter of the responses it replayed, where its verdict was "
+        "that of the majority) and trained (responses of its training steps). Accepted, rejected, void and pending "
+        "count its submissions. Where no daemon runs, what the folder's own log says.",
     )
     options.add_data_dir(parser)
     options.add_json(parser)

@@ -52,9 +52,9 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     close = actions.add_parser(
         "close",
         help="end a node whose key was stolen, with its recovery words",
-        description="Have this running node end the feed of another one, whose recovery words you have: nothing that is "
-        "signed with its key counts any more. What is final stays, and identity rebind can still move it. This cannot be "
-        "undone.",
+        description="Have this running node end the feed of another one, whose recovery words you have: nothing that "
+        "is signed with its key counts any more. What is final stays, and identity rebind can still move it. This "
+        "cannot be undone.",
     )
     close.add_argument(
         "node", nargs="?", metavar="NODE", help="the first digits of its id (default: the one of these words)"
@@ -206,9 +206,7 @@ def _typed(file: Path | None) -> str:
     return getpass.getpass("The 24 recovery words, with spaces between them (not shown): ")
 
 
-def _say(
-    directory: DataDirectory, op: str, target: dict[str, Any], signature: bytes, key: Identity, done: str
-) -> int:
+def _say(directory: DataDirectory, op: str, target: dict[str, Any], signature: bytes, key: Identity, done: str) -> int:
     """Have the daemon append the entry, and wait until a cut covers it."""
     from node.api.client import Unavailable
     from node.cli.asking import ask

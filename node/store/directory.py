@@ -117,7 +117,9 @@ class DataDirectory:
             with self.recovery_public_file.open("rb") as file:
                 public = file.read(33)
         except OSError as error:
-            raise UserError(f"{self.recovery_public_file}: {error.strerror}", "make it readable for this user") from None
+            raise UserError(
+                f"{self.recovery_public_file}: {error.strerror}", "make it readable for this user"
+            ) from None
         if len(public) != 32:
             raise UserError(f"{self.recovery_public_file}: it has not 32 bytes", "restore it from a backup")
         return public
@@ -135,7 +137,9 @@ class DataDirectory:
             self.recovery_file.unlink()
             sync_directory(self.path)
         except OSError as error:
-            raise UserError(f"{self.recovery_file}: cannot be removed ({error.strerror})", "remove it yourself") from None
+            raise UserError(
+                f"{self.recovery_file}: cannot be removed ({error.strerror})", "remove it yourself"
+            ) from None
 
     def read_identity(self) -> Identity:
         """The node's existing key."""
