@@ -118,8 +118,9 @@ class Daemon:
 
     def __init__(self, node: bytes, *nodes: str) -> None:
         self.node = node
-        self.rows = [{"node": node, "name": f"n{place}", "ended": None, "successor": None}
-                     for place, node in enumerate(nodes)]  # fmt: skip
+        self.rows: list[dict[str, Any]] = [
+            {"node": node, "name": f"n{place}", "ended": None, "successor": None} for place, node in enumerate(nodes)
+        ]
         self.taken: list[Close | Rebind] = []
         self.asked: list[str] = []
         self.cuts = True
