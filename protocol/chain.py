@@ -17,8 +17,8 @@ from protocol.records import Weights
 
 
 class Chain:
-    """``entries`` are those from ``base.next_seq`` on, ``state`` is the feed's at its end; ``versions`` has (seq, term,
-    number) of its weights entries. For reading only but for the methods."""
+    """``entries`` are those from ``base.next_seq`` on, ``state`` is the feed's at its end; ``versions`` has (seq, term)
+    of its weights entries. For reading only but for the methods."""
 
     __slots__ = ("_known", "base", "entries", "final", "state", "versions")
 
@@ -28,7 +28,7 @@ class Chain:
         """The state at the newest cut."""
         self.state = base
         self.entries: list[Entry] = []
-        self.versions: list[tuple[int, int, int]] = []
+        self.versions: list[tuple[int, int]] = []
         self._known = base
 
     @property
@@ -41,7 +41,7 @@ class Chain:
         self.state = self.state.extend(entry, anchor_height)
         self.entries.append(entry)
         if isinstance(entry.payload, Weights):
-            self.versions.append((entry.seq, entry.payload.term, entry.payload.number))
+            self.versions.append((entry.seq, entry.payload.term))
 
     def at(self, seq: int) -> Entry | None:
         """The entry at ``seq``, if it is in memory."""

@@ -435,6 +435,7 @@ class Fold:
                         self._open.setdefault(validator, {})[entry.id] = entry
             self._settle(submission)
         self.decisions.extend(decided)
+        self._forgotten_at = len(self.lineage.line)
         for author, queue in self._queues.items():
             self._waiting.setdefault(queue[0].rollout.weights, set()).add(author)
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from protocol import identity
 from protocol.credit import Account, Status
 from protocol.domain import Domain
 from protocol.entry import Entry
-from protocol.errors import PeerError
+from protocol.errors import LocalError, PeerError
 from protocol.fold import Closed, Fold
 from protocol.foldstate import fold_from_value, fold_to_value
 from protocol.history import History
@@ -42,6 +43,8 @@ class Ledger:
     """The ledger over ``replica``. Ids and keys have 32 bytes; unknown ones get an empty answer, not an error."""
 
     def __init__(self, replica: Replica) -> None:
+        if replica.cuts.lowest > 1:
+            raise LocalError("a replica that has forgotten what is final needs the ledger of then")
         self.replica = replica
         self.generation = 0
         """How often the live fold began anew, because a fork took away what it had counted."""
@@ -57,7 +60,38 @@ class Ledger:
         # The seq of each author's next entry to become final.
         self._next: dict[bytes, int] = {}
         self._accounts: dict[bool, tuple[tuple[int, int, int, int], dict[bytes, Account]]] = {}
+        self.final_entries = 0
+        """How many entries cuts cover, as far as the ledger took notice."""
         self.update()
+
+    # Snapshots
+
+    def to_value(self) -> tuple[list[Any], list[Any]]:
+        """(history, final fold), ready for ``codec.encode``."""
+        self.update()
+        return self._history.to_value(), fold_to_value(self._final)
+
+    @classmethod
+    def resume(cls, replica: Replica, history: Any, fold: Any) -> Ledger:
+        """A ledger over a replica that was just resumed, from the values that ``to_value`` gave then. Raises
+        ``PeerError`` for values that do not fit."""
+        self = cls(Replica(replica.domain))
+        self.replica = replica
+        self._history = History.from_value(history)
+        self._final = fold_from_value(fold, self)
+        self._live = fold_from_value(fold, self)
+        self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
+        self.final_entries = sum(self._next.values())
+        self._cuts = len(replica.cuts)
+        self._rewrites = replica.rewrites
+        self._granted = len(replica.grants)
+        return self
+
+    def forget(self) -> None:
+        """Drop from memory what is final, with everything that follows from it taken notice of."""
+        self.update()
+        self.replica.forget()
+        self._cursor = len(self.replica.arrivals)
 
     # Following the replica
 
@@ -106,6 +140,7 @@ class Ledger:
             for entry in self.replica.entries(head.author, self._next.get(head.author, 0), head.seq):
                 self._history.add(entry, cut.height)
                 self._final.add(entry, cut.height)
+                self.final_entries += 1
             self._next[head.author] = head.seq + 1
         closed = self._final.close(cut.height)
         endings = self.replica.endings

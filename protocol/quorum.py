@@ -10,8 +10,7 @@
    ``[body, epoch, [[elector, signature], …]]``, ascending by elector; neither epoch nor signatures are part of the id.
 4. An elector signs a report of its heads each epoch: those above the newest cut it knows, and the highest (term,
    number) among the weights it holds on the lineage. Reports only grow and never switch branches.
-5. The proposer of an epoch is elector ``epoch mod n``. For each author it takes the highest head of its own replica
-   that q reports cover. When an elector may vote is the business of ``protocol.elector``.
+5. Who proposes what is the business of ``protocol.proposal``; when an elector may vote, that of ``protocol.elector``.
 6. A grant gives a term to one trainer on a base version; an elector grants a term once. It names as its anchor the
    newest cut that its makers knew: in force are the electors of the cut after that one. Its certificate is
    ``[body, [[elector, signature], …]]``, under ``identity.GRANT``. Before version 0 the base is the domain's id, with
@@ -24,7 +23,7 @@ Parsers raise ``PeerError`` and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
@@ -35,7 +34,7 @@ from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.domain import MAX_ELECTORS
 from protocol.errors import LocalError, PeerError
-from protocol.heads import FROZEN, HEAD, Head, heads_root
+from protocol.heads import FROZEN, HEAD, Head
 from protocol.identity import Identity
 
 CUT_CONTEXT: Final = b"farflung/cut-id/v1\0"
@@ -320,93 +319,6 @@ def check_quorum(votes: Votes, electors: Sequence[bytes], what: str) -> None:
         raise PeerError(f"{what}: a signer is no elector")
     if len(votes) < quorum(len(electors)):
         raise PeerError(f"{what}: {len(votes)} signatures are no quorum of {len(electors)} electors")
-
-
-Held = Callable[[bytes, int], Head | None]
-"""``held(author, seq)``: the head that the own replica's feed of ``author`` had at ``seq``, or None."""
-
-
-def proposer(epoch: int, electors: Sequence[bytes]) -> bytes:
-    """The elector that proposes in this epoch."""
-    return electors[epoch % len(electors)]
-
-
-def propose(
-    domain: bytes,
-    height: int,
-    prev: bytes,
-    certified: Mapping[bytes, Head],
-    reports: Iterable[Report],
-    electors: Sequence[bytes],
-    held: Held,
-) -> Cut | None:
-    """The cut of ``height`` that follows ``prev``, whose vector is ``certified``, or None where nothing moved.
-
-    Of each elector the last report of the iterable counts.
-    """
-    newest = {report.elector: report for report in reports if report.elector in electors}
-    rows: dict[bytes, list[Head]] = {}
-    for report in newest.values():
-        for head in report.heads:
-            own = held(head.author, head.seq)
-            if own is not None and own.entry_id == head.entry_id and own.feed_root == head.feed_root:
-                rows.setdefault(head.author, []).append(head)
-    need = quorum(len(electors))
-    chosen: dict[bytes, Head] = {}
-    for author, heads in rows.items():
-        if len(heads) >= need:
-            seq = sorted((head.seq for head in heads), reverse=True)[need - 1]
-            frozen = sum(head.status == FROZEN for head in heads) >= need
-            own = held(author, seq)
-            if own is not None:
-                chosen[author] = Head(author, own.seq, own.entry_id, own.feed_root, int(frozen))
-    moved = sorted(author for author, head in chosen.items() if moves(certified.get(author), head))
-    if not moved:
-        return None
-    # What does not fit waits for the next cut.
-    changes = {author: chosen[author] for author in moved[:MAX_CHANGES]}
-    root = heads_root({**certified, **changes}.values())
-    return Cut.make(domain, height, prev, root, changes.values())
-
-
-def vote_problem(
-    cut: Cut,
-    *,
-    domain: bytes,
-    height: int,
-    newest: bytes,
-    certified: Mapping[bytes, Head],
-    held: Held,
-    forked: Callable[[bytes], bool],
-    granted: Callable[[bytes, int], bool],
-) -> str | None:
-    """Why an elector may not vote for ``cut``'s content, or None where it may; of its votes this says nothing.
-
-    ``height`` and ``newest`` are those of the newest cut it knows (0 and the domain's id before the first), whose
-    vector is ``certified``. ``forked(author)`` says whether it knows why a row of status 1 is frozen, and
-    ``granted(author, seq)`` whether it holds the grant of every term that the author's weights entries up to ``seq``
-    name.
-    """
-    if cut.domain != domain:
-        return "another domain"
-    if cut.height != height + 1 or cut.prev != newest:
-        return "it does not follow the newest cut"
-    for head in cut.changes:
-        own = held(head.author, head.seq)
-        if own is None:
-            return "entries are missing"
-        if own.entry_id != head.entry_id or own.feed_root != head.feed_root:
-            return "another branch is held"
-        if not moves(certified.get(head.author), head):
-            return "a row does not move forward"
-        if head.status == FROZEN and not forked(head.author):
-            return "no fork of a frozen author is known"
-        if not granted(head.author, head.seq):
-            return "the grant of a covered version is missing"
-    vector = {**certified, **{head.author: head for head in cut.changes}}
-    if heads_root(vector.values()) != cut.heads_root:
-        return "the heads root is wrong"
-    return None
 
 
 def moves(old: Head | None, new: Head) -> bool:

@@ -26,7 +26,7 @@ Nothing here verifies signatures: parsers did. The replica neither reads nor wri
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from hashlib import sha256
 from typing import Final
@@ -51,7 +51,7 @@ class Outcome(Enum):
     """What became of an object that was handed to the replica; true in a condition only where it was added."""
 
     ADDED = "added"
-    KNOWN = "known"
+    KNOWN = "it is known already"
     MISSING_PREV = "the entry before it is missing"
     MISSING_ANCHOR = "the cut that it anchors on is missing"
     MISSING_CUT = "the cut before it is missing"
@@ -89,8 +89,8 @@ class Replica:
         self._shelves: dict[bytes, dict[bytes, Entry]] = {}
         self._heights: dict[bytes, int] = {domain.id: 0}
         self.endings = Endings()
-        # Per author with a final join what it says of the recovery key.
-        self._commitments: dict[bytes, bytes] = {}
+        self.commitments: dict[bytes, bytes] = {}
+        """What each final join says of the author's recovery key."""
 
     # Adding
 
@@ -181,12 +181,12 @@ class Replica:
         """End the feeds that the entries covered newly by the cut of ``height`` close or rebind."""
         for entry in covered:
             if isinstance(entry.payload, Join):
-                self._commitments[entry.author] = entry.payload.recovery
-        for author in self.endings.cover(height, covered, self._commitments.get):
+                self.commitments[entry.author] = entry.payload.recovery
+        for author in self.endings.cover(height, covered, self.commitments.get):
             self._freeze(author)
 
     def judge_cut(self, cut: Cut, rebuilt: list[tuple[bytes, Chain]] | None = None) -> Outcome:
-        """What ``add_cut`` would answer to a certificate of ``cut``; the replica stays as it is. Raises as that does.
+        """What ``add_cut`` would answer to a certificate of ``cut``, and raise; the replica stays as it is.
 
         ``rebuilt`` receives the chains that the cut would put in the place of visible ones.
         """
@@ -311,10 +311,6 @@ class Replica:
         chain = self._chains.get(author)
         return None if chain is None else chain.id_at(seq)
 
-    def commitment(self, author: bytes) -> bytes | None:
-        """What the author's final join says of its recovery key; None without one."""
-        return self._commitments.get(author)
-
     def frozen(self, author: bytes) -> bool:
         """Whether the author's feed ended: it was forked, closed or rebound."""
         return self._status(author) == FROZEN
@@ -328,26 +324,30 @@ class Replica:
         heads = [head for author, head in self.heads.items() if moves(self.certified.get(author), head)]
         return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
 
-    def reportable(self) -> list[Head]:
-        """The rows of an elector's report: ``uncovered``, each feed only up to a version whose grant is missing."""
+    def reportable(self, ends: Mapping[bytes, int] | None = None) -> list[Head]:
+        """The rows of an elector's report: ``uncovered``, each feed only up to a version whose grant is missing, and to
+        before the seq that ``ends`` names for the author."""
         heads = []
         for author, head in self.heads.items():
             end = self._ungranted(self._chains[author], self.certified_head(author)) - 1
+            if ends is not None and author in ends:
+                end = min(end, ends[author] - 1)
             shown = head if head.seq <= end else self.head_at(author, end)
             if shown is not None and moves(self.certified.get(author), shown):
                 heads.append(shown)
         return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
 
-    def versions_in(self, cut: Cut) -> list[tuple[int, int]]:
-        """The (term, number) of the versions that ``cut``, which ``judge_cut`` found fit to be added, makes final."""
-        found = []
+    def versions_in(self, cut: Cut) -> list[Entry]:
+        """The weights entries that ``cut``, which is the next one, makes final, as far as they are held."""
+        found: list[Entry] = []
         for head in cut.changes:
             chain = self._chains.get(head.author)
             if chain is None or chain.id_at(head.seq) != head.entry_id:
                 chain = self._switch(head)
             first = self.certified_head(head.author) + 1
-            versions = chain.versions if chain is not None else []
-            found += [(term, number) for seq, term, number in versions if first <= seq <= head.seq]
+            if chain is not None:
+                made = (chain.at(seq) for seq, _ in chain.versions if first <= seq <= head.seq)
+                found += [entry for entry in made if entry is not None]
         return found
 
     def granted(self, author: bytes, seq: int) -> bool:
@@ -387,7 +387,7 @@ class Replica:
 
     def _ungranted(self, chain: Chain, after: int) -> int:
         """The first seq above ``after`` of a version whose term's grant is missing; beyond the end where none is."""
-        for seq, term, _ in chain.versions[bisect_left(chain.versions, (after + 1,)) :]:
+        for seq, term in chain.versions[bisect_left(chain.versions, (after + 1,)) :]:
             if term not in self.grants:
                 return seq
         return max(chain.next_seq, after + 1)
@@ -510,12 +510,15 @@ class Replica:
         domain: Domain,
         feeds: Iterable[FeedState],
         frozen: Collection[bytes],
+        recoveries: Sequence[bytes],
+        endings: Endings,
         cut_ids: Sequence[bytes],
         newest: CertifiedCut,
     ) -> Replica:
         """A replica that holds in memory nothing but the newest cut, the last of ``cut_ids``, and what follows from it.
 
-        ``feeds`` are as ``final_feeds`` gave them, ``frozen`` the authors whose certified head has status 1. Raises
+        ``feeds`` are as ``final_feeds`` gave them, ``frozen`` the authors whose certified head has status 1,
+        ``recoveries`` the commitments of the feeds' joins, in their order. Raises
         ``PeerError`` where the parts do not fit each other.
         """
         self = cls(domain)
@@ -524,7 +527,12 @@ class Replica:
         if not cut_ids or cut_ids[-1] != newest.cut.id or newest.cut.height != len(cut_ids):
             raise PeerError("snapshot: the cuts do not fit")
         self.cuts.resume(newest)
-        for state in feeds:
+        self.endings = endings
+        feeds = list(feeds)
+        if len(feeds) != len(recoveries):
+            raise PeerError("snapshot: a commitment to a recovery key is missing")
+        for state, recovery in zip(feeds, recoveries, strict=True):
+            self.commitments[state.author] = recovery
             self._chains[state.author] = Chain(state)
             status = FROZEN if state.author in frozen else LIVE
             self._certified.set(Head(state.author, state.next_seq - 1, state.head, state.ids.root, status))

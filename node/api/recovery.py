@@ -45,7 +45,7 @@ def rows(node: Node, digest: bytes) -> list[dict[str, Any]]:
     replica, ledger = node.log.replica, node.log.ledger
     found = []
     for author in ledger.authors():
-        if _commitment(node, author) == digest:
+        if replica.commitments.get(author) == digest:
             ending = replica.endings.ended.get(author)
             successor = None if ending is None or ending.successor is None else ending.successor.hex()
             height = None if ending is None else ending.height
@@ -54,16 +54,12 @@ def rows(node: Node, digest: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def _commitment(node: Node, author: bytes) -> bytes | None:
-    return node.log.replica.commitment(author)
-
-
 async def _append(node: Node, record: Close | Rebind) -> dict[str, Any]:
     try:
         check(record, node.domain.id, node.id)
     except PeerError as error:
         return {"error": str(error)}
-    if _commitment(node, record.target) != commitment(record.recovery):
+    if node.log.replica.commitments.get(record.target) != commitment(record.recovery):
         return {"error": f"{record.target.hex()} did not name this recovery key when it joined"}
     try:
         (made,) = await node.log.append(record, timeout=PATIENCE)

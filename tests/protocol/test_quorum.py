@@ -1,4 +1,4 @@
-"""Electors: quorums, cuts, reports, proposals, votes and grants."""
+"""Electors: quorums, cuts, reports, votes and grants."""
 
 from __future__ import annotations
 
@@ -29,14 +29,11 @@ from protocol.quorum import (
     grant_vote,
     moves,
     prepare,
-    propose,
-    proposer,
     quorum,
     verify_commit,
     verify_grant_vote,
     verify_vote,
     vote,
-    vote_problem,
 )
 from protocol.records import StepBlob
 from tests.protocol.builders import digest, key
@@ -55,14 +52,6 @@ def head(author: str, seq: int, branch: str = "", status: int = 0) -> Head:
     return Head(digest(author), seq, digest(f"entry {name}"), digest(f"root {name}"), status)
 
 
-def held(author: bytes, seq: int) -> Head | None:
-    """A replica that holds places 0 … 9 of authors x and y, on the unnamed branch."""
-    for name in ("x", "y"):
-        if author == digest(name) and 0 <= seq < 10:
-            return head(name, seq)
-    return None
-
-
 def make_cut(*rows: Head, height: int = 1, prev: bytes = DOMAIN, root: bytes | None = None) -> Cut:
     """A cut with these rows, over nothing else."""
     return Cut.make(DOMAIN, height, prev, root or heads_root(rows), rows)
@@ -76,18 +65,6 @@ def votes_of(cut: Cut, *names: str, epoch: int = 1) -> dict[bytes, bytes]:
 def commits_of(cut: Cut, *names: str, epoch: int = 1) -> dict[bytes, bytes]:
     """The commits of these electors."""
     return dict(commit(key(name), cut, epoch) for name in names)
-
-
-def report(name: str, *rows: Head, epoch: int = 1) -> Report:
-    """An elector's report, through its wire form."""
-    rows = tuple(sorted(rows, key=lambda row: row.author))
-    made = Report(DOMAIN, key(name).node, epoch, DOMAIN, rows, 0, 0)
-    return Report.parse(made.sign(key(name)), ELECTORS)
-
-
-def proposal(*reports: Report, certified: dict[bytes, Head] | None = None) -> Cut | None:
-    """What a proposer makes of these reports."""
-    return propose(DOMAIN, 1, DOMAIN, certified or {}, reports, ELECTORS, held)
 
 
 def test_the_sizes_of_quorums() -> None:
@@ -216,63 +193,6 @@ def test_only_electors_report_and_only_for_themselves() -> None:
             Report.parse(raw[:place] + bytes([raw[place] ^ (1 << place % 8)]) + raw[place + 1 :], ELECTORS)
 
 
-def test_proposers_take_turns() -> None:
-    assert [proposer(epoch, ELECTORS) for epoch in range(5)] == [*ELECTORS, ELECTORS[0]]
-
-
-def test_the_highest_head_that_a_quorum_covers_is_proposed() -> None:
-    cut = proposal(report("a", head("x", 9)), report("b", head("x", 5)), report("c", head("x", 7)))
-    assert cut is not None
-    assert cut.changes == (head("x", 5),)
-    assert cut.heads_root == heads_root([head("x", 5)])
-    cut = proposal(*(report(name, head("x", seq)) for name, seq in zip(NAMES, (9, 5, 7, 8), strict=True)))
-    assert cut is not None
-    assert cut.changes == (head("x", 7),)
-
-
-def test_what_no_quorum_covers_is_not_proposed() -> None:
-    assert proposal() is None
-    assert proposal(report("a", head("x", 9)), report("b", head("x", 9))) is None
-    # The last report of an elector counts, and only once.
-    assert proposal(*[report("a", head("x", 9))] * 3) is None
-    # Another branch, and what the proposer does not hold.
-    assert proposal(report("a", head("x", 9)), report("b", head("x", 9)), report("c", head("x", 9, "'"))) is None
-    assert proposal(*(report(name, head("x", 10)) for name in NAMES)) is None
-
-
-def test_nothing_is_proposed_where_nothing_moved() -> None:
-    reports = [report(name, head("x", 5)) for name in NAMES]
-    assert proposal(*reports, certified={digest("x"): head("x", 5)}) is None
-    assert proposal(*reports, certified={digest("x"): head("x", 8)}) is None
-    assert proposal(*reports, certified={digest("x"): head("x", 4)}) is not None
-
-
-def test_a_proposal_keeps_certified_rows_in_its_root() -> None:
-    cut = proposal(*(report(name, head("x", 5)) for name in NAMES), certified={digest("y"): head("y", 2)})
-    assert cut is not None
-    assert cut.heads_root == heads_root([head("x", 5), head("y", 2)])
-
-
-def test_what_does_not_fit_into_a_cut_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.quorum.MAX_CHANGES", 1)
-    low, high = sorted(("x", "y"), key=digest)
-    both = [report(name, head("x", 5), head("y", 6)) for name in NAMES]
-    first = proposal(*both)
-    assert first is not None
-    assert [row.author for row in first.changes] == [digest(low)]
-    then = proposal(*both, certified={digest(low): first.changes[0]})
-    assert then is not None
-    assert [row.author for row in then.changes] == [digest(high)]
-
-
-def test_a_quorum_that_reports_a_fork_freezes_the_author() -> None:
-    frozen = head("x", 5, status=FROZEN)
-    cut = proposal(*(report(name, frozen) for name in NAMES[:3]), certified={digest("x"): head("x", 5)})
-    assert cut is not None
-    assert cut.changes == (frozen,)
-    assert proposal(*(report(name, frozen) for name in NAMES[:2]), certified={digest("x"): head("x", 5)}) is None
-
-
 @pytest.mark.parametrize(
     ("old", "new", "may"),
     [
@@ -288,54 +208,6 @@ def test_a_quorum_that_reports_a_fork_freezes_the_author() -> None:
 )
 def test_how_rows_move(old: Head | None, new: Head, may: bool) -> None:
     assert moves(old, new) is may
-
-
-def problem(
-    cut: Cut, *, height: int = 0, newest: bytes = DOMAIN, forked: bool = False, ungranted: int = 99
-) -> str | None:
-    """Why a voter that holds ``held`` and certified y to place 2 may not vote for the cut; x and y are ``forked``, and
-    a version at place ``ungranted`` lacks its grant."""
-    return vote_problem(
-        cut,
-        domain=DOMAIN,
-        height=height,
-        newest=newest,
-        certified={digest("y"): head("y", 2)},
-        held=held,
-        forked=lambda author: forked,
-        granted=lambda author, seq: seq < ungranted,
-    )
-
-
-def after(*rows: Head) -> Cut:
-    """A cut by the voter's own vector."""
-    vector = {digest("y"): head("y", 2)} | {row.author: row for row in rows}
-    return make_cut(*rows, root=heads_root(vector.values()))
-
-
-def test_a_voter_votes_for_what_it_holds() -> None:
-    assert problem(after(head("x", 9), head("y", 3))) is None
-    assert problem(after(head("y", 2, status=FROZEN)), forked=True) is None
-    assert problem(after(head("x", 7), head("y", 7)), ungranted=8) is None
-
-
-@pytest.mark.parametrize(
-    ("cut", "why"),
-    [
-        (lambda: Cut.make(digest("d"), 1, digest("d"), bytes(32), [head("x", 1)]), "domain"),
-        (lambda: make_cut(head("x", 1), height=2, prev=digest("prev")), "follow"),
-        (lambda: after(head("x", 10)), "missing"),
-        (lambda: after(head("x", 9, "'")), "branch"),
-        (lambda: after(head("y", 2)), "forward"),
-        (lambda: after(head("x", 5, status=FROZEN)), "fork"),
-        (lambda: after(head("x", 8)), "grant"),
-        (lambda: make_cut(head("x", 7)), "root"),
-    ],
-)
-def test_a_voter_refuses_the_rest(cut: Callable[[], Cut], why: str) -> None:
-    said = problem(cut(), ungranted=8)
-    assert said is not None
-    assert why in said
 
 
 def test_grants_read_as_written() -> None:
