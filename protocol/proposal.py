@@ -88,6 +88,6 @@ def problem(replica: Replica, cut: Cut, *, prepared: bool) -> str | None:
         own = replica.head_at(head.author, head.seq)
         if own is None or own.entry_id != head.entry_id:
             return "another branch is held"
-        if head.status == FROZEN and head.author not in replica.forks:
-            return "no fork of a frozen author is known"
+        if head.status == FROZEN and not replica.frozen(head.author):
+            return "nothing is known that froze the author"
     return None

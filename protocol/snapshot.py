@@ -1,7 +1,8 @@
 """What follows from the final part of a log, as one value: a node that has it need not read that part again.
 
 1. A snapshot is taken at the newest cut. It holds the state of every feed at its certified head, what its join says of
-   the recovery key, which feeds were closed or rebound, the ids of all cuts, the final fold and the history of roles and reputations, and names the entries in memory that no cut covers.
+   the recovery key, which feeds were closed or rebound, the ids of all cuts, the final fold and the history of roles
+   and reputations, and names the entries in memory that no cut covers.
 2. It is a cache of one node, never sent and never trusted by another: who finds it damaged drops it and reads the log.
 3. Grants and proofs of forks are not in it; they are few, and read whole.
 """
