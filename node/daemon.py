@@ -105,6 +105,7 @@ async def main(directory: DataDirectory, config: Config, manager: systemd.Manage
             open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
         ):
             log = LogService(identity, await load(store, domain), store, known=known)
+            await log.checkpoints.load()
             for addresses in known.values():
                 for address in addresses:
                     await network.add_peer(address)

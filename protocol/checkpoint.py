@@ -19,7 +19,7 @@ Parsers raise ``PeerError`` and nothing else.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,16 +91,19 @@ class CosignedCheckpoint:
         ).encode()
 
     @classmethod
-    def parse(cls, data: bytes, domain: bytes, electors: Sequence[bytes]) -> CosignedCheckpoint:
-        """The checkpoint in a note that some of ``electors`` cosigned; their quorum is checked by ``require_quorum``.
+    def parse(cls, data: bytes, domain: bytes, electors: Sequence[bytes] | None = None) -> CosignedCheckpoint:
+        """The checkpoint in a note that some of ``electors`` cosigned (None: whoever cosigned it as a node); their
+        quorum is checked by ``require_quorum``.
 
         Lines by other keys are ignored, as the specification demands; a wrong one by an elector is a ``PeerError``, and
         so is a second one, or a note without any.
         """
         parsed = Note.parse(data, max_bytes=MAX_CHECKPOINT_BYTES)
         checkpoint = Checkpoint.parse(parsed.text, domain)
+        if electors is None:
+            electors = [key for key in map(_node_of, parsed.signatures) if key is not None]
         found = []
-        for elector in sorted(electors):
+        for elector in sorted(set(electors)):
             signatures = parsed.of(verifier_key(elector))
             if len(signatures) > 1:
                 raise PeerError("checkpoint: an elector cosigned it twice")
@@ -132,6 +135,15 @@ def name(elector: bytes) -> str:
     return f"farflung/node/{elector.hex()}"
 
 
+def _node_of(line: Signature) -> bytes | None:
+    """The node whose cosignature a line is, by name and key id."""
+    try:
+        node = bytes.fromhex(line.name.removeprefix(name(b"")))
+    except ValueError:
+        return None
+    return node if len(node) == 32 and (line.name, line.key_id) == (name(node), verifier_key(node).id) else None
+
+
 def verifier_key(elector: bytes) -> VerifierKey:
     """What others' tools need to know of an elector."""
     return VerifierKey(name(elector), COSIGNATURE, elector)
@@ -158,6 +170,16 @@ def verify_cosignature(checkpoint: Checkpoint, elector: bytes, signature: bytes)
         raise PeerError("cosignature: its time is out of range")
     identity.verify(elector, b"", cosigned_message(checkpoint.text, time), signature[8:], "cosignature")
     return time, signature[8:]
+
+
+def read(data: bytes, domain: bytes, electors_at: Callable[[int], Sequence[bytes]]) -> CosignedCheckpoint:
+    """A checkpoint that a quorum cosigned of the electors in force for the cut of its height, which ``electors_at``
+    gives; ``PeerError`` for anything else."""
+    size = Checkpoint.parse(Note.parse(data, max_bytes=MAX_CHECKPOINT_BYTES).text, domain).size
+    electors = electors_at(size)
+    found = CosignedCheckpoint.parse(data, domain, electors)
+    found.require_quorum(electors)
+    return found
 
 
 def assemble(

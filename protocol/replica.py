@@ -39,6 +39,7 @@ from protocol.errors import PeerError
 from protocol.feed import FeedState, ForkProof, evidence
 from protocol.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest
 from protocol.headtable import HeadTable
+from protocol.merkle import EMPTY_RANGE, CompactRange
 from protocol.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
 from protocol.records import Join
 from protocol.recovery import Endings
@@ -88,6 +89,8 @@ class Replica:
         self._by_id: dict[bytes, Entry] = {}
         self._shelves: dict[bytes, dict[bytes, Entry]] = {}
         self._heights: dict[bytes, int] = {domain.id: 0}
+        self.cut_range = EMPTY_RANGE
+        """The compact range over the bodies of all cuts (``protocol.checkpoint``)."""
         self.endings = Endings()
         self.commitments: dict[bytes, bytes] = {}
         """What each final join says of the author's recovery key."""
@@ -167,6 +170,7 @@ class Replica:
             self._replace(author, chain)
         self._heights[cut.id] = cut.height
         self.cuts.append(certified)
+        self.cut_range = self.cut_range.append(cut.body)
         covered: list[Entry] = []
         for head in cut.changes:
             covered += self._chains[head.author].slice(self.certified_head(head.author) + 1, head.seq)
@@ -513,6 +517,7 @@ class Replica:
         recoveries: Sequence[bytes],
         endings: Endings,
         cut_ids: Sequence[bytes],
+        cut_range: CompactRange,
         newest: CertifiedCut,
     ) -> Replica:
         """A replica that holds in memory nothing but the newest cut, the last of ``cut_ids``, and what follows from it.
@@ -526,6 +531,9 @@ class Replica:
             self._heights[cut_id] = height
         if not cut_ids or cut_ids[-1] != newest.cut.id or newest.cut.height != len(cut_ids):
             raise PeerError("snapshot: the cuts do not fit")
+        if cut_range.size != len(cut_ids):
+            raise PeerError("snapshot: the tree over the cuts does not fit")
+        self.cut_range = cut_range
         self.cuts.resume(newest)
         self.endings = endings
         feeds = list(feeds)

@@ -47,6 +47,7 @@ _SNAPSHOT: Final = Array(
         ("domain", codec.HASH),
         ("cut", Bytes(most=MAX_CUT_BYTES)),
         ("cuts", Bytes(most=MAX_BYTES)),
+        ("cut_nodes", Bytes(most=64 * 32)),
         ("feeds", Many(_FEED, most=codec.MAX_INT)),
         ("recoveries", Bytes(most=MAX_BYTES)),
         ("endings", Many(ENDING, most=codec.MAX_INT)),
@@ -80,6 +81,7 @@ class Snapshot:
             replica.domain.id,
             newest.encode(),
             b"".join(replica.cut_ids()),
+            b"".join(replica.cut_range.nodes),
             [_feed(state, state.author in frozen) for state in replica.final_feeds()],
             b"".join(replica.commitments[author] for author in replica.certified),
             replica.endings.to_value(),
@@ -98,17 +100,19 @@ class Snapshot:
         value = codec.parse(data, _SNAPSHOT, max_bytes=MAX_BYTES, what="snapshot")
         if value[1] != domain.id:
             raise PeerError("snapshot: it belongs to another domain")
-        return cls(domain, value, _ids(value[7]))
+        return cls(domain, value, _ids(value[8]))
 
     def resume(self, sides: Iterable[CertifiedGrant | ForkProof]) -> Ledger:
         """A ledger over a replica with nothing but the newest cut in memory. ``sides`` are all grants and proofs of
         forks that are stored. Raises ``PeerError`` where the parts do not fit each other."""
-        _, _, cut, cut_ids, feeds, recoveries, endings, _, past, fold = self.value
+        _, _, cut, cut_ids, cut_nodes, feeds, recoveries, endings, _, past, fold = self.value
         states = [_state(row) for row in feeds]
         frozen = {row[0] for row in feeds if row[5]}
         newest = CertifiedCut.parse(cut)
         over = Endings.from_value(endings)
-        replica = Replica.resume(self.domain, states, frozen, _ids(recoveries), over, _ids(cut_ids), newest)
+        heights = _ids(cut_ids)
+        tree = _range(len(heights), cut_nodes)
+        replica = Replica.resume(self.domain, states, frozen, _ids(recoveries), over, heights, tree, newest)
         for side in sides:
             with suppress(Evidence):
                 if isinstance(side, ForkProof):
@@ -125,10 +129,14 @@ def _feed(state: FeedState, frozen: bool) -> list[Any]:
 
 def _state(row: list[Any]) -> FeedState:
     author, next_seq, head, anchor_height, on_anchor, _, nodes = row
-    ids = CompactRange(next_seq, _ids(nodes))
-    if len(ids.nodes) != next_seq.bit_count():
+    return FeedState(author, next_seq, head, anchor_height, on_anchor, _range(next_seq, nodes))
+
+
+def _range(size: int, nodes: bytes) -> CompactRange:
+    found = CompactRange(size, _ids(nodes))
+    if len(found.nodes) != size.bit_count():
         raise PeerError("snapshot: a compact range does not fit its size")
-    return FeedState(author, next_seq, head, anchor_height, on_anchor, ids)
+    return found
 
 
 def _ids(data: bytes) -> tuple[bytes, ...]:

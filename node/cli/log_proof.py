@@ -1,4 +1,4 @@
-"""``farflung log prove`` and ``check-proof``: that an entry is final, in a file that anybody can check alone."""
+"""``farflung log prove``, ``check-proof`` and ``checkpoint``: what is final, for people who hold no log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add both actions to ``farflung log``."""
+    """Add the actions to ``farflung log``."""
     prove = actions.add_parser(
         "prove",
         help="prove that an entry is final",
@@ -44,6 +44,18 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     check.add_argument("--domain", required=True, metavar="ID", help="the domain's id, 64 hexadecimal digits")
     options.add_json(check)
     check.set_defaults(command=_check)
+    checkpoint = actions.add_parser(
+        "checkpoint",
+        help="the newest checkpoint that the electors cosigned",
+        description="Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' "
+        "cosignatures, which other tools can verify.",
+    )
+    checkpoint.add_argument(
+        "--since", type=int, metavar="SIZE", help="also prove that it continues the checkpoint of SIZE cuts"
+    )
+    options.add_data_dir(checkpoint)
+    options.add_json(checkpoint)
+    checkpoint.set_defaults(command=_checkpoint)
 
 
 def _prove(arguments: argparse.Namespace) -> int:
@@ -91,6 +103,42 @@ def _check(arguments: argparse.Namespace) -> int:
         options.print_json(_values(proof, electors))
     else:
         tables.facts(_words(proof, electors), title=f"{arguments.file} holds:")
+    return 0
+
+
+def _checkpoint(arguments: argparse.Namespace) -> int:
+    from base64 import b64encode
+
+    from node.store.prove import consistency, published
+    from protocol.checkpoint import origin, verifier_key
+
+    directory = options.existing_directory(arguments)
+    found = published(directory)
+    if found is None:
+        options.note(f"{directory.path}: no checkpoint has been cosigned yet")
+        return 1
+    checkpoint, cosigners = found.cosigned.checkpoint, [elector for elector, _, _ in found.cosigned.cosignatures]
+    proof: list[str] | None = None
+    if arguments.since is not None:
+        path = consistency(directory, arguments.since, checkpoint.size)
+        proof = [b64encode(node).decode() for node in path]
+    if arguments.json:
+        options.print_json(
+            {
+                "origin": origin(checkpoint.domain),
+                "size": checkpoint.size,
+                "root": checkpoint.root.hex(),
+                "time": found.cosigned.time,
+                "cosigners": [elector.hex() for elector in cosigners],
+                "verifier_keys": [verifier_key(elector).encode() for elector in cosigners],
+                "note": found.note.decode(),
+                "consistency": proof,
+            }
+        )
+        return 0
+    print(found.note.decode(), end="")
+    for node in proof or ():
+        print(node)
     return 0
 
 

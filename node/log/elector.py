@@ -131,6 +131,9 @@ class Elector:
         if len(voter.electors) == 1:
             made = await self._service.commit(self._make_alone)
             assert made is None or isinstance(made, CertifiedCut)
+            checkpoints = self._service.checkpoints
+            if made is not None and (own := checkpoints.cosign(self._identity, made.cut.id)) is not None:
+                await checkpoints.gather(made.cut.id, {voter.me: own})
             return made
         voter.turns.take(voter.place(voter.me), trio.current_time())
         for _ in range(TRIES):
@@ -258,10 +261,21 @@ class Elector:
         await self._service.commit(make)
         payload = wire.request("certified", certified.encode())
 
-        async def tell(peer: bytes) -> None:
-            self._value(peer, "certified", await self._request(peer, payload))
+        checkpoints = self._service.checkpoints
+        own = checkpoints.cosign(self._identity, certified.cut.id)
 
-        await self._gather(tell, quorum(len(self.voter.electors)) - 1)
+        async def tell(peer: bytes) -> bytes | None:
+            value = self._value(peer, "certified", await self._request(peer, payload))
+            if isinstance(value, Refusal) or value is None:
+                return None
+            assert isinstance(value, bytes)
+            if self._service.replica.newest_cut_id == certified.cut.id:
+                checkpoints.check(peer, value)
+            return value
+
+        cosignatures = await self._gather(tell, quorum(len(self.voter.electors)) - 1)
+        if own is not None:
+            await checkpoints.gather(certified.cut.id, {**cosignatures, self.voter.me: own})
         return certified if taken else None
 
     # Terms

@@ -9,7 +9,7 @@ status     nil                                                           [epoch,
 report     [epoch, height of the newest cut]                             [signed report, lock or nil]
 propose    [epoch, cut body, [epoch, [[elector, signature], …]] or nil]  signature of the vote
 prepared   a prepared cut                                                signature of the commit
-certified  a certified cut                                               nil
+certified  a certified cut                                               cosignature of its checkpoint, or nil
 would      a grant's body                                                nil: it would sign
 grant      a grant's body                                                signature
 =========  ============================================================  =======================================
@@ -65,7 +65,7 @@ _VALUES: Final[dict[str, Schema]] = {
     "report": Array((("report", _CUT), ("lock", Optional(_CUT)))),
     "propose": codec.SIGNATURE,
     "prepared": codec.SIGNATURE,
-    "certified": _NOTHING,
+    "certified": Optional(Bytes(72)),
     "would": _NOTHING,
     "grant": codec.SIGNATURE,
 }

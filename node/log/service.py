@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import trio
 
 from node.errors import UserError
+from node.log.checkpoints import Checkpoints
 from node.log.intake import Intake, add
 from node.log.own_head import OwnHead
 from node.store.log_store import Item, Store
@@ -123,6 +124,7 @@ class LogService:
         """Why the disk refuses what peers sent; None where all is stored."""
         self.behind = False
         """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
+        self.checkpoints = Checkpoints(replica, store)
         self._own_head = OwnHead(identity.node, self.domain.electors, known, fresh=fresh)
         self._thread_from = thread_from
         self._listeners: list[Callable[[News], None]] = []

@@ -209,6 +209,8 @@ class LogSync:
                     await session.cuts(theirs.height)
             if theirs.heads_root != self.service.replica.heads_root():
                 await session.tails()
+        if self.service.checkpoints.lacking:
+            await session.checkpoint()
         self.service.told(peer)
         return session.result
 
@@ -267,6 +269,10 @@ class LogSync:
                 terms = sorted(term for term in replica.grants if term > argument)
                 grants = wire.fitting(replica.grants[term].encode() for term in terms)
                 answer = list(zip(terms, grants, strict=False))
+            case "checkpoint":
+                newest_checkpoint = self.service.checkpoints.newest
+                fresh = newest_checkpoint is not None and newest_checkpoint.checkpoint.size > argument
+                answer = newest_checkpoint.encode() if newest_checkpoint is not None and fresh else None
             case _:
                 authors = sorted(author for author in replica.forks if author > argument)
                 forks = wire.fitting(replica.forks[author].encode() for author in authors)
@@ -335,6 +341,13 @@ class _Session:
                 raise PeerError("grants: the terms do not ascend")
             after = rows[-1][0]
             self._note(await self._service.receive(grants=[data for _, data in rows]))
+
+    async def checkpoint(self) -> None:
+        """Fetch a newer cosigned checkpoint, if the peer has one."""
+        checkpoints = self._service.checkpoints
+        data = await self._ask("checkpoint", wire.request("checkpoint", checkpoints.size))
+        if data is not None:
+            await checkpoints.take(data)
 
     async def cuts(self, goal: int) -> None:
         """Fetch the cuts above ours up to height ``goal`` and, page by page, the entries that they cover.

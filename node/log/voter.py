@@ -323,7 +323,11 @@ class Voter:
             raise received.errors[0]
         if received.waiting:
             await self._catch_up(peer)
-        return None
+        if self.away() is not None:
+            return None
+        # What is cosigned is stored: the log took the cut, with all that it covers.
+        cut = CertifiedCut.parse(data, verify=False).cut
+        return self.service.checkpoints.cosign(self.identity, cut.id)
 
     async def _on_grant(self, peer: bytes, grant: Grant, *, firm: bool) -> Any:
         if self._unfit(grant) is not None:

@@ -1,4 +1,4 @@
-"""Writing a proof of an entry from a node's own log, without replaying it.
+"""Proofs and checkpoints from a node's own log, without replaying it.
 
 The database is read in one transaction, so a daemon may go on writing meanwhile. What the proof rests on is checked
 when it is made; nothing else of the log is.
@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from node.errors import UserError
 from node.store.directory import DataDirectory
 from node.store.verify import connect
 from protocol import entry as entries
+from protocol.checkpoint import CheckpointLog, CosignedCheckpoint
 from protocol.entry import Entry
 from protocol.errors import Error, LocalError, PeerError
 from protocol.heads import Head
 from protocol.log_proof import LogProof
 from protocol.quorum import CertifiedCut
 from protocol.records import Join
+
+CHECKPOINT: Final = "checkpoint"
+"""Where ``node.log.checkpoints`` keeps the newest one."""
 
 SHORTEST: Final = 8
 """Hexadecimal digits of an entry's id that are enough to name it, where only one entry begins so."""
@@ -34,10 +40,7 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
 
     Raises ``UserError`` where there is no such entry or no sound log, ``NotFinal`` where no cut covers it.
     """
-    genesis = directory.genesis()
-    path = directory.log_database
-    if genesis is None or not path.is_file():
-        raise UserError(f"{directory.path}: there is no log", "give the data directory of a node that has run")
+    genesis, path = _log(directory)
     try:
         with closing(connect(path)) as connection:
             connection.execute("BEGIN")
@@ -56,6 +59,14 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
         ) from None
     except (PeerError, LocalError) as error:
         raise UserError(f"{directory.path}: the log is damaged ({error})", "farflung log verify tells more") from None
+
+
+def _log(directory: DataDirectory) -> tuple[bytes, Path]:
+    genesis = directory.genesis()
+    path = directory.log_database
+    if genesis is None or not path.is_file():
+        raise UserError(f"{directory.path}: there is no log", "give the data directory of a node that has run")
+    return genesis, path
 
 
 def _find(connection: sqlite3.Connection, wanted: str) -> Entry:
@@ -105,6 +116,43 @@ def _feed(connection: sqlite3.Connection, row: Head) -> list[bytes]:
             ((body,),) = connection.execute("SELECT body FROM entries WHERE id = ?", (wanted,)).fetchall()
             wanted = entries.parse(body, bytes(64), verify=False).prev
     return ids[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The newest cosigned checkpoint that a node holds, as the signed note that it stored, and who cosigned it."""
+
+    note: bytes
+    cosigned: CosignedCheckpoint
+
+
+def published(directory: DataDirectory) -> Published | None:
+    """The newest cosigned checkpoint in the directory; None where there is none yet. Raises ``UserError``.
+
+    Each cosignature holds under the key that it names; whether they are a quorum was checked when it was stored.
+    """
+    _, path = _log(directory)
+    try:
+        with closing(connect(path)) as connection:
+            rows = connection.execute("SELECT value FROM meta WHERE key = ?", (CHECKPOINT,)).fetchall()
+            (domain,) = connection.execute("SELECT value FROM meta WHERE key = 'domain'").fetchone()
+        return Published(rows[0][0], CosignedCheckpoint.parse(rows[0][0], domain)) if rows else None
+    except (sqlite3.Error, PeerError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})", "run as its owner") from None
+
+
+def consistency(directory: DataDirectory, first: int, second: int) -> list[bytes]:
+    """The proof that the checkpoint of ``second`` cuts continues that of ``first``. Raises ``UserError``."""
+    _, path = _log(directory)
+    try:
+        with closing(connect(path)) as connection:
+            rows = connection.execute("SELECT data FROM cuts WHERE height <= ? ORDER BY height", (second,))
+            bodies = [CertifiedCut.parse(data, verify=False).cut.body for (data,) in rows]
+        return CheckpointLog(b"", bodies).consistency(first, second)
+    except (sqlite3.Error, PeerError, LocalError) as error:
+        raise UserError(
+            f"{path}: there is no proof from {first} to {second} cuts ({error})", "a smaller size is 1 or more"
+        ) from None
 
 
 def own_join(directory: DataDirectory) -> Join | None:

@@ -147,7 +147,7 @@ def test_a_voter_accepts_a_hidden_branch_and_a_frozen_row_only_where_a_quorum_di
     prefix = replica.head_at(one.node, 1)
     assert prefix is not None
     ended = cut_of(replica, Head(prefix.author, prefix.seq, prefix.entry_id, prefix.feed_root, FROZEN))
-    assert problem(replica, ended, prepared=False) == "no fork of a frozen author is known"
+    assert problem(replica, ended, prepared=False) == "nothing is known that froze the author"
     assert problem(replica, ended, prepared=True) is None
     with pytest.raises(Evidence):
         replica.add_entry(two.entries[2])
