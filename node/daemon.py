@@ -159,7 +159,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
         if node.id in domain.electors:
-            elector = await open_elector(log, node.identity)
+            elector = await open_elector(log, node.identity, sync)
             nursery.start_soon(elector.run)
             nursery.start_soon(_keep, node, "terms", TermWatch(node, elector).run)
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))

@@ -265,7 +265,12 @@ class Report:
 
 def ballot(cut: Cut, epoch: int) -> bytes:
     """What votes for and commits to ``cut`` in ``epoch`` sign."""
-    return codec.encode([cut.domain, epoch, cut.id])
+    return ballot_of(cut.domain, epoch, cut.id)
+
+
+def ballot_of(domain: bytes, epoch: int, cut: bytes) -> bytes:
+    """The ballot for the cut of this id."""
+    return codec.encode([domain, epoch, cut])
 
 
 def vote(elector: Identity, cut: Cut, epoch: int) -> tuple[bytes, bytes]:

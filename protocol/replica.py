@@ -318,13 +318,13 @@ class Replica:
         return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
 
     def versions_in(self, cut: Cut) -> list[Entry]:
-        """The weights entries that ``cut``, which is the next one, makes final, as far as they are held."""
+        """The weights entries that ``cut``, the next one or one that was taken, makes final, as far as held."""
         found: list[Entry] = []
         for head in cut.changes:
             chain = self._chains.get(head.author)
             if chain is None or chain.id_at(head.seq) != head.entry_id:
                 chain = self._switch(head)
-            first = self.certified_head(head.author) + 1
+            first = self.covered_at(cut.prev, head.author) + 1
             if chain is not None:
                 made = (chain.at(seq) for seq, _ in chain.versions if first <= seq <= head.seq)
                 found += [entry for entry in made if entry is not None]

@@ -202,7 +202,7 @@ class World:
         sync = LogSync(service, port, interval=1.0)
         node = SimNode(identity, disk, service, sync, port, scope)
         if elects if elects is not None else identity.node in self.domain.electors:
-            node.elector = await open_elector(service, identity)
+            node.elector = await open_elector(service, identity, sync)
         await self.nursery.start(self._run, node)
         self.network.ports[identity.node] = port
         if fresh and join:

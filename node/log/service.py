@@ -61,10 +61,12 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """An own cut or grant, and the values that are stored in the same transaction."""
+    """An own cut or grant, and the values that are stored in the same transaction. ``stored`` is called once that is
+    durable, before anybody is told."""
 
-    item: CertifiedCut | CertifiedGrant
+    item: CertifiedCut | CertifiedGrant | None
     meta: Mapping[str, bytes]
+    stored: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -119,6 +121,8 @@ class LogService:
         self.generation = 0
         self.disk_trouble: str | None = None
         """Why the disk refuses what peers sent; None where all is stored."""
+        self.behind = False
+        """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
         self._own_head = OwnHead(identity.node, self.domain.electors, known, fresh=fresh)
         self._thread_from = thread_from
         self._listeners: list[Callable[[News], None]] = []
@@ -160,6 +164,7 @@ class LogService:
     def heard(self, entry: Entry) -> None:
         """Somebody showed a verified entry of the own feed; appending stops until this node holds it too."""
         self._own_head.seen(entry.seq)
+        self.behind = self.behind or entry.seq > self.own_seq
         if entry.seq > self.own_seq and self.ready.is_set():
             logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
             self.ready = trio.Event()
@@ -231,7 +236,7 @@ class LogService:
         return made
 
     async def commit(self, make: Callable[[], Own | None]) -> CertifiedCut | CertifiedGrant | None:
-        """Store an own cut or grant with what belongs to it, then take and publish it: for the elector.
+        """Store an own cut or grant with what belongs to it, or that alone, then take and publish it: for the elector.
 
         ``make`` runs while nothing else changes the log; None means that there is nothing to commit. Raises ``OSError``
         where the disk refuses.
@@ -242,7 +247,10 @@ class LogService:
                 if made is None:
                     return None
                 item = made.item
-                await self._store([item], made.meta)
+                await self._store([] if item is None else [item], made.meta)
+                made.stored()
+                if item is None:
+                    return None
                 if add(self.replica, item) is not Outcome.ADDED:
                     raise LocalError("an own cut or grant was not taken")
                 self._tell(

@@ -86,10 +86,10 @@ class LogSync:
 
     def __init__(self, service: LogService, transport: Transport, *, interval: float) -> None:
         self.service = service
+        self.transport = transport
         self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/log/1"
         self.rounds = 0
         """Rounds finished, for tests and the status page."""
-        self._transport = transport
         self._interval = interval
         self._soon = trio.Event()
         self._wanted: dict[bytes, None] = {}
@@ -110,8 +110,8 @@ class LogSync:
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, gossip and compare, for ever."""
         self.service.subscribe(self._enqueue)
-        self._transport.serve(self.protocol, self.handle, max_request=wire.MAX_REQUEST)
-        self._transport.subscribe(TOPIC, self.hear)
+        self.transport.serve(self.protocol, self.handle, max_request=wire.MAX_REQUEST)
+        self.transport.subscribe(TOPIC, self.hear)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish)
             task_status.started()
@@ -136,7 +136,7 @@ class LogSync:
                 [fork.encode() for fork in news.forks],
             )
             if data is not None:
-                await self._transport.publish(TOPIC, data)
+                await self.transport.publish(TOPIC, data)
 
     async def hear(self, origin: bytes, data: bytes) -> None:
         """Take a gossip message. Raises ``PeerError`` where it holds something bad (the good parts are taken)."""
@@ -169,7 +169,7 @@ class LogSync:
 
     def _next(self) -> bytes | None:
         """Whom to compare with: who was asked for, then whoever waits longest."""
-        connected = set(self._transport.peers)
+        connected = set(self.transport.peers)
         self._last = {peer: turn for peer, turn in self._last.items() if peer in connected}
         self._wanted = {peer: None for peer in self._wanted if peer in connected}
         free = connected - self._busy
@@ -187,7 +187,7 @@ class LogSync:
             with trio.fail_after(ROUND_TIMEOUT):
                 await self.sync_with(peer)
         except PeerError as error:
-            self._transport.blame(peer, error)
+            self.transport.blame(peer, error)
         except (Unreachable, trio.TooSlowError) as error:
             logger.debug("comparing logs with %s: %s", peer.hex()[:8], error)
         self.rounds += 1
@@ -225,13 +225,13 @@ class LogSync:
 
     async def ask(self, peer: bytes, payload: bytes) -> bytes:
         """One request of the log protocol."""
-        return await self._transport.request(
+        return await self.transport.request(
             peer, self.protocol, payload, timeout=REQUEST_TIMEOUT, max_response=wire.MAX_ANSWER
         )
 
     def blame(self, peer: bytes, error: PeerError) -> None:
         """Count a mistake of ``peer``."""
-        self._transport.blame(peer, error)
+        self.transport.blame(peer, error)
 
     # Answering
 
