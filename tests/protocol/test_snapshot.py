@@ -68,10 +68,15 @@ def test_it_goes_on_as_if_nothing_had_happened(seed: int) -> None:
     for author in ledger.authors():
         assert ids(ledger.pending_for(author)) == ids(LONG.ledger.pending_for(author))
         assert ledger.next_counter(author, LONG.newest.id) == LONG.ledger.next_counter(author, LONG.newest.id)
+    compared = 0
     for thing in LONG.objects:
         if isinstance(thing, Entry) and isinstance(thing.payload, Rollout):
-            assert ledger.rollout_status(thing.id) == LONG.ledger.rollout_status(thing.id)
-            assert ledger.verdicts(thing.id) == LONG.ledger.verdicts(thing.id)
+            # When something settled is forgotten is each fold's own affair.
+            if thing.id in ledger._live.submissions and thing.id in LONG.ledger._live.submissions:
+                compared += 1
+                assert ledger.rollout_status(thing.id) == LONG.ledger.rollout_status(thing.id)
+                assert ledger.verdicts(thing.id) == LONG.ledger.verdicts(thing.id)
+    assert compared > 5
     assert (ledger.rejected(), ledger.rejected_in_steps(), ledger.step_count()) == (
         LONG.ledger.rejected(),
         LONG.ledger.rejected_in_steps(),
