@@ -51,7 +51,10 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "cosignatures, which other tools can verify.",
     )
     checkpoint.add_argument(
-        "--since", type=int, metavar="SIZE", help="also prove that it continues the checkpoint of SIZE cuts"
+        "--since",
+        type=int,
+        metavar="SIZE",
+        help="prove above it that it continues the checkpoint of SIZE cuts, in the form that a C2SP tlog-witness takes",
     )
     options.add_data_dir(checkpoint)
     options.add_json(checkpoint)
@@ -136,9 +139,10 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
             }
         )
         return 0
+    if proof is not None:
+        # The body of an add-checkpoint request: https://c2sp.org/tlog-witness
+        print(f"old {arguments.since}", *proof, "", sep="\n")
     print(found.note.decode(), end="")
-    for node in proof or ():
-        print(node)
     return 0
 
 

@@ -17,6 +17,7 @@ from node.store.directory import DataDirectory
 from node.store.verify import connect
 from protocol import entry as entries
 from protocol.checkpoint import CheckpointLog, CosignedCheckpoint
+from protocol.domain import parse_genesis
 from protocol.entry import Entry
 from protocol.errors import Error, LocalError, PeerError
 from protocol.heads import Head
@@ -61,6 +62,11 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
         raise UserError(f"{directory.path}: the log is damaged ({error})", "farflung log verify tells more") from None
 
 
+def _bytes(value: object) -> bytes:
+    """SQLite stores any type in any column, and parsers are made for bytes."""
+    return value if isinstance(value, bytes) else b""
+
+
 def _log(directory: DataDirectory) -> tuple[bytes, Path]:
     genesis = directory.genesis()
     path = directory.log_database
@@ -84,7 +90,7 @@ def _find(connection: sqlite3.Connection, wanted: str) -> Entry:
         raise UserError(f"{wanted}: this log holds no such entry", "farflung log show lists entries with their ids")
     if len(rows) > 1:
         raise UserError(f"{wanted}: several entries begin so", "give more digits of the id")
-    return entries.parse(rows[0][1], rows[0][2])
+    return entries.parse(_bytes(rows[0][1]), _bytes(rows[0][2]))
 
 
 def _newest_vector(connection: sqlite3.Connection) -> tuple[dict[bytes, Head], CertifiedCut | None]:
@@ -92,7 +98,7 @@ def _newest_vector(connection: sqlite3.Connection) -> tuple[dict[bytes, Head], C
     heads: dict[bytes, Head] = {}
     cut = None
     for (data,) in connection.execute("SELECT data FROM cuts ORDER BY height"):
-        cut = CertifiedCut.parse(data, verify=False)
+        cut = CertifiedCut.parse(_bytes(data), verify=False)
         heads.update((head.author, head) for head in cut.cut.changes)
     return heads, cut
 
@@ -114,7 +120,7 @@ def _feed(connection: sqlite3.Connection, row: Head) -> list[bytes]:
             wanted = below[0]  # there is no other, and the feed root shows whether it is the right one
         elif seq:
             ((body,),) = connection.execute("SELECT body FROM entries WHERE id = ?", (wanted,)).fetchall()
-            wanted = entries.parse(body, bytes(64), verify=False).prev
+            wanted = entries.parse(_bytes(body), bytes(64), verify=False).prev
     return ids[::-1]
 
 
@@ -131,13 +137,15 @@ def published(directory: DataDirectory) -> Published | None:
 
     Each cosignature holds under the key that it names; whether they are a quorum was checked when it was stored.
     """
-    _, path = _log(directory)
+    genesis, path = _log(directory)
     try:
         with closing(connect(path)) as connection:
             rows = connection.execute("SELECT value FROM meta WHERE key = ?", (CHECKPOINT,)).fetchall()
-            (domain,) = connection.execute("SELECT value FROM meta WHERE key = 'domain'").fetchone()
-        return Published(rows[0][0], CosignedCheckpoint.parse(rows[0][0], domain)) if rows else None
-    except (sqlite3.Error, PeerError, TypeError) as error:
+        if not rows:
+            return None
+        note = _bytes(rows[0][0])
+        return Published(note, CosignedCheckpoint.parse(note, parse_genesis(genesis).id))
+    except (sqlite3.Error, PeerError) as error:
         raise UserError(f"{path}: cannot be read ({error})", "run as its owner") from None
 
 
@@ -147,7 +155,7 @@ def consistency(directory: DataDirectory, first: int, second: int) -> list[bytes
     try:
         with closing(connect(path)) as connection:
             rows = connection.execute("SELECT data FROM cuts WHERE height <= ? ORDER BY height", (second,))
-            bodies = [CertifiedCut.parse(data, verify=False).cut.body for (data,) in rows]
+            bodies = [CertifiedCut.parse(_bytes(data), verify=False).cut.body for (data,) in rows]
         return CheckpointLog(b"", bodies).consistency(first, second)
     except (sqlite3.Error, PeerError, LocalError) as error:
         raise UserError(
@@ -165,7 +173,7 @@ def own_join(directory: DataDirectory) -> Join | None:
             statement = "SELECT body FROM entries WHERE author = ? AND seq = 0"
             rows = connection.execute(statement, (directory.read_identity().node,)).fetchall()
         for (body,) in rows:
-            payload = entries.parse(body, bytes(64), verify=False).payload
+            payload = entries.parse(_bytes(body), bytes(64), verify=False).payload
             if isinstance(payload, Join):
                 return payload
     except (sqlite3.Error, PeerError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from base64 import b64decode
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,9 @@ import trio
 from node.cli import main
 from node.store.directory import DataDirectory
 from node.store.verify import verify
+from protocol.checkpoint import CosignedCheckpoint
+from protocol.merkle import root, verify_consistency
+from protocol.note import VerifierKey
 from tests.node.store.test_verify import DOMAIN, ELECTOR, fill
 from tests.protocol.builders import digest, key
 
@@ -108,3 +114,43 @@ def test_what_is_not_final_is_one_line_and_1(folder: Path, capsys: pytest.Captur
 def test_a_users_mistake_is_one_line_and_2(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*(word.replace("FOLDER", str(folder)) for word in words)) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_checkpoint_is_printed_for_other_tools(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("checkpoint", "--data-dir", folder) == 0
+    note = capsys.readouterr().out
+    found = CosignedCheckpoint.parse(note.encode(), DOMAIN.id, DOMAIN.electors)
+    found.require_quorum(DOMAIN.electors)
+    bodies = [cut.cut.body for cut in verify(DataDirectory(folder)).replica.cuts]
+    assert (found.checkpoint.size, found.checkpoint.root) == (3, root(bodies))
+    assert run("checkpoint", "--data-dir", folder, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["note"] == note
+    assert (told["origin"], told["size"], told["root"]) == (f"farflung/{DOMAIN.id.hex()}", 3, root(bodies).hex())
+    assert told["cosigners"] == [ELECTOR.node.hex()]
+    assert told["consistency"] is None
+    (key_text,) = told["verifier_keys"]
+    assert VerifierKey.parse(key_text).key == ELECTOR.node
+    # With --since it is the body of a witness' add-checkpoint.
+    assert run("checkpoint", "--data-dir", folder, "--since", "2") == 0
+    head, _, rest = capsys.readouterr().out.partition("\n\n")
+    old, *proof = head.split("\n")
+    assert (old, rest) == ("old 2", note)
+    verify_consistency(2, 3, [b64decode(line) for line in proof], root(bodies[:2]), root(bodies))
+    assert run("checkpoint", "--data-dir", folder, "--since", "3") == 0
+    assert capsys.readouterr().out == f"old 3\n\n{note}"
+    for size in ("0", "4", "-1"):
+        assert run("checkpoint", "--data-dir", folder, "--since", size) == 2
+        assert "there is no proof" in capsys.readouterr().err
+
+
+def test_without_a_checkpoint_it_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect(folder / "log" / "log.db")) as connection:
+        connection.execute("DELETE FROM meta WHERE key = 'checkpoint'")
+        connection.commit()
+    assert run("checkpoint", "--data-dir", folder) == 1
+    assert "no checkpoint has been cosigned yet" in capsys.readouterr().err
+    with closing(sqlite3.connect(folder / "log" / "log.db")) as connection:
+        connection.execute("INSERT INTO meta VALUES ('checkpoint', 'rubbish')")
+        connection.commit()
+    assert run("checkpoint", "--data-dir", folder) == 2

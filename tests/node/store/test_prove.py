@@ -86,6 +86,9 @@ async def test_a_damaged_log_is_said_to_be_one(directory: DataDirectory, tmp_pat
         "UPDATE entries SET id = zeroblob(32) WHERE seq = 1 AND author = (SELECT author FROM entries WHERE seq = 3)",
         "UPDATE cuts SET data = zeroblob(9) WHERE height = 2",
         "UPDATE entries SET signature = zeroblob(64)",
+        "UPDATE entries SET signature = 'text'",
+        "UPDATE entries SET body = NULL WHERE seq = 2",
+        "UPDATE cuts SET data = 7",
         "DROP TABLE cuts",
     ):
         copy = DataDirectory(tmp_path / "copy")
