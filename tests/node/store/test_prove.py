@@ -87,7 +87,7 @@ async def test_a_damaged_log_is_said_to_be_one(directory: DataDirectory, tmp_pat
         "UPDATE cuts SET data = zeroblob(9) WHERE height = 2",
         "UPDATE entries SET signature = zeroblob(64)",
         "UPDATE entries SET signature = 'text'",
-        "UPDATE entries SET body = NULL WHERE seq = 2",
+        "UPDATE entries SET body = 'text' WHERE seq = 2",
         "UPDATE cuts SET data = 7",
         "DROP TABLE cuts",
     ):
