@@ -84,6 +84,8 @@ class Replica:
         self._by_id: dict[bytes, Entry] = {}
         self._shelves: dict[bytes, dict[bytes, Entry]] = {}
         self._heights: dict[bytes, int] = {domain.id: 0}
+        # For each cut in memory, where the feeds that it moves were final up to.
+        self._before: dict[bytes, dict[bytes, int]] = {}
 
     # Adding
 
@@ -160,6 +162,7 @@ class Replica:
             self._replace(author, chain)
         self._heights[cut.id] = cut.height
         self.cuts.append(certified)
+        self._before[cut.id] = {head.author: self.certified_head(head.author) + 1 for head in cut.changes}
         for head in cut.changes:
             self._certified.set(head)
             self._chains[head.author].cut(head.seq, self._heights)
@@ -324,11 +327,16 @@ class Replica:
             chain = self._chains.get(head.author)
             if chain is None or chain.id_at(head.seq) != head.entry_id:
                 chain = self._switch(head)
-            first = self.covered_at(cut.prev, head.author) + 1
+            first = self._covered_before(cut, head.author)
             if chain is not None:
                 made = (chain.at(seq) for seq, _ in chain.versions if first <= seq <= head.seq)
                 found += [entry for entry in made if entry is not None]
         return found
+
+    def _covered_before(self, cut: Cut, author: bytes) -> int:
+        """The seq of the first entry of ``author`` that ``cut`` covers, a cut in memory or the next one."""
+        before = self._before.get(cut.id)
+        return self.certified_head(author) + 1 if before is None else before[author]
 
     def granted(self, author: bytes, seq: int) -> bool:
         """Whether a cut may cover the author's visible entries up to ``seq``: the grants of its versions are held."""
@@ -468,6 +476,7 @@ class Replica:
         if gone:
             self.arrivals = [entry for entry in self.arrivals if entry.id in self._by_id]
         self.cuts.forget(len(self.cuts))
+        self._before.clear()
 
     def final_feeds(self) -> list[FeedState]:
         """The states of all feeds of which something is certified, at their certified heads."""
