@@ -62,6 +62,8 @@ class Ledger:
         self._accounts: dict[bool, tuple[tuple[int, int, int, int], dict[bytes, Account]]] = {}
         self.final_entries = 0
         """How many entries cuts cover, as far as the ledger took notice."""
+        self.summed_up = 0
+        """How many they covered at the newest snapshot; for whoever takes snapshots."""
         self.update()
 
     # Snapshots
@@ -81,7 +83,7 @@ class Ledger:
         self._final = fold_from_value(fold, self)
         self._live = fold_from_value(fold, self)
         self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
-        self.final_entries = sum(self._next.values())
+        self.final_entries = self.summed_up = sum(self._next.values())
         self._cuts = len(replica.cuts)
         self._rewrites = replica.rewrites
         self._granted = len(replica.grants)

@@ -65,12 +65,19 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     log_proof.add_to(actions)
 
 
-def _read(directory: DataDirectory) -> LogReport:
-    """The checked log; what is wrong with it is told on standard error."""
+def _read(directory: DataDirectory, *, keep: bool = True) -> LogReport:
+    """The checked log; what is wrong with it is told on standard error, on a terminal also how far the check is."""
     # Imported here, so that other commands start without loading what they do not use.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from node.store.verify import verify
 
-    found = verify(directory)
+    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("checking", total=None)
+        found = verify(directory, keep=keep, progress=lambda done, total: bar.update(task, completed=done, total=total))
     for problem in found.problems:
         options.note(f"{directory.path}: {problem}")
     return found
@@ -82,7 +89,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     arguments.data_dir = arguments.folder or arguments.data_dir
     directory = options.data_directory(arguments)
     began = time.monotonic()
-    found = _read(directory)
+    found = _read(directory, keep=False)
     sys.stdout.write(found.text())
     result = f"{len(found.problems)} problems" if found.problems else "the log is valid"
     options.note(f"{directory.path}: {result} ({time.monotonic() - began:.1f} s)")

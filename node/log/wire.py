@@ -15,8 +15,10 @@ forks       author after whom to list                            [author, encode
 checkpoint  size of the newest cosigned checkpoint held          the newest one held, nil where it is no larger
 ==========  ===================================================  ===================================================
 
-A summary is ``[heads root, height of the newest cut, its id or nil, highest granted term, digest]``, the digest that of
-grants and forks. Gossip (``News``) is ``[format, entries, cuts, grants, forks]``, each a list of encoded objects.
+A summary is ``[heads root, height of the newest cut, its id or nil, highest granted term, digest, id of the newest own
+entry or nil]``, the digest that of grants and forks. The newest entry of the asker's feed is shown as the signed entry
+itself, and not at all where it is the one that the asker named. Gossip (``News``) is ``[format, entries, cuts, grants,
+forks]``, each a list of encoded objects.
 
 Parsers raise ``PeerError`` and nothing else.
 """
@@ -62,6 +64,7 @@ _SUMMARY: Final = Array(
         ("cut", Optional(codec.HASH)),
         ("term", _COUNT),
         ("side", codec.HASH),
+        ("own", Optional(codec.HASH)),
     )
 )
 _ARGUMENTS: Final[dict[str, Schema]] = {
@@ -108,17 +111,22 @@ _NEWS: Final = Array(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A replica in a few numbers: two with equal summaries hold the same log."""
+    """A replica in a few numbers, and the id of the newest entry of its own node's feed that it holds."""
 
     heads_root: bytes
     height: int
     cut: bytes | None
     term: int
     side: bytes
+    own: bytes | None = None
+
+    def agrees(self, other: Summary) -> bool:
+        """Whether both summarise the same log, whoever they are."""
+        return self.to_value()[:-1] == other.to_value()[:-1]
 
     def to_value(self) -> list[Any]:
         """The fields in declaration order, ready for ``codec.encode``."""
-        return [self.heads_root, self.height, self.cut, self.term, self.side]
+        return [self.heads_root, self.height, self.cut, self.term, self.side, self.own]
 
 
 def request(op: str, argument: codec.Value) -> bytes:

@@ -221,7 +221,7 @@ async def test_entries_wait_for_the_cut_they_anchor_on() -> None:
     assert not news[0].own
     assert second.replica.heads_root() == first.replica.heads_root()
     assert isinstance(second.store, Disk)
-    assert (await load(second.store, DOMAIN)).newest_cut_id == cut.cut.id
+    assert (await load(second.store, DOMAIN)).replica.newest_cut_id == cut.cut.id
 
 
 async def test_somebody_elses_use_of_the_key_stops_appending(autojump_clock: trio.testing.MockClock) -> None:
