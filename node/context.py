@@ -92,14 +92,16 @@ class Node:
 
     def willing(self) -> tuple[str, ...]:
         """The roles that this node would take now."""
-        return () if self.leaving else tuple(role for role in self.config.willing if role not in self.unfit)
+        if self.leaving or self.log.over() is not None:
+            return ()
+        return tuple(role for role in self.config.willing if role not in self.unfit)
 
     def paused(self) -> bool:
         """Whether work on another step is to wait: a devnet ends after so many steps.
 
         Steps are counted, not versions: weights that are announced again have a new number and no step.
         """
-        return 0 < self.pause_at_step <= len(self.log.ledger.steps())
+        return 0 < self.pause_at_step <= self.log.ledger.step_count()
 
     def will_judge(self, validators: Collection[bytes]) -> bool:
         """Whether so many of these validators are here and at it that they can decide about a submission."""

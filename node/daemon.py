@@ -14,7 +14,6 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from hashlib import sha256
 
 import trio
 
@@ -43,6 +42,7 @@ from protocol.domain import Domain
 from protocol.errors import Error
 from protocol.identity import Identity, node_id, peer_id
 from protocol.records import Join
+from protocol.recovery import commitment
 
 GENESIS_PATIENCE = 30.0
 """Seconds that a first start waits for a bootstrap peer to answer."""
@@ -105,6 +105,7 @@ async def main(directory: DataDirectory, config: Config, manager: systemd.Manage
             open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
         ):
             log = LogService(identity, await load(store, domain), store, known=known)
+            await log.checkpoints.load()
             for addresses in known.values():
                 for address in addresses:
                     await network.add_peer(address)
@@ -160,7 +161,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
         if node.id in domain.electors:
-            elector = await open_elector(log, node.identity)
+            elector = await open_elector(log, node.identity, sync)
             nursery.start_soon(elector.run)
             nursery.start_soon(_keep, node, "terms", TermWatch(node, elector).run)
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
@@ -212,8 +213,15 @@ async def _refuse_copy(node: Node) -> None:
 
 
 async def _keep_joined(node: Node) -> None:
-    """A newcomer opens its feed; a node that was here before waits until peers told it its own head."""
+    """A newcomer opens its feed; a node that was here before waits until peers told it its own head; one whose feed was
+    ended for good says so."""
     while True:
+        over = node.log.over()
+        if over is not None:
+            node.health.clear("own head")
+            node.health.warn("feed", over)
+            await trio.sleep(10)
+            continue
         with trio.move_on_after(10):
             await node.log.ready.wait()
         if not node.log.ready.is_set():
@@ -221,8 +229,10 @@ async def _keep_joined(node: Node) -> None:
             continue
         node.health.clear("own head")
         if node.log.own_seq < 0:
-            recovery = sha256(node.directory.recovery().node).digest()
+            recovery = commitment(node.directory.recovery_public())
             await node.log.append(Join(recovery, f"farflung/{package.__version__}", node.config.name))
+            if node.directory.recovery_file.exists():
+                node.logger.info("the recovery key is to be written down: farflung identity recovery show")
         # The head may come into doubt again: another machine may have the key.
         await trio.sleep(10)
 

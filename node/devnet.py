@@ -33,6 +33,8 @@ from node.store.verify import verify
 from node.summary import EMPTY, StepRow, Summary, of_ledger, timed
 from protocol.ledger import Ledger
 
+ELECTORS: Final = 4
+"""Nodes 1 to 4 are the electors: any three of them make cuts, so one may fail."""
 START_DEADLINE: Final = 120.0
 """Seconds for a daemon to answer for the first time; loading its libraries takes some on a busy machine."""
 AUDIT_DEADLINE: Final = 60.0
@@ -85,7 +87,8 @@ class _Devnet:
             self.display.say(f"run folder {self.options.folder}")
             # Named, so that no stranger who joins can make itself a validator and judge its own work.
             honest = [m.directory.read_identity().node for m in self.members[: self.options.nodes]]
-            await genesis.found(founder.directory, replace(self.founding, validators=tuple(honest)), checked=True)
+            founding = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
+            await genesis.found(founder.directory, founding, checked=True)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.

@@ -170,11 +170,7 @@ def devnet(*, name: str, nodes: int, tasks: str | None) -> Founding:
 
 
 def of_file(file: DomainFile) -> Founding:
-    """The domain that a ``domain.toml`` describes. Raises ``UserError`` for tasks and electors that cannot be."""
-    if len(file.electors) > 1:
-        raise UserError(
-            f"{file.electors_where}: this version of Farflung runs domains of one elector only", "name one elector"
-        )
+    """The domain that a ``domain.toml`` describes. Raises ``UserError`` for tasks that cannot be."""
     return Founding(
         name=file.name,
         devnet=False,

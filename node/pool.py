@@ -19,7 +19,7 @@ from protocol.records import Rollout, Step, StepBlob
 
 
 class Pool:
-    """Call ``update`` before reading ``accepted`` and ``rejected``."""
+    """Call ``update`` before reading the others."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -28,8 +28,6 @@ class Pool:
         self._next_decision = 0
         self._generation = 0
         self._accepted: dict[bytes, Entry] = {}
-        self.rejected = 0
-        """Responses of submissions that were rejected or void, ever."""
 
     def add_step(self, step: Entry, blob: StepBlob) -> None:
         """A step of our own: nothing to fetch."""
@@ -42,22 +40,21 @@ class Pool:
         A blob that nobody gives is asked for again at the next call; until then its rollouts count as unused.
         """
         self._read_decisions()
-        for step in self._node.log.ledger.steps():
+        # Older ones cannot have used what is still of use.
+        level = self._node.domain.recipe.async_level
+        for step in self._node.log.ledger.steps()[-level - 2 :]:
             if step.id not in self._known_steps:
                 await self._read_step(step)
 
     def _read_decisions(self) -> None:
         ledger = self._node.log.ledger
         if ledger.generation != self._generation:
-            self._generation, self._next_decision, self.rejected = ledger.generation, 0, 0
+            self._generation, self._next_decision = ledger.generation, 0
             self._accepted.clear()
         for entry, status in ledger.decisions(self._next_decision):
-            self._next_decision += 1
-            assert isinstance(entry.payload, Rollout)
             if status.outcome == "accepted":
                 self._accepted[entry.id] = entry
-            else:
-                self.rejected += entry.payload.responses
+        self._next_decision = ledger.decided()
 
     async def _read_step(self, step: Entry) -> None:
         payload = step.payload

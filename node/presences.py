@@ -39,8 +39,10 @@ class Presences:
         self._first_peer_at: float | None = None
 
     def live(self) -> Mapping[bytes, Presence]:
-        """Presences that have not lapsed, our own among them."""
-        return self._table.live(trio.current_time())
+        """Presences that have not lapsed, our own among them, of nodes that can still append to their feeds."""
+        replica = self._node.log.replica
+        live = self._table.live(trio.current_time())
+        return {node: presence for node, presence in live.items() if not replica.frozen(node)}
 
     def signed(self, node: bytes) -> bytes:
         """The newest presence of ``node`` as it was signed; empty where there is none that has not lapsed."""

@@ -1,18 +1,29 @@
-"""An elector's watch over the trainer's office: grants a term when there is none or its holder fell silent.
+"""An elector's watch over the trainer's office: asks for a grant when there is none or its holder fell silent.
 
 1. No first term before ``min_nodes`` are present, or ``founding_wait_ms`` after the first peer.
 2. A holder is silent once it has not been there, training or willing to, for ``term_silence_ms``.
 3. The base is the newest version of the lineage that this elector holds entries of.
+4. Electors ask one after the other, in an order that the term gives. Each agrees to what it sees itself: so no elector
+   alone deposes a trainer that is there.
+5. A grant that some signed and no quorum makes them keep back their holder's newer versions. After ``term_silence_ms``
+   all may renew the holder's term, on the newest version: that gives nothing away, and frees them.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import trio
 
 from node.context import Node
 from node.log.elector import Elector
+from protocol import elector as rules
 from protocol import roles
 from protocol.errors import Error
+from protocol.quorum import Grant
+
+TURN: Final = 2
+"""Presence intervals that the next elector waits for the one before to ask."""
 
 
 class TermWatch:
@@ -21,27 +32,27 @@ class TermWatch:
     def __init__(self, node: Node, elector: Elector) -> None:
         self._node = node
         self._elector = elector
+        self._interval = node.domain.timings.presence_ms / 1000
+        self._silence = node.domain.timings.term_silence_ms / 1000
+        self._term = 0
+        self._since = self._heard = trio.current_time()
+        self._wanted: float | None = None
+        elector.voter.objection = self.objection
 
     async def run(self) -> None:
         """Watch for ever."""
-        node = self._node
-        interval = node.domain.timings.presence_ms / 1000
-        heard = trio.current_time()
+        node, voter = self._node, self._elector.voter
         while True:
-            await trio.sleep(interval)
-            presences = node.presences.live()
-            grant = node.log.ledger.grant()
-            if grant is not None:
-                trainer = presences.get(grant.trainer)
-                if trainer is not None and ("trainer" in trainer.willing or trainer.role == "trainer"):
-                    heard = trio.current_time()
-                if trio.current_time() < heard + node.domain.timings.term_silence_ms / 1000:
-                    continue
-            elif not self._may_found(len(presences)):
-                continue
-            candidate = roles.trainer_candidate(presences, node.domain.policy, node.log.ledger.may_validate)
+            await trio.sleep(self._interval)
+            self._look()
+            candidate = self._wanted_trainer()
             if candidate is None:
-                node.health.warn("term", "no node that is present is willing to train")
+                self._wanted = None
+                continue
+            now = trio.current_time()
+            self._wanted = now if self._wanted is None else self._wanted
+            turn = (voter.place(voter.me) - self._term - 1) % len(voter.electors) if voter.me in voter.electors else 0
+            if now < self._wanted + turn * TURN * self._interval:
                 continue
             try:
                 await self._elector.grant_term(candidate)
@@ -50,12 +61,62 @@ class TermWatch:
                 continue
             node.health.clear("term")
             node.logger.info("granted a term to %s", candidate.hex()[:8])
-            heard = trio.current_time()
 
-    def _may_found(self, present: int) -> bool:
-        if not self._node.log.ready.is_set():
-            return False
-        waited = self._node.presences.founded_for()
-        return present >= self._node.domain.policy.min_nodes or (
-            present > 1 and waited >= self._node.domain.timings.founding_wait_ms / 1000
+    def objection(self, grant: Grant) -> str | None:
+        """Why this elector does not want a term granted so, None where it agrees. Its clock may be a little behind the
+        asker's."""
+        self._look()
+        slack = TURN * self._interval
+        now = trio.current_time()
+        holder = self._node.log.ledger.grant()
+        newest = self._node.log.ledger.newest_weights()
+        renewed = (
+            holder is not None
+            and grant.trainer == holder.trainer
+            and now >= self._since + self._silence - slack
+            and newest is not None
+            and grant.base == newest.id
         )
+        if not renewed and not self._vacant(slack):
+            return "the office is not vacant"
+        presence = self._node.presences.live().get(grant.trainer)
+        if presence is None or ("trainer" not in presence.willing and presence.role != "trainer"):
+            return "that trainer is not there"
+        return None
+
+    def _look(self) -> None:
+        """Take notice of who holds the office and whether it is there."""
+        grant = self._node.log.ledger.grant()
+        if grant is None:
+            return
+        now = trio.current_time()
+        if grant.term != self._term:
+            self._term, self._since, self._heard = grant.term, now, now
+        trainer = self._node.presences.live().get(grant.trainer)
+        if trainer is not None and ("trainer" in trainer.willing or trainer.role == "trainer"):
+            self._heard = now
+
+    def _vacant(self, slack: float = 0.0) -> bool:
+        now = trio.current_time()
+        if self._node.log.ledger.grant() is not None:
+            return now >= self._heard + self._silence - slack
+        present = len(self._node.presences.live())
+        waited = self._node.presences.founded_for()
+        return self._node.log.ready.is_set() and (
+            present >= self._node.domain.policy.min_nodes
+            or (present > 1 and waited >= self._node.domain.timings.founding_wait_ms / 1000 - slack)
+        )
+
+    def _wanted_trainer(self) -> bytes | None:
+        """Whom a term should be granted to now; None for nobody."""
+        node = self._node
+        presences = node.presences.live()
+        holder = node.log.ledger.grant()
+        if not self._vacant():
+            contested = rules.contested(self._elector.voter.state, self._term)
+            waited = trio.current_time() >= self._since + self._silence
+            return holder.trainer if holder is not None and contested and waited else None
+        candidate = roles.trainer_candidate(presences, node.domain.policy, node.log.ledger.may_validate)
+        if candidate is None:
+            node.health.warn("term", "no node that is present is willing to train")
+        return candidate

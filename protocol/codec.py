@@ -13,8 +13,9 @@ Format: https://github.com/msgpack/msgpack/blob/master/spec.md
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -22,6 +23,8 @@ from protocol.constants import MAX_DEPTH
 from protocol.errors import LocalError, PeerError
 
 MAX_INT = 2**63 - 1
+
+_FAILURES: Final = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 # A value of the canonical subset: int, bytes, str, None, or a list or tuple of values.
 Value = Any
@@ -67,7 +70,7 @@ def decode(data: bytes, *, max_bytes: int, what: str = "object") -> Value:
         value = msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
         _check(value, MAX_DEPTH)
         canonical = msgpack.packb(value, use_bin_type=True)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+    except _FAILURES as error:
         raise PeerError(f"{what}: not canonical msgpack ({error})") from None
     if canonical != data:
         raise PeerError(f"{what}: not the canonical encoding")
@@ -168,6 +171,76 @@ def check(value: Value, schema: Schema, what: str) -> None:
 
 def parse(data: bytes, schema: Schema, *, max_bytes: int, what: str) -> Value:
     """``decode`` and check in one go: the way every parser of the protocol begins."""
+    if len(data) <= max_bytes:
+        try:
+            value = msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
+            if _test(schema)(value) and msgpack.packb(value, use_bin_type=True) == data:
+                return value
+        except _FAILURES:
+            pass
+    # The slow way says what is wrong.
     value = decode(data, max_bytes=max_bytes, what=what)
     check(value, schema, what)
     return value
+
+
+def fits(value: Value, schema: Schema) -> bool:
+    """Whether ``check`` would let a decoded value pass; several times as fast."""
+    return _test(schema)(value)
+
+
+Test = Callable[[Value], bool]
+_TESTS: Final[dict[int, tuple[Schema, Test]]] = {}
+
+
+def _test(schema: Schema) -> Test:
+    # By identity, since hashing a schema takes longer than testing a value. What is kept here keeps its identity.
+    found = _TESTS.get(id(schema))
+    if found is None:
+        found = _TESTS[id(schema)] = (schema, _compiled(schema, MAX_DEPTH))
+    return found[1]
+
+
+def _compiled(schema: Schema, depth: int) -> Test:
+    """The test of a value that stands where ``depth`` levels of arrays are left."""
+    match schema:
+        case Int(low, high):
+            return lambda value: type(value) is int and low <= value <= high
+        case Bytes(None, most):
+            return lambda value: type(value) is bytes and len(value) <= most
+        case Bytes(size, most):
+            return lambda value: type(value) is bytes and len(value) == size and len(value) <= most
+        case Text(most, None):
+            return lambda value: type(value) is str and len(value) <= most and value.isascii() and value.isprintable()
+        case Text(_, choices):
+            allowed = frozenset(choice for choice in choices or () if len(choice) <= schema.most)
+            return lambda value: type(value) is str and value in allowed
+        case Optional(inner):
+            test = _compiled(inner, depth)
+            return lambda value: value is None or test(value)
+        case Many(inner, most, least):
+            test = _compiled(inner, depth - 1)
+            return lambda value: type(value) is list and least <= len(value) <= most and all(map(test, value))
+        case Array(fields):
+            tests = [_compiled(inner, depth - 1) for _, inner in fields]
+            count = len(tests)
+
+            def whole(value: Value) -> bool:
+                if type(value) is not list or len(value) != count:
+                    return False
+                for test, item in zip(tests, value, strict=True):  # noqa: SIM110  # a generator takes twice as long
+                    if not test(item):
+                        return False
+                return True
+
+            return whole
+        case Anything():
+            return lambda value: _canonical(value, depth)
+
+
+def _canonical(value: Value, depth: int) -> bool:
+    try:
+        _check(value, depth)
+    except ValueError:
+        return False
+    return True

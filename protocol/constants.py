@@ -66,3 +66,6 @@ MAX_DUE_VALIDATORS: Final = 3
 
 KEPT_VERSIONS: Final = 5
 """Newest versions that every holder keeps. Fewer, and a validator can no longer replay what still counts."""
+
+VERDICT_CUTS: Final = 60
+"""Cuts after which verdicts on a submission count no more. A change alters what is decided and who is credited."""

@@ -7,7 +7,9 @@
 4. A trainer earns one for each response of its steps whose weights stand on the lineage.
 5. Relays earn nothing yet: nothing that they sign proves that bytes were carried.
 6. A void submission earns nobody anything and costs nobody reputation.
-7. Reputation is ``10⁶·(a+1) // (a+2+20·h)`` for a accepted and h hard-rejected submissions: 500,000 for a newcomer.
+7. Where a node goes on for another one (``protocol.recovery``), everything that the other one did counts for it, with
+   the cut that covers the rebind: credit, counts and hard rejections. The other one's account is empty from then on.
+8. Reputation is ``10⁶·(a+1) // (a+2+20·h)`` for a accepted and h hard-rejected submissions: 500,000 for a newcomer.
 """
 
 from __future__ import annotations
@@ -70,25 +72,36 @@ class Tally:
     audited: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def decide(self, status: Status, rollout: Rollout) -> None:
-        """Count the decision about a submission of this node that was pending."""
-        self.pending -= 1
+    def decide(self, status: Status, rollout: Rollout, sign: int = 1) -> None:
+        """Count the decision about a submission of this node that was pending; ``sign`` -1 takes it back."""
+        self.pending -= sign
         if status.outcome == "accepted":
-            self.accepted += 1
-            self.generated += rollout.responses
+            self.accepted += sign
+            self.generated += sign * rollout.responses
             return
-        self.reasons[status.reason] += 1
+        self.reasons[status.reason] += sign
         if status.outcome == "void":
-            self.void += 1
+            self.void += sign
         else:
-            self.rejected += 1
-            self.hard += status.severity == "hard"
+            self.rejected += sign
+            self.hard += sign * (status.severity == "hard")
 
-    def audit(self, status: Status, rollout: Rollout, verdict: Verdict) -> None:
-        """Count this node's verdict on a submission whose due validators decided ``status``."""
+    def audit(self, status: Status, rollout: Rollout, verdict: Verdict, sign: int = 1) -> None:
+        """Count this node's verdict on a submission whose due validators decided ``status``; ``sign`` as above."""
         if status.outcome == verdict.outcome and status.outcome != "void":
             replayed = min(verdict.audited, rollout.groups) * (rollout.responses // rollout.groups)
-            self.audited += replayed // AUDIT_SHARE
+            self.audited += sign * (replayed // AUDIT_SHARE)
+
+    def merge(self, other: Tally) -> None:
+        """Count all of another author's as well: one node went on for the other."""
+        self.accepted += other.accepted
+        self.rejected += other.rejected
+        self.void += other.void
+        self.pending += other.pending
+        self.hard += other.hard
+        self.generated += other.generated
+        self.audited += other.audited
+        self.reasons.update(other.reasons)
 
     def account(self, trained: int) -> Account:
         """The finished account; ``trained`` counts the responses of the node's steps on the lineage."""
@@ -100,7 +113,7 @@ class Tally:
             pending=self.pending,
             hard=self.hard,
             reputation=reputation(self.accepted, self.hard),
-            reasons=dict(sorted(self.reasons.items())),
+            reasons={reason: count for reason, count in sorted(self.reasons.items()) if count},
             generated=self.generated,
             audited=self.audited,
             trained=trained,

@@ -7,7 +7,8 @@
 3. ``prev`` is the id of the author's entry before; entry 0 has 32 zero bytes, and no other has.
 4. ``anchor`` is the id of the newest cut that the author had seen, or the domain's id before any cut.
 5. Entry 0 is a ``join``, and no other entry is.
-6. On the wire an entry is the canonical array ``[body, signature]``.
+6. A ``close`` or ``rebind`` holds its recovery key's signature (see ``protocol.recovery``), whoever parses it.
+7. On the wire an entry is the canonical array ``[body, signature]``.
 
 Parsers raise ``PeerError`` and nothing else.
 """
@@ -18,12 +19,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
-from protocol import codec, identity
+from protocol import codec, identity, recovery
 from protocol.codec import Anything, Array, Bytes, Int, Text
 from protocol.constants import FORMAT, MAX_ENTRY_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
-from protocol.records import KINDS, Join, Record, parse_payload
+from protocol.records import KINDS, Close, Join, Rebind, Record, parse_payload
 
 ID_CONTEXT: Final = b"farflung/entry-id/v1\0"
 NO_PREV: Final = bytes(32)
@@ -95,6 +96,9 @@ def parse(body: bytes, signature: bytes, *, verify: bool = True) -> Entry:
     if (seq == 0) != (prev == NO_PREV):
         raise PeerError("entry: the first entry of a feed has no predecessor, and every other has one")
     record = parse_payload(kind, payload)
+    if isinstance(record, Close | Rebind):
+        # Rare, so verified each time: what no recovery key signed is no entry at all.
+        recovery.check(record, domain, author)
     if len(signature) != 64:
         raise PeerError("entry: a signature has 64 bytes")
     if verify:

@@ -1,44 +1,48 @@
-"""What a set of entries says about versions and submissions, kept up to date entry by entry.
+"""What was decided about each submission, and what everybody's work adds up to, kept up to date entry by entry.
 
-The ledger runs two folds: one over all entries that it sees, one over the final ones. The result depends on the set
-of entries and grants only, never on the order in which they come (within a feed they come in order).
+The ledger runs two folds: a live one over all entries that it sees, and a final one over those that cuts cover, cut by
+cut. Which versions there are is the business of ``protocol.lineage``.
 
-Lineage
- 1. Grants count in order of their terms. A grant counts where its base is on the lineage, with the term and number
-    that the grant names; what followed the base leaves the lineage. Before version 0 the base is the domain's id.
- 2. The lineage goes on with the weights entry by the grant's trainer, of its term, that names the newest one as
-    predecessor and has the next number. Of several such entries the one of lowest seq counts.
- 3. Version 0 has the manifest and the hash of the whole that the genesis names.
- 4. A version that ever stood on the lineage of some grant is legitimate: submissions made with it are judged.
+1. An author's submissions are taken up in feed order. One that names weights which are not legitimate (yet) waits,
+   and so do those after it.
+2. Counters run from 0 per (author, version): the first gap voids it and all that follows ("gap"); counters that
+   were used already are void ("duplicate").
+3. The author's join must be covered by the cut that the weights anchor on, and it never goes back to an older
+   version, else the submission is void ("ineligible"). One that announces more than the recipe allows is hard-rejected
+   ("malformed").
+4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission's
+   hash. The outcome that a majority of the due gave is the decision, with severity hard where a majority said so,
+   and the reason that most of those gave (the first in the alphabet among equals). Where all have spoken without
+   a majority the submission is void ("undecidable").
+5. With the cut ``VERDICT_CUTS`` above the one that made it final a submission is closed. If it is undecided, the
+   majority of the due who have spoken decides; a tie, silence and weights that never became legitimate make it
+   void ("unjudged"). Verdicts that become final later count for nothing, and so do those that were final for
+   ``VERDICT_CUTS`` cuts before their submission was.
+6. What the final fold decided stands: the live one, which may have seen verdicts in another order, adopts it.
 
-Submissions
- 5. An author's submissions are taken up in feed order. One that names weights which are not legitimate (yet) waits,
-    and so do those after it.
- 6. Counters run from 0 per (author, version): the first gap voids it and all that follows ("gap"); counters that
-    were used already are void ("duplicate").
- 7. The author's join must be covered by the cut that the weights anchor on, and it never goes back to an older
-    version, else the submission is void ("ineligible"). One that announces more than the recipe allows is hard-rejected
-    ("malformed").
- 8. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission's
-    hash. The outcome that a majority of the due gave is the decision, with severity hard where a majority said so,
-    and the reason that most of those gave (the first in the alphabet among equals). Where all have spoken without
-    a majority the submission is void ("undecidable").
+The fold forgets what nothing can change any more and nobody asks for: closed submissions, and those that all due
+validators have judged, once their version is ``KEPT_VERSIONS`` behind.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import PENDING, Account, Status, Tally
 from protocol.domain import Domain
 from protocol.entry import Entry
-from protocol.quorum import CertifiedGrant, Grant
+from protocol.lineage import Lineage, Version
+from protocol.quorum import CertifiedGrant
 from protocol.records import Rollout, Step, Verdict, Weights
 from protocol.rollout import max_bytes
 from protocol.schedule import due_validators
+
+KEPT_DECISIONS: Final = 4096
+"""Decisions that are listed, and decided submissions that are kept, the newest."""
 
 
 class Rules(Protocol):
@@ -52,237 +56,197 @@ class Rules(Protocol):
     def grants(self) -> Mapping[int, CertifiedGrant]:
         """The grants, by term."""
 
-    def eligible(self, author: bytes, weights: Entry) -> bool:
-        """Whether the author's join is covered by the cut that the weights anchor on."""
+    def height(self, cut_id: bytes) -> int | None:
+        """The height of a cut."""
 
-    def audience(self, weights: Entry) -> frozenset[bytes]:
-        """The validators of this version."""
+    def eligible(self, author: bytes, height: int) -> bool:
+        """Whether the author's join is covered by the cut of this height."""
+
+    def audience(self, height: int) -> frozenset[bytes]:
+        """The validators of versions that anchor on the cut of this height."""
 
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
         """Whether the verdict's draw is its author's signature over the submission's hash."""
 
 
-@dataclass(slots=True)
-class _Submission:
+@dataclass(slots=True, eq=False)
+class Submission:
+    """A submission and what is known about it. ``due`` is None until it is taken up."""
+
     entry: Entry
-    rollout: Rollout
-    counters: str | None
-    early: list[Entry]
+    early: dict[bytes, Entry]
     due: tuple[bytes, ...] | None = None
     votes: dict[bytes, Entry] = field(default_factory=dict)
     status: Status = PENDING
+    closed: bool = False
+
+    @property
+    def rollout(self) -> Rollout:
+        """The entry's payload."""
+        assert isinstance(self.entry.payload, Rollout)
+        return self.entry.payload
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing can change it any more."""
+        return self.closed or (self.status != PENDING and len(self.votes) == len(self.due or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, and those of
+    them that were never taken up; and (rollout id, verdict id) of verdicts whose submission did not come in time."""
+
+    decided: Mapping[bytes, Status]
+    unread: Sequence[bytes]
+    submissions: Sequence[bytes]
+    verdicts: Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Counting:
+    """The version that an author's newest submission names, and the counter that comes next unless there was a gap."""
+
+    weights: bytes
+    made_with: tuple[int, int]
+    expected: int = 0
+    broken: bool = False
 
 
 class Fold:
-    """The fold. Attributes are for reading only: ``lineage`` (weights entries, oldest first), ``legitimate`` (id →
-    weights entry), ``decisions`` ((rollout entry, status), in the order in which they fell), ``undecided`` (id →
-    rollout entry), ``restarts`` (how often it began anew, with a new ``decisions``)."""
+    """The fold. Attributes are for reading only: ``lineage``; ``submissions`` (rollout id → submission, oldest first);
+    ``undecided`` (id → rollout entry); ``dropped``, how many decisions are not listed any more; ``rejected``, the
+    responses of submissions that were not accepted; ``version``, which changes with everything."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, lineage: Lineage | None = None) -> None:
         self._rules = rules
-        self.restarts = -1
-        self._entries: list[Entry] = []
-        self._clear()
-
-    def _clear(self) -> None:
-        self.restarts += 1
+        self.lineage = Lineage(rules.domain, rules.height) if lineage is None else lineage
         self.version = 0
-        self.lineage: list[Entry] = []
-        self.legitimate: dict[bytes, Entry] = {}
-        self.decisions: list[tuple[Entry, Status]] = []
+        self.decisions: deque[tuple[Entry, Status]] = deque()
+        self.dropped = 0
+        self.rejected = 0
+        self.submissions: dict[bytes, Submission] = {}
         self.undecided: dict[bytes, Entry] = {}
-        self._positions: dict[bytes, int] = {}
-        self._weights: dict[bytes, Entry] = {}
-        self._slots: dict[tuple[bytes, int, int, bytes | None], Entry] = {}
-        self._steps: dict[bytes, Entry] = {}
-        self._granted = 0
-        self._leading: Grant | None = None
-        # The bases of grants that do not count while those are not on the lineage.
-        self._passed_over: set[bytes] = set()
-        self._submissions: dict[bytes, _Submission] = {}
-        self._queues: dict[bytes, list[_Submission]] = {}
-        self._cursors: dict[bytes, int] = {}
-        self._newest_used: dict[bytes, tuple[int, int]] = {}
+        self.tallies: dict[bytes, Tally] = {}
+        self.counting: dict[bytes, Counting] = {}
+        self.early: dict[bytes, dict[bytes, Entry]] = {}
+        """Verdicts whose submission has not come, by rollout id and verdict id."""
+        self.closing: dict[int, list[tuple[bytes, bytes | None]]] = {}
+        """(rollout id, None) and (rollout id, id of an early verdict) by the height of the cut that made them final."""
+        self.touched: set[bytes] = set()
+        """Whose reputation may have changed since somebody emptied the set."""
+        self._queues: dict[bytes, deque[Submission]] = {}
         self._waiting: dict[bytes, set[bytes]] = {}
-        self._counters: dict[tuple[bytes, bytes], tuple[int, bool]] = {}
-        self._early: dict[bytes, list[Entry]] = {}
         self._open: dict[bytes, dict[bytes, Entry]] = {}
-        self._tallies: dict[bytes, Tally] = {}
+        # Settled submissions, oldest first, to be forgotten.
+        self._settled: dict[bytes, None] = {}
+        self._forgotten_at = 0
+        self._decided: dict[bytes, Status] = {}
 
-    def restart(self, entries: Iterable[Entry]) -> None:
-        """Begin anew with these entries."""
-        self._clear()
-        self._entries = list(entries)
-        for entry in self._entries:
-            if isinstance(entry.payload, Weights):
-                self._register(entry, entry.payload)
-        self._find_lineage()
-        for entry in self._entries:
-            self._take(entry)
-
-    def add(self, entry: Entry) -> None:
-        """Take one more entry; an author's entries come in order."""
-        self._entries.append(entry)
-        if isinstance(entry.payload, Weights):
-            self._register(entry, entry.payload)
-            self._extend(entry, entry.payload)
-        else:
-            self._take(entry)
-
-    def refresh(self) -> None:
-        """Take notice of new grants."""
-        if len(self._rules.grants) != self._granted:
-            self._find_lineage()
-
-    def _take(self, entry: Entry) -> None:
+    def add(self, entry: Entry, height: int | None = None) -> None:
+        """Take one more entry, that the cut of ``height`` made final; an author's entries come in order."""
         self.version += 1
         match entry.payload:
+            case Weights() as weights:
+                self.refresh()
+                self._wake(self.lineage.add_weights(entry, weights))
             case Step():
-                self._steps[entry.id] = entry
-            case Rollout() as rollout:
-                self._add_rollout(entry, rollout)
+                self.lineage.add_step(entry)
+            case Rollout():
+                if height is not None:
+                    self.closing.setdefault(height, []).append((entry.id, None))
+                self._add_rollout(entry)
             case Verdict() as verdict:
-                submission = self._submissions.get(verdict.rollout)
-                if submission is None:
-                    self._early.setdefault(verdict.rollout, []).append(entry)
-                elif submission.due is None:
-                    submission.early.append(entry)
-                else:
-                    self._count(submission, entry, verdict)
+                self._add_verdict(entry, verdict, height)
             case _:
                 pass
 
-    # Lineage
+    def refresh(self) -> None:
+        """Take notice of new grants."""
+        if self.lineage.granted != len(self._rules.grants):
+            self.version += 1
+            self._wake(self.lineage.see(self._rules.grants))
 
-    def _register(self, entry: Entry, weights: Weights) -> None:
-        self.version += 1
-        self._weights[entry.id] = entry
-        model = self._rules.domain.model
-        genesis = (model.manifest.hash, model.manifest.size, model.whole)
-        if weights.number > 0 or (weights.manifest, weights.manifest_size, weights.whole) == genesis:
-            self._slots.setdefault((entry.author, weights.term, weights.number, weights.predecessor), entry)
-
-    def _extend(self, entry: Entry, weights: Weights) -> None:
-        self.refresh()
-        grant = self._rules.grants.get(weights.term)
-        if grant is None or grant.grant.trainer != entry.author or entry.id in self.legitimate:
-            return
-        if grant.grant is self._leading:
-            before = len(self.lineage)
-            self._follow(self._leading, self.lineage, self.legitimate, self._positions)
-            if any(made.id in self._passed_over for made in self.lineage[before:]):
-                self._find_lineage()
-            else:
-                self._wake()
-        else:
-            self._find_lineage()
-
-    def _find_lineage(self) -> None:
-        self._granted = len(self._rules.grants)
-        lineage: list[Entry] = []
-        legitimate: dict[bytes, Entry] = {}
-        positions: dict[bytes, int] = {}
-        self._leading = None
-        self._passed_over = set()
-        for term in sorted(self._rules.grants):
-            grant = self._rules.grants[term].grant
-            keep = 0
-            if grant.base != self._rules.domain.id:
-                if grant.base not in positions:
-                    self._passed_over.add(grant.base)
-                    continue
-                keep = positions[grant.base] + 1
-                base = lineage[keep - 1].payload
-                assert isinstance(base, Weights)
-                if (base.term, base.number) != (grant.base_term, grant.base_number):
-                    continue
-            for entry in lineage[keep:]:
-                del positions[entry.id]
-            del lineage[keep:]
-            self._leading = grant
-            self._follow(grant, lineage, legitimate, positions)
-        lost = self.legitimate.keys() - legitimate.keys()
-        self.lineage, self.legitimate, self._positions = lineage, legitimate, positions
-        self.version += 1
-        if lost:
-            # A grant whose base came late can overrule a later one; what was decided on the strength of that falls.
-            self.restart(self._entries)
-        else:
-            self._wake()
-
-    def _follow(
-        self, grant: Grant, lineage: list[Entry], legitimate: dict[bytes, Entry], positions: dict[bytes, int]
-    ) -> None:
-        """Append to ``lineage`` what the grant's trainer made of its newest version."""
-        while True:
-            number, predecessor = (len(lineage), lineage[-1].id) if lineage else (0, None)
-            entry = self._slots.get((grant.trainer, grant.term, number, predecessor))
-            if entry is None:
-                return
-            positions[entry.id] = number
-            lineage.append(entry)
-            legitimate[entry.id] = entry
-
-    def _wake(self) -> None:
+    def _wake(self, fresh: Sequence[bytes]) -> None:
         """Go on with the authors whose next submission waited for weights that are legitimate now."""
-        for weights in [weights for weights in self._waiting if weights in self.legitimate]:
-            for author in self._waiting.pop(weights, ()):
-                self._advance(author)
+        if fresh:
+            self.version += 1
+            for weights in fresh:
+                for author in sorted(self._waiting.pop(weights, ())):
+                    self._advance(author)
+            self._forget()
 
     # Submissions
 
-    def _add_rollout(self, entry: Entry, rollout: Rollout) -> None:
-        slot = (entry.author, rollout.weights)
-        expected, broken = self._counters.get(slot, (0, False))
-        counters = None
-        if broken or rollout.first_counter > expected:
-            counters, broken = "gap", True
-        elif rollout.first_counter < expected:
-            counters = "duplicate"
-        else:
-            expected += rollout.groups
-        self._counters[slot] = (expected, broken)
-        submission = _Submission(entry, rollout, counters, self._early.pop(entry.id, []))
-        self._submissions[entry.id] = submission
+    def _add_rollout(self, entry: Entry) -> None:
+        submission = Submission(entry, self.early.pop(entry.id, {}))
+        self.submissions[entry.id] = submission
         self.undecided[entry.id] = entry
         self._tally(entry.author).pending += 1
-        self._queues.setdefault(entry.author, []).append(submission)
+        self._queues.setdefault(entry.author, deque()).append(submission)
         self._advance(entry.author)
 
-    def _advance(self, author: bytes) -> None:
-        queue = self._queues[author]
-        cursor = self._cursors.get(author, 0)
-        while cursor < len(queue):
-            weights = self.legitimate.get(queue[cursor].rollout.weights)
-            if weights is None:
-                self._waiting.setdefault(queue[cursor].rollout.weights, set()).add(author)
-                break
-            self._take_up(queue[cursor], weights)
-            cursor += 1
-        self._cursors[author] = cursor
-
-    def _take_up(self, submission: _Submission, weights: Entry) -> None:
-        entry, rollout = submission.entry, submission.rollout
-        assert isinstance(weights.payload, Weights)
-        made_with = (weights.payload.term, weights.payload.number)
-        newest_used = self._newest_used.get(entry.author, (0, 0))
-        self._newest_used[entry.author] = max(made_with, newest_used)
-        submission.due = ()
-        if made_with < newest_used or not self._rules.eligible(entry.author, weights):
-            self._decide(submission, Status("void", "soft", "ineligible"))
-        elif submission.counters is not None:
-            self._decide(submission, Status("void", "soft", submission.counters))
-        elif self._oversized(rollout):
-            self._decide(submission, Status("rejected", "hard", "malformed"))
+    def _add_verdict(self, entry: Entry, verdict: Verdict, height: int | None) -> None:
+        submission = self.submissions.get(verdict.rollout)
+        if submission is None:
+            self.early.setdefault(verdict.rollout, {})[entry.id] = entry
+            if height is not None:
+                self.closing.setdefault(height, []).append((verdict.rollout, entry.id))
+        elif submission.due is None:
+            submission.early[entry.id] = entry
         else:
-            validators = self._rules.audience(weights)
-            submission.due = due_validators(weights.id, entry.author, rollout.first_counter, validators)
+            self._count(submission, entry, verdict)
+
+    def _advance(self, author: bytes) -> None:
+        queue = self._queues.get(author)
+        while queue:
+            wanted = queue[0].rollout.weights
+            version = self.lineage.versions.get(wanted)
+            if version is None:
+                self._waiting.setdefault(wanted, set()).add(author)
+                return
+            self._take_up(queue.popleft(), version)
+        self._queues.pop(author, None)
+
+    def _take_up(self, submission: Submission, version: Version) -> None:
+        entry = submission.entry
+        submission.due = ()
+        problem = self._problem(submission, version)
+        if problem is not None:
+            self._decide(submission, problem)
+            self._settle(submission)
+        else:
+            validators = self._rules.audience(version.anchor_height)
+            rollout = submission.rollout
+            submission.due = due_validators(version.id, entry.author, rollout.first_counter, validators)
             for validator in submission.due:
                 self._open.setdefault(validator, {})[entry.id] = entry
-            for verdict in submission.early:
+            for verdict in submission.early.values():
                 assert isinstance(verdict.payload, Verdict)
                 self._count(submission, verdict, verdict.payload)
-        submission.early = []
+        submission.early = {}
+
+    def _problem(self, submission: Submission, version: Version) -> Status | None:
+        """What decides about the submission without any validator."""
+        author, rollout = submission.entry.author, submission.rollout
+        made_with = (version.term, version.number)
+        counting = self.counting.get(author)
+        if counting is not None and made_with < counting.made_with:
+            return Status("void", "soft", "ineligible")
+        if counting is None or counting.weights != version.id:
+            counting = self.counting[author] = Counting(version.id, made_with)
+        counters = None
+        if counting.broken or rollout.first_counter > counting.expected:
+            counters, counting.broken = "gap", True
+        elif rollout.first_counter < counting.expected:
+            counters = "duplicate"
+        else:
+            counting.expected += rollout.groups
+        if not self._rules.eligible(author, version.anchor_height):
+            return Status("void", "soft", "ineligible")
+        if counters is not None:
+            return Status("void", "soft", counters)
+        return Status("rejected", "hard", "malformed") if self._oversized(rollout) else None
 
     def _oversized(self, rollout: Rollout) -> bool:
         recipe = self._rules.domain.recipe
@@ -293,52 +257,147 @@ class Fold:
             or rollout.size > max_bytes(recipe)
         )
 
-    def _count(self, submission: _Submission, entry: Entry, verdict: Verdict) -> None:
+    def _count(self, submission: Submission, entry: Entry, verdict: Verdict) -> None:
         due = submission.due or ()
-        if entry.author not in due or entry.author in submission.votes:
+        if entry.author not in due or entry.author in submission.votes or submission.closed:
             return
         if not self._rules.drawn(entry, submission.rollout):
             return
         submission.votes[entry.author] = entry
         self._open[entry.author].pop(submission.entry.id, None)
-        if submission.status is not PENDING:
+        if submission.status != PENDING:
             self._tally(entry.author).audit(submission.status, submission.rollout, verdict)
-            return
-        status = decision([vote.payload for vote in submission.votes.values()], len(due))
-        if status is not None:
-            self._decide(submission, status)
-            for validator, vote in submission.votes.items():
-                assert isinstance(vote.payload, Verdict)
-                self._tally(validator).audit(status, submission.rollout, vote.payload)
+        else:
+            status = decision(_payloads(submission), len(due))
+            if status is not None:
+                self._decide(submission, status)
+        self._settle(submission)
 
-    def _decide(self, submission: _Submission, status: Status) -> None:
-        submission.status = status
+    def _decide(self, submission: Submission, status: Status) -> None:
+        submission.status = self._decided[submission.entry.id] = status
         del self.undecided[submission.entry.id]
         self.decisions.append((submission.entry, status))
+        if len(self.decisions) > KEPT_DECISIONS:
+            self.decisions.popleft()
+            self.dropped += 1
+        if status.outcome != "accepted":
+            self.rejected += submission.rollout.responses
         self._tally(submission.entry.author).decide(status, submission.rollout)
+        for validator, vote in submission.votes.items():
+            assert isinstance(vote.payload, Verdict)
+            self._tally(validator).audit(status, submission.rollout, vote.payload)
 
     def _tally(self, author: bytes) -> Tally:
-        return self._tallies.setdefault(author, Tally())
+        self.touched.add(author)
+        return self.tallies.setdefault(author, Tally())
+
+    # Closing and forgetting
+
+    def close(self, height: int) -> Closed:
+        """Close what the cut of ``height`` closes, after its entries were taken: for the final fold."""
+        closed: list[bytes] = []
+        unread: list[bytes] = []
+        early: list[tuple[bytes, bytes]] = []
+        for rollout, verdict in self.closing.pop(height - VERDICT_CUTS, ()):
+            if verdict is not None:
+                early.append((rollout, verdict))
+            elif (submission := self.submissions.get(rollout)) is not None:
+                if submission.due is None:
+                    unread.append(rollout)
+                    self._take_out(submission)
+                if submission.status == PENDING:
+                    self._decide(submission, lapsed(_payloads(submission)))
+                self._end(submission)
+                closed.append(rollout)
+        decided, self._decided = self._decided, {}
+        found = Closed(decided, unread, closed, early)
+        self._drop_early(found)
+        self._forget()
+        return found
+
+    def adopt(self, closed: Closed) -> None:
+        """Take over what the final fold decided and closed: for the live fold."""
+        for rollout in closed.unread:
+            submission = self.submissions.get(rollout)
+            if submission is not None and submission.due is None:
+                self._take_out(submission)
+        for rollout, status in closed.decided.items():
+            submission = self.submissions.get(rollout)
+            if submission is not None and submission.status != status:
+                if submission.status != PENDING:
+                    self._undo(submission)
+                self._decide(submission, status)
+        for rollout in closed.submissions:
+            submission = self.submissions.get(rollout)
+            if submission is not None:
+                self._end(submission)
+        self._drop_early(closed)
+        self._decided.clear()
+        self._forget()
+
+    def _take_out(self, submission: Submission) -> None:
+        """End the waiting of a submission that was never taken up."""
+        submission.due, submission.early = (), {}
+        self._queues[submission.entry.author].remove(submission)
+        self._advance(submission.entry.author)
+
+    def _end(self, submission: Submission) -> None:
+        self.version += 1
+        for validator in submission.due or ():
+            self._open.get(validator, {}).pop(submission.entry.id, None)
+        submission.closed = True
+        self._settle(submission)
+
+    def _undo(self, submission: Submission) -> None:
+        """Take a decision back, that of the live fold; it stays listed."""
+        self._tally(submission.entry.author).decide(submission.status, submission.rollout, -1)
+        for validator, vote in submission.votes.items():
+            assert isinstance(vote.payload, Verdict)
+            self._tally(validator).audit(submission.status, submission.rollout, vote.payload, -1)
+        if submission.status.outcome != "accepted":
+            self.rejected -= submission.rollout.responses
+        submission.status = PENDING
+        self.undecided[submission.entry.id] = submission.entry
+
+    def _drop_early(self, closed: Closed) -> None:
+        for rollout, verdict in closed.verdicts:
+            waiting = self.early.get(rollout, {})
+            waiting.pop(verdict, None)
+            if not waiting:
+                self.early.pop(rollout, None)
+
+    def _settle(self, submission: Submission) -> None:
+        if submission.settled:
+            self._settled[submission.entry.id] = None
+
+    def _forget(self) -> None:
+        """Drop settled submissions of versions that nobody uses any more, and the oldest where there are many."""
+        length = len(self.lineage.line)
+        if self._forgotten_at != length:
+            self._forgotten_at = length
+            for rollout in list(self._settled):
+                version = self.lineage.versions.get(self.submissions[rollout].rollout.weights)
+                if version is None or version.number < length - KEPT_VERSIONS:
+                    del self._settled[rollout], self.submissions[rollout]
+        while len(self._settled) > KEPT_DECISIONS:
+            rollout = next(iter(self._settled))
+            del self._settled[rollout], self.submissions[rollout]
 
     # Reading
 
-    def position(self, weights: bytes) -> int | None:
-        """The number of a version on the lineage, None for any other."""
-        return self._positions.get(weights)
-
     def status(self, rollout: bytes) -> Status:
-        """What was decided about the submission that this entry announces."""
-        submission = self._submissions.get(rollout)
+        """What was decided about the submission that this entry announces; "pending" for one that is not kept."""
+        submission = self.submissions.get(rollout)
         return PENDING if submission is None else submission.status
 
     def due(self, rollout: bytes) -> tuple[bytes, ...]:
         """The validators that are due, none where the submission is refused without them or not taken up yet."""
-        submission = self._submissions.get(rollout)
+        submission = self.submissions.get(rollout)
         return () if submission is None else submission.due or ()
 
     def votes(self, rollout: bytes) -> Mapping[bytes, Entry]:
         """The verdict entries that count, by validator."""
-        submission = self._submissions.get(rollout)
+        submission = self.submissions.get(rollout)
         return {} if submission is None else submission.votes
 
     def open_for(self, validator: bytes) -> Iterable[Entry]:
@@ -346,49 +405,49 @@ class Fold:
         return self._open.get(validator, {}).values()
 
     def next_counter(self, author: bytes, weights: bytes) -> int:
-        """The counter with which the author's next submission of this version begins."""
-        return self._counters.get((author, weights), (0, False))[0]
+        """The counter with which the author's next submission of this version begins, if it is not an older one than
+        that of its newest submission."""
+        counting = self.counting.get(author)
+        return counting.expected if counting is not None and counting.weights == weights else 0
 
-    def steps(self) -> list[Entry]:
-        """The step entries that made the versions of the lineage, oldest first."""
-        found = []
-        for entry in self.lineage:
-            step = self._step_of(entry)
-            if step is not None:
-                found.append(step)
-        return found
+    def account(self, authors: Iterable[bytes]) -> Account:
+        """The account of somebody whose work stands under these authors."""
+        total, trained = Tally(), 0
+        for author in authors:
+            tally = self.tallies.get(author)
+            if tally is not None:
+                total.merge(tally)
+            trained += self.lineage.trained[author]
+        return total.account(trained)
 
-    def reputation_of(self, author: bytes) -> int:
-        """The author's reputation in micro."""
-        return self._tallies.get(author, Tally()).account(0).reputation
-
-    def accounts(self, authors: Iterable[bytes]) -> dict[bytes, Account]:
-        """The accounts of these authors."""
-        trained: Counter[bytes] = Counter()
-        for step in self.steps():
-            assert isinstance(step.payload, Step)
-            trained[step.author] += step.payload.trained
-        return {author: self._tallies.get(author, Tally()).account(trained[author]) for author in authors}
-
-    def _step_of(self, entry: Entry) -> Entry | None:
-        weights = entry.payload
-        assert isinstance(weights, Weights)
-        step = self._steps.get(weights.step) if weights.step is not None else None
-        if step is None or step.author != entry.author:
-            return None
-        made = step.payload
-        assert isinstance(made, Step)
-        if (made.term, made.number, made.base) != (weights.term, weights.number, weights.predecessor):
-            return None
-        return step
+    def restore(self, submissions: Iterable[Submission], decided: Iterable[tuple[Entry, Status]]) -> None:
+        """Take over submissions of a snapshot, in the order in which they came; tallies count them already."""
+        for submission in submissions:
+            entry = submission.entry
+            self.submissions[entry.id] = submission
+            if submission.status == PENDING:
+                self.undecided[entry.id] = entry
+            if submission.due is None:
+                self._queues.setdefault(entry.author, deque()).append(submission)
+            elif not submission.closed:
+                for validator in submission.due:
+                    if validator not in submission.votes:
+                        self._open.setdefault(validator, {})[entry.id] = entry
+            self._settle(submission)
+        self.decisions.extend(decided)
+        self._forgotten_at = len(self.lineage.line)
+        for author, queue in self._queues.items():
+            self._waiting.setdefault(queue[0].rollout.weights, set()).add(author)
 
 
-def decision(verdicts: Sequence[object], due: int) -> Status | None:
+def _payloads(submission: Submission) -> list[Verdict]:
+    return [vote.payload for vote in submission.votes.values() if isinstance(vote.payload, Verdict)]
+
+
+def decision(votes: Sequence[Verdict], due: int) -> Status | None:
     """What these counting verdicts of ``due`` validators decide, or None while they do not."""
-    votes = [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
-    outcomes = Counter(verdict.outcome for verdict in votes)
     majority = due // 2 + 1
-    for outcome, count in outcomes.items():
+    for outcome, count in Counter(verdict.outcome for verdict in votes).items():
         if count >= majority:
             agreeing = [verdict for verdict in votes if verdict.outcome == outcome]
             severity = "none" if outcome == "accepted" else "soft"
@@ -397,3 +456,9 @@ def decision(verdicts: Sequence[object], due: int) -> Status | None:
             reasons = Counter(verdict.reason for verdict in agreeing)
             return Status(outcome, severity, min(reasons, key=lambda reason: (-reasons[reason], reason)))
     return Status("void", "soft", "undecidable") if len(votes) >= due else None
+
+
+def lapsed(votes: Sequence[Verdict]) -> Status:
+    """What the verdicts that came in time decide, where too few came for a majority of the due."""
+    found = decision(votes, len(votes)) if votes else None
+    return Status("void", "soft", "unjudged") if found is None or found.reason == "undecidable" else found

@@ -2,50 +2,98 @@
 
 1. The ledger reads a replica and follows it: every query first takes notice of what the replica took since. It
    decides nothing itself; all nodes whose replicas agree get the same answers.
-2. Versions and submissions follow the rules of ``protocol.fold``; "final" answers use final entries only, those that a
-   cut covers.
+2. Versions follow the rules of ``protocol.lineage``, submissions those of ``protocol.fold``; "final" answers use final
+   entries only, those that a cut covers, taken cut by cut.
 3. The validators of a version are those who, in the cut that its entry anchors on, have a standing ``role``
    entry "validator", and are named in the genesis or had in that cut the reputation that the policy asks for.
 4. A node may infer with a version if its ``join`` is covered by the cut that the version's entry anchors on. So a
    version that anchors on the domain's id has no validators, and nobody may infer with it.
-5. A node's standing role is that of its newest ``role`` entry; after ``join`` or ``leave`` it is "none".
+5. A node whose feed was closed or rebound (``protocol.recovery``) stands for nothing from that cut on; whoever goes on
+   for it has its account.
+6. What is final never changes, so the final fold never begins anew. Where a fork takes entries away that no cut
+   covers, the live fold begins anew from the final one.
 
 Queries cost time in proportion to what is new, so they may be made many times a second.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 from protocol import identity
 from protocol.credit import Account, Status, reputation
 from protocol.domain import Domain
 from protocol.entry import Entry
-from protocol.errors import PeerError
-from protocol.fold import Fold
-from protocol.quorum import CertifiedGrant, Grant
-from protocol.records import Join, Leave, Role, Rollout, Verdict
+from protocol.errors import LocalError, PeerError
+from protocol.fold import Closed, Fold
+from protocol.foldstate import fold_from_value, fold_to_value
+from protocol.history import History
+from protocol.lineage import Version
+from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
+from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
+
+MAX_DRAWN = 16_384
+MAX_AUDIENCES = 256
 
 
 class Ledger:
     """The ledger over ``replica``. Ids and keys have 32 bytes; unknown ones get an empty answer, not an error."""
 
     def __init__(self, replica: Replica) -> None:
+        if replica.cuts.lowest > 1:
+            raise LocalError("a replica that has forgotten what is final needs the ledger of then")
         self.replica = replica
+        self.generation = 0
+        """How often the live fold began anew, because a fork took away what it had counted."""
+        self._history = History()
         self._live = Fold(self)
         self._final = Fold(self)
         self._drawn: dict[bytes, bool] = {}
-        # The reputations in each cut of those who stood as validators in it, where the policy asks for any.
-        self._reputations: dict[bytes, dict[bytes, int]] = {}
-        self._audiences: dict[bytes, frozenset[bytes]] = {}
+        self._audiences: dict[int, frozenset[bytes]] = {}
         self._granted = 0
         self._cuts = 0
-        self._accounts: dict[bool, tuple[tuple[int, int, int], dict[bytes, Account]]] = {}
-        self._restart_live = False
-        self._read_from_the_start()
+        self._cursor = 0
+        self._rewrites = replica.rewrites
+        # The seq of each author's next entry to become final.
+        self._next: dict[bytes, int] = {}
+        self._accounts: dict[bool, tuple[tuple[int, int, int, int], dict[bytes, Account]]] = {}
+        self.final_entries = 0
+        """How many entries cuts cover, as far as the ledger took notice."""
+        self.summed_up = 0
+        """How many they covered at the newest snapshot; for whoever takes snapshots."""
         self.update()
+
+    # Snapshots
+
+    def to_value(self) -> tuple[list[Any], list[Any]]:
+        """(history, final fold), ready for ``codec.encode``."""
+        self.update()
+        return self._history.to_value(), fold_to_value(self._final)
+
+    @classmethod
+    def resume(cls, replica: Replica, history: Any, fold: Any) -> Ledger:
+        """A ledger over a replica that was just resumed, from the values that ``to_value`` gave then. Raises
+        ``PeerError`` for values that do not fit."""
+        self = cls(Replica(replica.domain))
+        self.replica = replica
+        self._history = History.from_value(history)
+        self._final = fold_from_value(fold, self)
+        self._live = fold_from_value(fold, self)
+        self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
+        self.final_entries = self.summed_up = sum(self._next.values())
+        self._cuts = len(replica.cuts)
+        self._rewrites = replica.rewrites
+        self._granted = len(replica.grants)
+        return self
+
+    def forget(self) -> None:
+        """Drop from memory what is final, with everything that follows from it taken notice of."""
+        self.update()
+        self.replica.forget()
+        self._cursor = len(self.replica.arrivals)
 
     # Following the replica
 
@@ -56,70 +104,61 @@ class Ledger:
     def update(self) -> None:
         """Take notice of whatever the replica took or dropped since the last time."""
         replica = self.replica
-        if self._rewrites != replica.rewrites:
-            self._read_from_the_start()
-            self._restart_live = True
-        fresh = replica.arrivals[self._cursor :]
-        news = bool(fresh) or self._restart_live
-        if not news and self._cuts == len(replica.cuts) and self._granted == len(replica.grants):
+        restart = self._rewrites != replica.rewrites
+        cuts = len(replica.cuts)
+        arrived = len(replica.arrivals)
+        if not restart and (self._cursor, self._cuts, self._granted) == (arrived, cuts, len(replica.grants)):
             return
-        self._cursor += len(fresh)
-        for entry in fresh:
-            self._enrol(entry)
-        if self._granted != len(replica.grants):
-            self._granted = len(replica.grants)
-            if replica.domain.policy.validator_reputation > 0:
-                # Reputations of the past depend on the lineage, which a grant that comes late can change.
-                self._cuts = 0
-                self._reputations.clear()
-                self._audiences.clear()
-                self._final.restart(())
-                self._restart_live = True
-            self._final.refresh()
-        while self._cuts < len(replica.cuts):
-            self._finalise(self._cuts)
-            self._cuts += 1
-        if self._restart_live:
-            self._restart_live = False
-            self._live.restart(replica.arrivals)
-        else:
-            self._live.refresh()
-            for entry in fresh:
+        self._granted = len(replica.grants)
+        self._final.refresh()
+        closed = [self._finalise(replica.cuts[index]) for index in range(self._cuts, cuts)]
+        self._cuts = cuts
+        if restart:
+            self._rewrites = replica.rewrites
+            self._begin_anew()
+            return
+        self._live.refresh()
+        for entry in islice(replica.arrivals, self._cursor, arrived):
+            self._history.overlay(entry)
+            self._live.add(entry)
+        self._cursor = arrived
+        for one in closed:
+            self._live.adopt(one)
+
+    def _begin_anew(self) -> None:
+        """Make the live fold again, from the final one and what no cut covers."""
+        self.generation += 1
+        self._live = fold_from_value(fold_to_value(self._final), self)
+        self._history.lift()
+        for entry in self.replica.arrivals:
+            if entry.seq >= self._next.get(entry.author, 0):
+                self._history.overlay(entry)
                 self._live.add(entry)
+        self._cursor = len(self.replica.arrivals)
 
-    def _read_from_the_start(self) -> None:
-        self._rewrites = self.replica.rewrites
-        self._cursor = 0
-        self._joins: dict[bytes, Entry] = {}
-        self._roles: dict[bytes, tuple[list[int], list[str]]] = {}
-
-    def _enrol(self, entry: Entry) -> None:
-        match entry.payload:
-            case Join():
-                self._joins[entry.author] = entry
-            case Role(role):
-                seqs, roles = self._roles.setdefault(entry.author, ([], []))
-                seqs.append(entry.seq)
-                roles.append(role)
-            case Leave():
-                seqs, roles = self._roles.setdefault(entry.author, ([], []))
-                seqs.append(entry.seq)
-                roles.append("none")
-            case _:
-                pass
-
-    def _finalise(self, index: int) -> None:
-        cut = self.replica.cuts[index].cut
+    def _finalise(self, certified: CertifiedCut) -> Closed:
+        cut = certified.cut
         for head in cut.changes:
-            first = self.replica.covered_at(cut.prev, head.author) + 1
-            for entry in self.replica.entries(head.author, first, head.seq):
-                self._final.add(entry)
+            for entry in self.replica.entries(head.author, self._next.get(head.author, 0), head.seq):
+                self._history.add(entry, cut.height)
+                self._final.add(entry, cut.height)
+                self.final_entries += 1
+            self._next[head.author] = head.seq + 1
+        closed = self._final.close(cut.height)
+        endings = self.replica.endings
+        ended = endings.at(cut.height)
+        for author in ended:
+            self._history.end(author, cut.height)
+        touched = self._final.touched
         if self.domain.policy.validator_reputation > 0:
-            self._reputations[cut.id] = {
-                author: self._final.reputation_of(author)
-                for author in self._roles
-                if self._role_at(author, cut.id) == "validator"
-            }
+            touched.update(head.author for head in cut.changes)
+            touched.update(ended)
+            for author in {endings.owner(author, cut.height) for author in touched}:
+                if self._history.tracked(author) or self._history.role(author, cut.height) == "validator":
+                    account = self._final.account([author, *endings.lost(author, cut.height)])
+                    self._history.trust(author, cut.height, account.reputation)
+        touched.clear()
+        return closed
 
     # What the folds ask
 
@@ -133,21 +172,25 @@ class Ledger:
         """The grants, by term."""
         return self.replica.grants
 
-    def eligible(self, author: bytes, weights: Entry) -> bool:
-        """Whether the author's join is covered by the cut that this weights entry anchors on."""
-        return self.replica.covered_at(weights.anchor, author) >= 0
+    def height(self, cut_id: bytes) -> int | None:
+        """The height of a held cut, 0 for the domain's id, None for an unknown one."""
+        return self.replica.height(cut_id)
 
-    def audience(self, weights: Entry) -> frozenset[bytes]:
-        """The validators of the version that this weights entry names."""
-        found = self._audiences.get(weights.id)
+    def eligible(self, author: bytes, height: int) -> bool:
+        """Whether the author's join is covered by the cut of this height."""
+        return self._history.joined_by(author, height)
+
+    def audience(self, height: int) -> frozenset[bytes]:
+        """The validators of the versions that anchor on the cut of this height."""
+        found = self._audiences.get(height)
         if found is None:
             named, asked = self.domain.validators, self.domain.policy.validator_reputation
-            reputations = self._reputations.get(weights.anchor, {})
-            found = self._audiences[weights.id] = frozenset(
+            if len(self._audiences) >= MAX_AUDIENCES:
+                self._audiences.clear()
+            found = self._audiences[height] = frozenset(
                 author
-                for author in self._roles
-                if self._role_at(author, weights.anchor) == "validator"
-                and (author in named or reputations.get(author, 0) >= asked)
+                for author in self._history.validators(height)
+                if author in named or self._history.reputation(author, height) >= asked
             )
         return found
 
@@ -155,42 +198,50 @@ class Ledger:
         """Whether a verdict's draw is its author's signature over the submission's hash."""
         found = self._drawn.get(verdict.id)
         if found is None:
-            assert isinstance(verdict.payload, Verdict)
-            try:
-                identity.verify(verdict.author, identity.DRAW, rollout.submission, verdict.payload.draw, "draw")
-                found = True
-            except PeerError:
-                found = False
-            self._drawn[verdict.id] = found
+            found = check_draw(verdict, rollout)
+            self.note_drawn(verdict.id, found)
         return found
+
+    def note_drawn(self, verdict_id: bytes, right: bool) -> None:
+        """Take notice of a draw that was checked elsewhere."""
+        if len(self._drawn) >= MAX_DRAWN:
+            self._drawn.clear()
+        self._drawn[verdict_id] = right
+
+    def submission_hash(self, rollout_id: bytes) -> Rollout | None:
+        """The payload of a rollout entry whose submission is kept."""
+        found = self._live.submissions.get(rollout_id)
+        return None if found is None else found.rollout
 
     # Nodes
 
     def authors(self) -> list[bytes]:
         """Everybody who joined, ascending."""
         self.update()
-        return sorted(self._joins)
+        return sorted(self._history.authors())
 
     def joined(self, author: bytes) -> bool:
         """Whether the author's join is held."""
         self.update()
-        return author in self._joins
+        return self._history.name(author) is not None
+
+    def joined_at(self, author: bytes, cut_id: bytes) -> bool:
+        """Whether the cut ``cut_id`` covers the author's join."""
+        self.update()
+        height = self.height(cut_id)
+        return height is not None and self.eligible(author, height)
 
     def name(self, author: bytes) -> str:
         """The name that the author gave itself; empty for an unknown one."""
         self.update()
-        join = self._joins.get(author)
-        return join.payload.name if join is not None and isinstance(join.payload, Join) else ""
+        return self._history.name(author) or ""
 
     def standing_role(self, author: bytes, at_cut: bytes | None = None) -> str:
         """The author's standing role, in the cut ``at_cut`` or, where that is None, in all that is held."""
         self.update()
-        return self._role_at(author, at_cut)
-
-    def _role_at(self, author: bytes, at_cut: bytes | None) -> str:
-        seqs, roles = self._roles.get(author, ([], []))
-        place = len(seqs) if at_cut is None else bisect_right(seqs, self.replica.covered_at(at_cut, author))
-        return roles[place - 1] if place else "none"
+        if at_cut is None and author in self.replica.endings.ended:
+            return "none"
+        return self._history.role(author, None if at_cut is None else self.height(at_cut) or 0)
 
     # Versions
 
@@ -199,26 +250,26 @@ class Ledger:
         return self.grants[max(self.grants)].grant if self.grants else None
 
     def lineage(self, final: bool = False) -> Sequence[Entry]:
-        """The weights entries of the valid chain, oldest first; index and version number are the same."""
-        return self._fold(final).lineage
+        """The weights entries of the valid chain, oldest first, as far as they are kept (``protocol.lineage.KEPT``)."""
+        return self._fold(final).lineage.entries()
 
     def newest_weights(self, final: bool = False) -> Entry | None:
         """The last entry of the lineage."""
         lineage = self._fold(final).lineage
-        return lineage[-1] if lineage else None
+        return lineage.entry(lineage.line[-1]) if lineage.line else None
 
     def weights(self, weights_id: bytes) -> Entry | None:
-        """The weights entry of this id, if it stands on the lineage or once stood there."""
-        return self._fold(False).legitimate.get(weights_id)
+        """The weights entry of this id, if it stands on the lineage or once stood there, and is kept."""
+        return self._fold(False).lineage.entry(weights_id)
 
     def version_number(self, weights_id: bytes) -> int | None:
         """The number of a version on the lineage; None for anything else."""
-        return self._fold(False).position(weights_id)
+        return self._fold(False).lineage.position(weights_id)
 
     def validators_of(self, weights_id: bytes) -> frozenset[bytes]:
         """The validators of a version."""
-        entry = self.weights(weights_id)
-        return frozenset() if entry is None else self.audience(entry)
+        version = self._version(weights_id)
+        return frozenset() if version is None else self.audience(version.anchor_height)
 
     def may_validate(self, author: bytes) -> bool:
         """Whether verdicts of this author would count for versions to come, once it stands as a validator."""
@@ -229,12 +280,23 @@ class Ledger:
 
     def may_infer(self, author: bytes, weights_id: bytes) -> bool:
         """Whether submissions of this author and version count."""
-        entry = self.weights(weights_id)
-        return entry is not None and self.eligible(author, entry)
+        version = self._version(weights_id)
+        return version is not None and self.eligible(author, version.anchor_height)
+
+    def _version(self, weights_id: bytes) -> Version | None:
+        return self._fold(False).lineage.versions.get(weights_id)
 
     def steps(self, final: bool = False) -> list[Entry]:
-        """The step entries that made the versions of the lineage, oldest first."""
-        return self._fold(final).steps()
+        """The step entries that made the versions of the lineage, oldest first, as far as they are kept."""
+        return self._fold(final).lineage.steps()
+
+    def step_count(self) -> int:
+        """How many steps made the versions of the lineage."""
+        return self._fold(False).lineage.step_count
+
+    def rejected_in_steps(self) -> int:
+        """The responses that the steps of the lineage counted as rejected."""
+        return self._fold(False).lineage.rejected
 
     # Submissions
 
@@ -244,7 +306,7 @@ class Ledger:
         return self._fold(False).due(rollout.id)
 
     def rollout_status(self, rollout_id: bytes, final: bool = False) -> Status:
-        """What was decided about a submission; "pending" for an unknown one."""
+        """What was decided about a submission; "pending" for one that is unknown or not kept any more."""
         return self._fold(final).status(rollout_id)
 
     def verdicts(self, rollout_id: bytes) -> Mapping[bytes, Entry]:
@@ -252,14 +314,19 @@ class Ledger:
         return self._fold(False).votes(rollout_id)
 
     def decisions(self, start: int = 0) -> list[tuple[Entry, Status]]:
-        """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on. Indices hold
-        until ``generation`` changes."""
-        return self._fold(False).decisions[start:]
+        """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on, as far as they
+        are kept (``protocol.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
+        live = self._fold(False)
+        return list(islice(live.decisions, max(start - live.dropped, 0), None))
 
-    @property
-    def generation(self) -> int:
-        """How often the ledger began anew, because a fork or a late grant took away what it had counted."""
-        return self._fold(False).restarts
+    def decided(self) -> int:
+        """The index of the next decision."""
+        live = self._fold(False)
+        return live.dropped + len(live.decisions)
+
+    def rejected(self) -> int:
+        """The responses of all submissions that were not accepted."""
+        return self._fold(False).rejected
 
     def pending_for(self, validator: bytes) -> list[Entry]:
         """The rollout entries of versions on the lineage that this validator is due to judge and has not judged."""
@@ -279,11 +346,16 @@ class Ledger:
     def accounts(self, final: bool = False) -> dict[bytes, Account]:
         """The account of everybody whose join is held (or final), ascending by author. See ``protocol.credit``."""
         fold = self._fold(final)
-        state = (fold.restarts, fold.version, len(self._joins) if not final else len(self.replica.certified))
+        authors = self._history.names if final else self._history.authors()
+        endings = self.replica.endings
+        state = (self.generation, fold.version, len(list(authors)), endings.changes)
         known = self._accounts.get(final)
         if known is None or known[0] != state:
-            authors = sorted(self.replica.certified if final else self._joins)
-            known = self._accounts[final] = (state, fold.accounts(authors))
+            accounts = {
+                author: fold.account([author, *endings.lost(author)] if endings.owner(author) == author else ())
+                for author in sorted(authors)
+            }
+            known = self._accounts[final] = (state, accounts)
         return known[1]
 
     def _fold(self, final: bool) -> Fold:
@@ -291,8 +363,19 @@ class Ledger:
         return self._final if final else self._live
 
     def _on_lineage(self, entries: Iterable[Entry]) -> list[Entry]:
+        position = self._live.lineage.position
         return [
             entry
             for entry in entries
-            if isinstance(entry.payload, Rollout) and self._live.position(entry.payload.weights) is not None
+            if isinstance(entry.payload, Rollout) and position(entry.payload.weights) is not None
         ]
+
+
+def check_draw(verdict: Entry, rollout: Rollout) -> bool:
+    """Whether a verdict's draw is its author's signature over the submission's hash. Takes 0.1 ms."""
+    assert isinstance(verdict.payload, Verdict)
+    try:
+        identity.verify(verdict.author, identity.DRAW, rollout.submission, verdict.payload.draw, "draw")
+    except PeerError:
+        return False
+    return True

@@ -6,6 +6,8 @@
    the root, so old leaves may be forgotten.
 4. A consistency proof from size 0 proves nothing and is refused; who wants to accept an empty past does so
    outside the verifier.
+5. ``inclusion_proof`` and ``consistency_proof`` take what the leaves hold; ``inclusion_path`` and ``consistency_path``
+   take the leaves' hashes, for logs that keep those alone.
 
 Verifiers raise ``PeerError``; the proof makers raise ``LocalError`` for sizes that do not exist.
 https://www.rfc-editor.org/rfc/rfc9162.html#section-2.1
@@ -66,10 +68,10 @@ EMPTY_RANGE: Final = CompactRange()
 
 def root(leaves: Sequence[bytes]) -> bytes:
     """The root over leaves that hold these byte strings."""
-    return _subroot([leaf_hash(leaf) for leaf in leaves])
+    return root_of([leaf_hash(leaf) for leaf in leaves])
 
 
-def _subroot(hashes: Sequence[bytes]) -> bytes:
+def root_of(hashes: Sequence[bytes]) -> bytes:
     """The root over leaf hashes, pairing level by level: an odd node moves up unchanged, as rule 2 has it."""
     if not hashes:
         return EMPTY_ROOT
@@ -87,18 +89,22 @@ def _split(size: int) -> int:
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """The audit path of leaf ``index``, lowest sibling first (RFC 9162 section 2.1.3.1)."""
-    if not 0 <= index < len(leaves):
-        raise LocalError(f"there is no leaf {index} of {len(leaves)}")
-    hashes = [leaf_hash(leaf) for leaf in leaves]
+    return inclusion_path([leaf_hash(leaf) for leaf in leaves], index)
+
+
+def inclusion_path(hashes: Sequence[bytes], index: int) -> list[bytes]:
+    """``inclusion_proof`` from the hashes of the leaves."""
+    if not 0 <= index < len(hashes):
+        raise LocalError(f"there is no leaf {index} of {len(hashes)}")
     path: list[bytes] = []
     low, high = 0, len(hashes)
     while high - low > 1:
         middle = low + _split(high - low)
         if index < middle:
-            path.append(_subroot(hashes[middle:high]))
+            path.append(root_of(hashes[middle:high]))
             high = middle
         else:
-            path.append(_subroot(hashes[low:middle]))
+            path.append(root_of(hashes[low:middle]))
             low = middle
     return path[::-1]
 
@@ -130,23 +136,59 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
         raise PeerError("inclusion proof: it leads to another root")
 
 
+def sides(index: int, size: int) -> int:
+    """On which side the siblings of an audit path stand: bit i is 1 where sibling i is the left one.
+
+    Index and size give a path its shape, yet several sizes give the same one; ``sides`` says no more than the shape.
+    """
+    position, last, found, level = index, size - 1, 0, 0
+    while last:
+        if position & 1 or position == last:
+            found |= 1 << level
+            while not position & 1 and position:
+                position >>= 1
+                last >>= 1
+        position >>= 1
+        last >>= 1
+        level += 1
+    return found
+
+
+def verify_path(leaf: bytes, sides: int, proof: Sequence[bytes], tree_root: bytes) -> None:
+    """Raise ``PeerError`` unless the path ``proof`` leads from the leaf hash ``leaf`` to ``tree_root``: that the leaf
+    is in the tree, and nothing about its place. Only one ``sides`` fits a path."""
+    _hashes([leaf, tree_root, *proof], "path")
+    if not 0 <= sides < 1 << len(proof):
+        raise PeerError("path: it has sides for more siblings than there are")
+    node = leaf
+    for sibling in proof:
+        node = node_hash(sibling, node) if sides & 1 else node_hash(node, sibling)
+        sides >>= 1
+    if node != tree_root:
+        raise PeerError("path: it leads to another root")
+
+
 def consistency_proof(leaves: Sequence[bytes], size: int) -> list[bytes]:
     """The proof that the tree of the first ``size`` leaves is a prefix of the tree of all (section 2.1.4.1)."""
-    if not 0 < size <= len(leaves):
-        raise LocalError(f"there is no consistency proof from {size} to {len(leaves)} leaves")
-    hashes = [leaf_hash(leaf) for leaf in leaves]
+    return consistency_path([leaf_hash(leaf) for leaf in leaves], size)
+
+
+def consistency_path(hashes: Sequence[bytes], size: int) -> list[bytes]:
+    """``consistency_proof`` from the hashes of the leaves."""
+    if not 0 < size <= len(hashes):
+        raise LocalError(f"there is no consistency proof from {size} to {len(hashes)} leaves")
     path: list[bytes] = []
     low, high, whole = 0, len(hashes), True
     while size != high:
         middle = low + _split(high - low)
         if size <= middle:
-            path.append(_subroot(hashes[middle:high]))
+            path.append(root_of(hashes[middle:high]))
             high = middle
         else:
-            path.append(_subroot(hashes[low:middle]))
+            path.append(root_of(hashes[low:middle]))
             low, whole = middle, False
     if not whole:
-        path.append(_subroot(hashes[low:high]))
+        path.append(root_of(hashes[low:high]))
     return path[::-1]
 
 

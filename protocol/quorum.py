@@ -1,27 +1,29 @@
 """Electors: head reports, votes, cuts and term grants.
 
 1. Of n electors f = ⌊(n−1)/3⌋ may be faulty; q = ⌊(n+f)/2⌋ + 1 make a quorum, so two quorums share an honest one.
-2. A cut's body names its height (1, 2, … along the chain of cuts), the epoch (a counter of attempts, never time) in
-   which it was proposed, the cut before (the domain's id for the first), the heads root over every author's
-   certified head, and the rows that moved since the cut before, ascending by author.
-   ``id = SHA-256("farflung/cut-id/v1\\0" ‖ body)``. A cut that changes nothing is malformed.
-3. An elector's vote is its signature over the cut's body (``identity.VOTE``); q votes certify it. The certificate is
-   ``[body, [[elector, signature], …]]``, ascending by elector, and is not part of the id.
+2. A cut's body names its height (1, 2, … along the chain of cuts), the cut before (the domain's id for the first), the
+   heads root over every author's certified head, and the rows that moved since the cut before, ascending by author.
+   ``id = SHA-256("farflung/cut-id/v1\\0" ‖ body)``. A cut that changes nothing is malformed. One height has one cut.
+3. A ballot is ``[domain, epoch, cut id]``; epochs count attempts and never measure time. An elector votes for a ballot
+   (round 1, ``identity.VOTE``): q votes make a ``PreparedCut``. On that it commits to the same ballot (round 2,
+   ``identity.COMMIT``): q commits of one epoch make a ``CertifiedCut``. Both have the form
+   ``[body, epoch, [[elector, signature], …]]``, ascending by elector; neither epoch nor signatures are part of the id.
 4. An elector signs a report of its heads each epoch: those above the newest cut it knows, and the highest (term,
    number) among the weights it holds on the lineage. Reports only grow and never switch branches.
-5. The proposer of an epoch is elector ``epoch mod n``. For each author it takes the highest head of its own replica
-   that q reports cover, joined with the votes it knows.
-6. A voter votes at most once an epoch, only for what it holds, and only for a vector that extends its last vote,
-   which it stores before it sends it.
-7. A grant gives a term to one trainer on a base version; an elector grants a term once. Its certificate has the form
-   of a cut's, under ``identity.GRANT``. Before version 0 the base is the domain's id, with base term and number 0.
+5. Who proposes what is the business of ``protocol.proposal``; when an elector may vote, that of ``protocol.elector``.
+6. A grant gives a term to one trainer on a base version; an elector grants a term once. It names as its anchor the
+   newest cut that its makers knew: in force are the electors of the cut after that one. Its certificate is
+   ``[body, [[elector, signature], …]]``, under ``identity.GRANT``. Before version 0 the base is the domain's id, with
+   base term and number 0.
+7. Parsing a certificate verifies each signature under the key that it names. Whether the signers are a quorum of the
+   electors in force depends on the log: see ``check_quorum`` and ``protocol.replica``.
 
 Parsers raise ``PeerError`` and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
@@ -32,7 +34,7 @@ from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.domain import MAX_ELECTORS
 from protocol.errors import LocalError, PeerError
-from protocol.heads import FROZEN, HEAD, Head, heads_root
+from protocol.heads import FROZEN, HEAD, Head
 from protocol.identity import Identity
 
 CUT_CONTEXT: Final = b"farflung/cut-id/v1\0"
@@ -47,7 +49,6 @@ _CUT: Final = Array(
         ("format", Int(FORMAT, FORMAT)),
         ("domain", codec.HASH),
         ("height", Int(1, 2**62)),
-        ("epoch", _COUNTER),
         ("prev", codec.HASH),
         ("heads_root", codec.HASH),
         ("changes", Many(HEAD, most=MAX_CHANGES, least=1)),
@@ -74,18 +75,13 @@ _GRANT: Final = Array(
         ("base", codec.HASH),
         ("base_term", _COUNTER),
         ("base_number", _COUNTER),
+        ("anchor", codec.HASH),
     )
 )
 _SIGNED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("signature", codec.SIGNATURE)))
-_CERTIFIED: Final = Array(
-    (
-        ("body", Bytes(most=MAX_CUT_BYTES)),
-        (
-            "votes",
-            Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=MAX_ELECTORS, least=1),
-        ),
-    )
-)
+_SIGNATURES: Final = Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=MAX_ELECTORS, least=1)
+_CERTIFIED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("epoch", _COUNTER), ("signatures", _SIGNATURES)))
+_GRANTED: Final = Array((("body", Bytes(most=MAX_GRANT_BYTES)), ("signatures", _SIGNATURES)))
 
 Votes = tuple[tuple[bytes, bytes], ...]
 """(elector, signature) pairs, ascending by elector."""
@@ -107,7 +103,6 @@ class Cut:
 
     domain: bytes
     height: int
-    epoch: int
     prev: bytes
     heads_root: bytes
     changes: tuple[Head, ...]
@@ -118,10 +113,10 @@ class Cut:
         object.__setattr__(self, "id", sha256(CUT_CONTEXT + self.body).digest())
 
     @classmethod
-    def make(cls, domain: bytes, height: int, epoch: int, prev: bytes, root: bytes, changes: Iterable[Head]) -> Cut:
+    def make(cls, domain: bytes, height: int, prev: bytes, root: bytes, changes: Iterable[Head]) -> Cut:
         """A new cut; raises ``LocalError`` for one that others would refuse."""
         rows = sorted(changes, key=lambda head: head.author)
-        body = codec.encode([FORMAT, domain, height, epoch, prev, root, [head.to_value() for head in rows]])
+        body = codec.encode([FORMAT, domain, height, prev, root, [head.to_value() for head in rows]])
         try:
             return cls.parse(body)
         except PeerError as error:
@@ -131,33 +126,52 @@ class Cut:
     def parse(cls, body: bytes) -> Cut:
         """Parse a cut's body; raises ``PeerError``."""
         value = codec.parse(body, _CUT, max_bytes=MAX_CUT_BYTES, what="cut")
-        _, domain, height, epoch, prev, root, changes = value
+        _, domain, height, prev, root, changes = value
         if (height == 1) != (prev == domain):
             raise PeerError("cut: the first cut and no other follows the domain's id")
-        return cls(domain, height, epoch, prev, root, _rows(changes, "cut"), body)
+        return cls(domain, height, prev, root, _rows(changes, "cut"), body)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCut:
+    """A cut with the votes of a quorum for its ballot of ``epoch``: no other content has one in that epoch."""
+
+    cut: Cut
+    epoch: int
+    votes: Votes
+
+    def encode(self) -> bytes:
+        """The wire form ``[body, epoch, [[elector, signature], …]]``."""
+        return codec.encode([self.cut.body, self.epoch, self.votes])
+
+    @classmethod
+    def parse(cls, data: bytes, *, verify: bool = True) -> PreparedCut:
+        """Parse and verify every vote under the key it names (rule 7); raises ``PeerError``."""
+        return cls(*_certified(data, identity.VOTE, "prepared cut", verify=verify))
 
 
 @dataclass(frozen=True, slots=True)
 class CertifiedCut:
-    """A cut with the votes of a quorum."""
+    """A cut with the commits of a quorum to its ballot of ``epoch``."""
 
     cut: Cut
+    epoch: int
     votes: Votes
 
     def encode(self) -> bytes:
-        """The wire form ``[body, [[elector, signature], …]]``."""
-        return codec.encode([self.cut.body, self.votes])
+        """The wire form ``[body, epoch, [[elector, signature], …]]``."""
+        return codec.encode([self.cut.body, self.epoch, self.votes])
 
     @classmethod
-    def parse(cls, data: bytes, electors: Sequence[bytes]) -> CertifiedCut:
-        """Parse a certificate and verify every vote in it; raises ``PeerError``."""
-        body, votes = _certificate(data, electors, identity.VOTE, MAX_CUT_BYTES, "cut")
-        return cls(Cut.parse(body), votes)
+    def parse(cls, data: bytes, *, verify: bool = True) -> CertifiedCut:
+        """Parse and verify every commit under the key it names (rule 7); raises ``PeerError``."""
+        return cls(*_certified(data, identity.COMMIT, "cut", verify=verify))
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A term for ``trainer`` from the weights entry ``base`` on, whose term and number are ``base_*``."""
+    """A term for ``trainer`` from the weights entry ``base`` on, whose term and number are ``base_*``; ``anchor`` is
+    the newest cut that its makers knew, the domain's id before the first."""
 
     domain: bytes
     term: int
@@ -165,6 +179,7 @@ class Grant:
     base: bytes
     base_term: int
     base_number: int
+    anchor: bytes
     body: bytes
     id: bytes = field(init=False, compare=False)
 
@@ -172,9 +187,11 @@ class Grant:
         object.__setattr__(self, "id", sha256(GRANT_CONTEXT + self.body).digest())
 
     @classmethod
-    def make(cls, domain: bytes, term: int, trainer: bytes, base: bytes, base_term: int, base_number: int) -> Grant:
+    def make(
+        cls, domain: bytes, term: int, trainer: bytes, base: bytes, base_term: int, base_number: int, anchor: bytes
+    ) -> Grant:
         """A new grant; raises ``LocalError`` for one that others would refuse."""
-        body = codec.encode([FORMAT, domain, term, trainer, base, base_term, base_number])
+        body = codec.encode([FORMAT, domain, term, trainer, base, base_term, base_number, anchor])
         try:
             return cls.parse(body)
         except PeerError as error:
@@ -184,13 +201,13 @@ class Grant:
     def parse(cls, body: bytes) -> Grant:
         """Parse a grant's body; raises ``PeerError``."""
         value = codec.parse(body, _GRANT, max_bytes=MAX_GRANT_BYTES, what="grant")
-        _, domain, term, trainer, base, base_term, base_number = value
+        _, domain, term, trainer, base, base_term, base_number, anchor = value
         if base == domain:
             if base_term or base_number:
                 raise PeerError("grant: before version 0 the base has term and number 0")
         elif not 0 < base_term < term:
             raise PeerError("grant: the base is not of an earlier term")
-        return cls(domain, term, trainer, base, base_term, base_number, body)
+        return cls(domain, term, trainer, base, base_term, base_number, anchor, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +222,11 @@ class CertifiedGrant:
         return codec.encode([self.grant.body, self.votes])
 
     @classmethod
-    def parse(cls, data: bytes, electors: Sequence[bytes]) -> CertifiedGrant:
-        """Parse a certificate and verify every signature in it; raises ``PeerError``."""
-        body, votes = _certificate(data, electors, identity.GRANT, MAX_GRANT_BYTES, "grant")
-        return cls(Grant.parse(body), votes)
+    def parse(cls, data: bytes, *, verify: bool = True) -> CertifiedGrant:
+        """Parse and verify every signature under the key it names (rule 7); raises ``PeerError``."""
+        body, signatures = codec.parse(data, _GRANTED, max_bytes=MAX_GRANT_BYTES, what="certified grant")
+        grant = Grant.parse(body)
+        return cls(grant, _signed(signatures, identity.GRANT, body, "grant", verify=verify))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,14 +263,34 @@ class Report:
         return cls(domain, elector, epoch, newest_cut, _rows(heads, "report"), term, number)
 
 
-def vote(elector: Identity, cut: Cut) -> tuple[bytes, bytes]:
+def ballot(cut: Cut, epoch: int) -> bytes:
+    """What votes for and commits to ``cut`` in ``epoch`` sign."""
+    return ballot_of(cut.domain, epoch, cut.id)
+
+
+def ballot_of(domain: bytes, epoch: int, cut: bytes) -> bytes:
+    """The ballot for the cut of this id."""
+    return codec.encode([domain, epoch, cut])
+
+
+def vote(elector: Identity, cut: Cut, epoch: int) -> tuple[bytes, bytes]:
     """(elector, signature): a vote for ``cut``, to be stored before it is sent."""
-    return elector.node, elector.sign(identity.VOTE, cut.body)
+    return elector.node, elector.sign(identity.VOTE, ballot(cut, epoch))
 
 
-def verify_vote(cut: Cut, elector: bytes, signature: bytes, electors: Sequence[bytes]) -> None:
-    """Raise ``PeerError`` unless this is an elector's vote for ``cut``."""
-    _verify(cut.body, elector, signature, electors, identity.VOTE, "vote")
+def commit(elector: Identity, cut: Cut, epoch: int) -> tuple[bytes, bytes]:
+    """(elector, signature): a commit to ``cut``; the prepared cut is stored as the lock before it is sent."""
+    return elector.node, elector.sign(identity.COMMIT, ballot(cut, epoch))
+
+
+def verify_vote(cut: Cut, epoch: int, elector: bytes, signature: bytes, electors: Sequence[bytes]) -> None:
+    """Raise ``PeerError`` unless this is an elector's vote for ``cut`` in ``epoch``."""
+    _verify(ballot(cut, epoch), elector, signature, electors, identity.VOTE, "vote")
+
+
+def verify_commit(cut: Cut, epoch: int, elector: bytes, signature: bytes, electors: Sequence[bytes]) -> None:
+    """Raise ``PeerError`` unless this is an elector's commit to ``cut`` in ``epoch``."""
+    _verify(ballot(cut, epoch), elector, signature, electors, identity.COMMIT, "commit")
 
 
 def grant_vote(elector: Identity, grant: Grant) -> tuple[bytes, bytes]:
@@ -265,9 +303,14 @@ def verify_grant_vote(grant: Grant, elector: bytes, signature: bytes, electors: 
     _verify(grant.body, elector, signature, electors, identity.GRANT, "grant")
 
 
-def certify(cut: Cut, votes: Mapping[bytes, bytes], electors: Sequence[bytes]) -> CertifiedCut:
-    """The certificate from verified votes (elector → signature); ``LocalError`` below a quorum."""
-    return CertifiedCut(cut, _enough(votes, electors))
+def prepare(cut: Cut, epoch: int, votes: Mapping[bytes, bytes], electors: Sequence[bytes]) -> PreparedCut:
+    """The prepared cut from verified votes (elector → signature); ``LocalError`` below a quorum."""
+    return PreparedCut(cut, epoch, _enough(votes, electors))
+
+
+def certify(cut: Cut, epoch: int, commits: Mapping[bytes, bytes], electors: Sequence[bytes]) -> CertifiedCut:
+    """The certificate from verified commits (elector → signature); ``LocalError`` below a quorum."""
+    return CertifiedCut(cut, epoch, _enough(commits, electors))
 
 
 def certify_grant(grant: Grant, votes: Mapping[bytes, bytes], electors: Sequence[bytes]) -> CertifiedGrant:
@@ -275,112 +318,12 @@ def certify_grant(grant: Grant, votes: Mapping[bytes, bytes], electors: Sequence
     return CertifiedGrant(grant, _enough(votes, electors))
 
 
-Held = Callable[[bytes, int], Head | None]
-"""``held(author, seq)``: the head that the own replica's feed of ``author`` had at ``seq``, or None."""
-
-
-def proposer(epoch: int, electors: Sequence[bytes]) -> bytes:
-    """The elector that proposes in this epoch."""
-    return electors[epoch % len(electors)]
-
-
-def propose(
-    domain: bytes,
-    height: int,
-    epoch: int,
-    prev: bytes,
-    certified: Mapping[bytes, Head],
-    reports: Iterable[Report],
-    electors: Sequence[bytes],
-    held: Held,
-    votes: Iterable[Cut] = (),
-) -> Cut | None:
-    """The cut of ``height`` that follows ``prev``, whose vector is ``certified``, or None where nothing moved.
-
-    Of each elector the last report of the iterable counts. ``votes`` are cuts of this height that electors voted
-    for already: the proposal covers what they cover, as far as the own replica holds it.
-    """
-    newest = {report.elector: report for report in reports if report.elector in electors}
-    rows: dict[bytes, list[Head]] = {}
-    for report in newest.values():
-        for head in report.heads:
-            own = held(head.author, head.seq)
-            if own is not None and own.entry_id == head.entry_id and own.feed_root == head.feed_root:
-                rows.setdefault(head.author, []).append(head)
-    need = quorum(len(electors))
-    chosen: dict[bytes, Head] = {}
-    for author, heads in rows.items():
-        if len(heads) >= need:
-            seq = sorted((head.seq for head in heads), reverse=True)[need - 1]
-            frozen = sum(head.status == FROZEN for head in heads) >= need
-            _take(chosen, held(author, seq), FROZEN if frozen else None)
-    voted_for: set[bytes] = set()
-    for voted in votes:
-        if voted.prev == prev:
-            for head in voted.changes:
-                own = held(head.author, head.seq)
-                if own is not None and own.entry_id == head.entry_id:
-                    voted_for.add(head.author)
-                    _take(chosen, own, head.status)
-    moved = sorted(author for author, head in chosen.items() if moves(certified.get(author), head))
-    if not moved:
-        return None
-    # What was voted for must be in; of the rest, what does not fit waits for the next cut.
-    moved.sort(key=lambda author: author not in voted_for)
-    changes = {author: chosen[author] for author in moved[:MAX_CHANGES]}
-    root = heads_root({**certified, **changes}.values())
-    return Cut.make(domain, height, epoch, prev, root, changes.values())
-
-
-def vote_problem(
-    cut: Cut,
-    *,
-    domain: bytes,
-    height: int,
-    newest: bytes,
-    certified: Mapping[bytes, Head],
-    held: Held,
-    last: Cut | None,
-) -> str | None:
-    """Why an elector may not vote for ``cut``, or None where it may.
-
-    ``height`` and ``newest`` are those of the newest cut it knows (0 and the domain's id before the first), whose
-    vector is ``certified``; ``last`` is the cut that it voted for last. Row status 1 is for the caller to check: it
-    votes for one only where it holds the fork proof.
-    """
-    if cut.domain != domain:
-        return "another domain"
-    if cut.height != height + 1 or cut.prev != newest:
-        return "it does not follow the newest cut"
-    if last is not None and cut.epoch <= last.epoch:
-        return "a vote was cast in this epoch or a later one"
-    for head in cut.changes:
-        own = held(head.author, head.seq)
-        if own is None:
-            return "entries are missing"
-        if own.entry_id != head.entry_id or own.feed_root != head.feed_root:
-            return "another branch is held"
-        if not moves(certified.get(head.author), head):
-            return "a row does not move forward"
-    vector = {**certified, **{head.author: head for head in cut.changes}}
-    if heads_root(vector.values()) != cut.heads_root:
-        return "the heads root is wrong"
-    for head in last.changes if last is not None else ():
-        new = vector.get(head.author)
-        before = held(head.author, head.seq)
-        if new is None or new.seq < head.seq or before is None or before.entry_id != head.entry_id:
-            return "it does not extend the last vote"
-    return None
-
-
-def _take(chosen: dict[bytes, Head], head: Head | None, status: int | None) -> None:
-    """Raise the row of an author to ``head`` (never lower it); ``status`` None means live."""
-    if head is None:
-        return
-    old = chosen.get(head.author)
-    best = head if old is None or head.seq > old.seq else old
-    frozen = status == FROZEN or (old is not None and old.status == FROZEN)
-    chosen[head.author] = Head(best.author, best.seq, best.entry_id, best.feed_root, int(frozen))
+def check_quorum(votes: Votes, electors: Sequence[bytes], what: str) -> None:
+    """Raise ``PeerError`` unless the signers are a quorum of ``electors`` and nobody else."""
+    if any(elector not in electors for elector, _ in votes):
+        raise PeerError(f"{what}: a signer is no elector")
+    if len(votes) < quorum(len(electors)):
+        raise PeerError(f"{what}: {len(votes)} signatures are no quorum of {len(electors)} electors")
 
 
 def moves(old: Head | None, new: Head) -> bool:
@@ -407,18 +350,20 @@ def _verify(
     identity.verify(elector, context, body, signature, what)
 
 
-def _certificate(
-    data: bytes, electors: Sequence[bytes], context: bytes, max_bytes: int, what: str
-) -> tuple[bytes, Votes]:
-    body, signatures = codec.parse(data, _CERTIFIED, max_bytes=max_bytes, what=f"certified {what}")
+def _certified(data: bytes, context: bytes, what: str, *, verify: bool) -> tuple[Cut, int, Votes]:
+    body, epoch, signatures = codec.parse(data, _CERTIFIED, max_bytes=MAX_CUT_BYTES, what=what)
+    cut = Cut.parse(body)
+    return cut, epoch, _signed(signatures, context, ballot(cut, epoch), what, verify=verify)
+
+
+def _signed(signatures: list[Any], context: bytes, message: bytes, what: str, *, verify: bool) -> Votes:
     votes = tuple((elector, signature) for elector, signature in signatures)
     if any(left[0] >= right[0] for left, right in pairwise(votes)):
         raise PeerError(f"{what}: the signers are not strictly ascending")
-    if len(votes) < quorum(len(electors)):
-        raise PeerError(f"{what}: {len(votes)} signatures are no quorum of {len(electors)} electors")
-    for elector, signature in votes:
-        _verify(body, elector, signature, electors, context, what)
-    return body, votes
+    if verify:
+        for elector, signature in votes:
+            identity.verify(elector, context, message, signature, what)
+    return votes
 
 
 def _enough(votes: Mapping[bytes, bytes], electors: Sequence[bytes]) -> Votes:

@@ -22,7 +22,10 @@ from node.store.log_store import Item
 from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
+from protocol.feed import ForkProof
+from protocol.heads import RangeRequest
 from protocol.identity import Identity
+from protocol.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Join
 
 Listener = Callable[[bytes, bytes], Awaitable[None]]
@@ -35,13 +38,16 @@ class Disk:
     items: list[Item] = field(default_factory=list)
     values: dict[str, bytes] = field(default_factory=dict)
     places: set[tuple[bytes, int]] = field(default_factory=set)
+    pruned: set[bytes] = field(default_factory=set)
+    summary: tuple[int, bytes] | None = None
     full: bool = False
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
 
-    async def load(self) -> Sequence[Item]:
+    async def read(self, after: int) -> tuple[Sequence[Item], int]:
         await trio.lowlevel.checkpoint()
-        return list(self.items)
+        held = [item for item in self.items[after:] if not (isinstance(item, Entry) and item.id in self.pruned)]
+        return held, len(self.items)
 
     async def append(
         self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
@@ -62,9 +68,70 @@ class Disk:
         await trio.lowlevel.checkpoint()
         return self.values.get(key)
 
+    async def snapshot(self) -> tuple[int, bytes] | None:
+        await trio.lowlevel.checkpoint()
+        return self.summary
+
+    async def save_snapshot(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.full:
+            raise OSError("no space left on the simulated device")
+        self.summary = (len(self.items), data)
+
+    async def drop_snapshot(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.summary = None
+
+    async def sides(self) -> Sequence[CertifiedGrant | ForkProof]:
+        await trio.lowlevel.checkpoint()
+        return [item for item in self.items if isinstance(item, CertifiedGrant | ForkProof)]
+
+    async def entries_by_id(self, ids: Sequence[bytes]) -> Sequence[Entry]:
+        await trio.lowlevel.checkpoint()
+        wanted = set(ids) - self.pruned
+        return [item for item in self.items if isinstance(item, Entry) and item.id in wanted]
+
+    async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], Sequence[Entry]]:
+        await trio.lowlevel.checkpoint()
+        found: dict[tuple[bytes, int], list[Entry]] = {}
+        for item in self.items:
+            if isinstance(item, Entry) and (item.author, item.seq) in places and item.id not in self.pruned:
+                found.setdefault((item.author, item.seq), []).append(item)
+        return found
+
+    async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], bytes]:
+        await trio.lowlevel.checkpoint()
+        held = {(item.author, item.seq): item.id for item in reversed(self.items) if isinstance(item, Entry)}
+        return {place: held[place] for place in places if place in held}
+
+    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[bytes]:
+        await trio.lowlevel.checkpoint()
+        found: list[bytes] = []
+        for one in wanted:
+            held = [item for item in self.items if isinstance(item, Entry) and item.author == one.author]
+            for item in sorted(held, key=lambda item: item.seq):
+                if one.first_seq <= item.seq <= one.last_seq and most > 0 and item.id not in self.pruned:
+                    found.append(item.encode())
+                    most -= len(found[-1])
+        return found
+
+    async def cuts(self, after: int, most: int) -> Sequence[bytes]:
+        await trio.lowlevel.checkpoint()
+        cuts = {item.cut.height: item for item in self.items if isinstance(item, CertifiedCut)}
+        return [cuts[height].encode() for height in sorted(cuts) if height > after][:most]
+
+    async def prune(self, ranges: Sequence[RangeRequest]) -> int:
+        await trio.lowlevel.checkpoint()
+        before = len(self.pruned)
+        for one in ranges:
+            for item in self.items:
+                if isinstance(item, Entry) and item.author == one.author and one.first_seq <= item.seq <= one.last_seq:
+                    self.pruned.add(item.id)
+        return len(self.pruned) - before
+
     def copy(self) -> Disk:
         """A backup of it as it is now."""
-        return Disk(list(self.items), dict(self.values), set(self.places))
+        return Disk(list(self.items), dict(self.values), set(self.places), set(self.pruned), self.summary)
 
 
 class Network:
@@ -191,18 +258,19 @@ class World:
         known: Iterable[bytes] = (),
         elects: bool | None = None,
         join: bool = True,
+        archive: bool = True,
     ) -> SimNode:
         """Run a node on ``disk``; on a new one its key counts as new, and it joins."""
         fresh = disk is None
         disk = disk if disk is not None else Disk()
-        replica = await load(disk, self.domain)
-        service = LogService(identity, replica, disk, known=known, fresh=fresh, thread_from=1 << 30)
+        log = await load(disk, self.domain)
+        service = LogService(identity, log, disk, known=known, fresh=fresh, thread_from=1 << 30, archive=archive)
         scope = trio.CancelScope()
         port = Port(self.network, identity.node, self.nursery)
         sync = LogSync(service, port, interval=1.0)
         node = SimNode(identity, disk, service, sync, port, scope)
         if elects if elects is not None else identity.node in self.domain.electors:
-            node.elector = await open_elector(service, identity)
+            node.elector = await open_elector(service, identity, sync)
         await self.nursery.start(self._run, node)
         self.network.ports[identity.node] = port
         if fresh and join:

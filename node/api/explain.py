@@ -123,6 +123,6 @@ def problems(status: Mapping[str, Any], needed: int) -> list[str]:
     found: Sequence[tuple[bool, str]] = (
         (status["peers"] == 0, "no peer is connected: see farflung peers"),
         (status["disk_free"] < needed, f"the disk has {status['disk_free'] / 1e6:.0f} MB free: make room"),
-        (status["frozen"], "two different entries were signed with this node's key: its feed is frozen for good"),
+        (status["over"] is not None, status["over"] or ""),
     )
     return [text for wrong, text in found if wrong]

@@ -25,11 +25,20 @@ def role_rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def credits(ledger: Ledger) -> dict[str, Any]:
-    """Every account, final entries only, the richest first."""
+    """Every account, final entries only, the richest first. ``ended`` says what became of a node whose feed was closed
+    or moved, ``goes_on_as`` as whom; ``goes_on_for`` lists the nodes whose accounts are part of this one."""
     rows = []
+    endings = ledger.replica.endings
     for author, entry in credit.credits(ledger).items():
         who = {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
-        rows.append({**who, **account(entry, entry)})
+        owner = endings.owner(author)
+        ended = None if author not in endings.ended else "closed" if owner == author else "moved"
+        what = {
+            "ended": ended,
+            "goes_on_as": None if owner == author else owner.hex(),
+            "goes_on_for": [old.hex() for old in endings.lost(author)],
+        }
+        rows.append({**who, **account(entry, entry), **what})
     return {"domain": ledger.domain.id.hex(), "nodes": sorted(rows, key=lambda row: (-row["credit"], row["node"]))}
 
 

@@ -56,8 +56,8 @@ def offline(directory: DataDirectory) -> tuple[Ledger, tuple[str, ...]]:
     # Imported here: a command that reaches the daemon needs none of it.
     from node.store.verify import verify
 
-    report = verify(directory)
+    report = verify(directory, keep=False)
     note(f"no daemon runs on {directory.path}: this is what its log says")
     for problem in report.problems:
         note(problem)
-    return Ledger(report.replica), report.problems
+    return report.ledger, report.problems

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from typing import Any, Final
 
 from node.cli import options, tables
+
+NUMBERS: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
+COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -12,8 +17,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser = commands.add_parser(
         "credits",
         help="what everybody earned",
-        description="List every node's credit, from final entries only, and what became of its submissions. Where no "
-        "daemon runs, what the folder's own log says.",
+        description="List every node's credit and reputation, from final entries only. Credit is the sum of generated "
+        "(responses of accepted submissions), audited (a quarter of the responses it replayed, where its verdict was "
+        "that of the majority) and trained (responses of its training steps). Accepted, rejected, void and pending "
+        "count its submissions. Where no daemon runs, what the folder's own log says.",
     )
     options.add_data_dir(parser)
     options.add_json(parser)
@@ -36,17 +43,29 @@ def _credits(arguments: argparse.Namespace) -> int:
         options.print_json({"source": source, **answer})
     else:
         tables.table(
-            ("node", "name", "role", "credit", "accepted", "rejected", "void", "pending", "reputation", "reasons"),
+            COLUMNS,
             [
                 (
                     row["node"][:8],
                     row["name"],
                     row["role"],
-                    *(str(row[key]) for key in ("credit", "accepted", "rejected", "void", "pending")),
+                    *(str(row[key]) for key in NUMBERS),
                     f"{row['reputation'] / 1e6:.3f}",
-                    ", ".join(f"{count} {reason}" for reason, count in row["reasons"].items()),
+                    "; ".join(_notes(row)),
                 )
                 for row in answer["nodes"]
             ],
         )
     return 1 if problems else 0
+
+
+def _notes(row: dict[str, Any]) -> Iterator[str]:
+    """Why submissions did not count, and what became of a node or its predecessors."""
+    if row["reasons"]:
+        yield ", ".join(f"{count} {reason}" for reason, count in row["reasons"].items())
+    if row["goes_on_for"]:
+        yield "goes on for " + ", ".join(node[:8] for node in row["goes_on_for"])
+    if row["ended"] == "closed":
+        yield "closed"
+    if row["goes_on_as"] is not None:
+        yield f"goes on as {row['goes_on_as'][:8]}"

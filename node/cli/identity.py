@@ -1,4 +1,4 @@
-"""``farflung identity``: who this node is, and its key in a file under a passphrase."""
+"""``farflung identity``: who this node is, its key in a file under a passphrase, and its recovery key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from node.cli import options
+from node.cli import options, recovery
 from node.errors import UserError
 
 ONE_PLACE = (
@@ -20,7 +20,9 @@ ONE_PLACE = (
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
     parser = commands.add_parser(
-        "identity", help="show, export or import the node's key", description="The key is the node: keep a copy of it."
+        "identity",
+        help="the node's key: show, export, import, recover",
+        description="The key is the node: keep a copy of it.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     show = actions.add_parser("show", help="who this node is", description="Show the node's ids and where its key is.")
@@ -46,6 +48,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     options.add_data_dir(load)
     _add_passphrase(load)
     load.set_defaults(command=_import)
+    recovery.add_to(actions)
 
 
 def _add_passphrase(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +74,7 @@ def _show(arguments: argparse.Namespace) -> int:
         "fingerprint": fingerprint(node),
         "key_file": str(directory.key_file),
         "recovery_file": str(directory.recovery_file) if directory.recovery_file.exists() else None,
+        "recovery_forgotten": directory.recovery_forgotten,
         "data_dir": str(directory.path),
     }
     if arguments.json:
@@ -85,7 +89,8 @@ def _show(arguments: argparse.Namespace) -> int:
         "data_dir": "data directory",
     }
     for name, label in labels.items():
-        print(f"{label:<15} {found[name] or 'none yet'}")
+        missing = "its words alone" if found["recovery_forgotten"] else "none yet"
+        print(f"{label:<15} {found[name] or missing}")
     return 0
 
 
@@ -95,11 +100,11 @@ def _export(arguments: argparse.Namespace) -> int:
 
     directory = options.data_directory(arguments)
     identity = directory.read_identity()
-    recovery = directory.recovery().seed if directory.recovery_file.exists() else None
+    kept = directory.recovery().seed if directory.recovery_file.exists() else None
     if arguments.file.exists():  # told before anyone is asked for a passphrase; write_new makes sure
         raise UserError(f"{arguments.file}: it is there already and is not overwritten", "name another file")
     passphrase = _passphrase(arguments.passphrase_file, twice=True)
-    write_new(arguments.file, keyfile.seal(keyfile.Keys(identity.seed, recovery), passphrase).encode())
+    write_new(arguments.file, keyfile.seal(keyfile.Keys(identity.seed, kept), passphrase).encode())
     print(f"{arguments.file} holds the key of node {identity.node.hex()}")
     print("Keep the file and the passphrase apart, and both away from this machine.", file=sys.stderr)
     return 0

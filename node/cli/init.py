@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from node.cli import options
+from node.cli import options, recovery
 from node.config import write_template
 from node.errors import UserError
 from node.store.directory import DataDirectory
@@ -29,10 +29,10 @@ def _init(arguments: argparse.Namespace) -> int:
     directory = options.data_directory(arguments)
     options.configuration(arguments, directory, may_lack=True)
     path, _ = options.config_file(arguments, directory)
-    made = not directory.exists()
+    made, new_key = not directory.exists(), False
     if made or not path.exists():
         with directory.open_locked():
-            identity = furnish(arguments, directory)
+            identity, new_key = furnish(arguments, directory)
     else:
         identity = directory.identity()
     if arguments.json:
@@ -49,13 +49,17 @@ def _init(arguments: argparse.Namespace) -> int:
     print(f"node {peer_id(identity.node)} {'stands' if made else 'stood already'} in {directory.path}")
     print(f"configuration: {path}")
     print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
+    recovery.announce(directory, new_key, secret=True)
     return 0
 
 
-def furnish(arguments: argparse.Namespace, directory: DataDirectory) -> Identity:
-    """Make the keys and the configuration where they are missing; the folder is locked. Raises ``UserError``."""
+def furnish(arguments: argparse.Namespace, directory: DataDirectory) -> tuple[Identity, bool]:
+    """Make the keys and the configuration where they are missing; the folder is locked. Raises ``UserError``.
+
+    Returns the identity, and whether the recovery key was made now: its words are then to be shown.
+    """
     identity = directory.identity()
-    directory.recovery()
+    made = directory.make_recovery()
     path, _ = options.config_file(arguments, directory)
     given = options.flags(arguments)
     if not path.exists():
@@ -64,4 +68,4 @@ def furnish(arguments: argparse.Namespace, directory: DataDirectory) -> Identity
         write_template(path, given)
     elif given:
         options.note(f"{path} is there already: the options given now are not written into it")
-    return identity
+    return identity, made

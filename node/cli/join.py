@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from node.cli import options, tables
+from node.cli import options, recovery, tables
 from node.cli.init import furnish
 from node.config import Config
 from node.errors import UserError
@@ -68,7 +68,9 @@ def _join(arguments: argparse.Namespace) -> int:
     if not arguments.yes and not _agreed():
         options.note("nothing was kept")
         return 1
-    _keep(arguments, directory, wanted, offer)
+    new_key = _keep(arguments, directory, wanted, offer)
+    # Whoever starts it unattended may keep the output in a journal: secrets are not for that.
+    recovery.announce(directory, new_key, secret=not arguments.yes)
     if arguments.no_run:
         print(f"joined {offer.domain.name}; start it with: farflung run --data-dir {directory.path}")
         return 0
@@ -95,9 +97,10 @@ def _agreed() -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invitation, offer: Offer) -> None:
+def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invitation, offer: Offer) -> bool:
+    """Make the folder's content; whether the recovery key was made now."""
     with directory.open_locked():
-        furnish(arguments, directory)
+        _, made = furnish(arguments, directory)
         directory.save_genesis(offer.genesis)
         peer = wanted.address.rpartition("/")[2]
         known = dict(directory.known_peers())
@@ -106,6 +109,7 @@ def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invit
             directory.save_peers(known)
         except OSError as error:
             raise UserError(f"{directory.peers_file}: cannot be written ({error.strerror})", "make room") from None
+    return made
 
 
 def _shown(offer: Offer, config: Config) -> Iterator[tuple[str, str]]:

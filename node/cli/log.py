@@ -7,16 +7,15 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shtab
 
-from node.cli import options, tables
+from node.cli import log_proof, options, tables
 from node.errors import UserError
 from node.store.directory import DataDirectory
-from protocol.records import KINDS, Record, Rollout, Step, Verdict, Weights
+from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
 
 if TYPE_CHECKING:
     from node.store.verify import LogReport
@@ -63,14 +62,22 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     options.add_data_dir(export)
     export.set_defaults(command=_export)
+    log_proof.add_to(actions)
 
 
-def _read(directory: DataDirectory) -> LogReport:
-    """The checked log; what is wrong with it is told on standard error."""
+def _read(directory: DataDirectory, *, keep: bool = True) -> LogReport:
+    """The checked log; what is wrong with it is told on standard error, on a terminal also how far the check is."""
     # Imported here, so that other commands start without loading what they do not use.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     from node.store.verify import verify
 
-    found = verify(directory)
+    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("checking", total=None)
+        found = verify(directory, keep=keep, progress=lambda done, total: bar.update(task, completed=done, total=total))
     for problem in found.problems:
         options.note(f"{directory.path}: {problem}")
     return found
@@ -82,7 +89,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     arguments.data_dir = arguments.folder or arguments.data_dir
     directory = options.data_directory(arguments)
     began = time.monotonic()
-    found = _read(directory)
+    found = _read(directory, keep=False)
     sys.stdout.write(found.text())
     result = f"{len(found.problems)} problems" if found.problems else "the log is valid"
     options.note(f"{directory.path}: {result} ({time.monotonic() - began:.1f} s)")
@@ -104,10 +111,11 @@ def _show(arguments: argparse.Namespace) -> int:
         return found.exit_code
     numbers = {entry.id: entry.payload.number for entry in found.replica.arrivals if isinstance(entry.payload, Weights)}
     tables.table(
-        ("cut", "node", "name", "seq", "kind", "what"),
+        ("cut", "entry", "node", "name", "seq", "kind", "what"),
         [
             (
                 str(found.replica.height(entry.anchor)),
+                entry.id.hex()[:8],
                 entry.author.hex()[:8],
                 found.names[entry.author],
                 str(entry.seq),
@@ -176,12 +184,8 @@ def _values(found: LogReport, entry: Entry) -> dict[str, Any]:
         "cut": found.replica.height(entry.anchor),
         "final": entry.seq <= found.replica.certified_head(entry.author),
         "kind": entry.kind,
-        "payload": {item.name: _plain(getattr(entry.payload, item.name)) for item in fields(entry.payload)},
+        "payload": log_proof.plain(entry.payload),
     }
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _words(payload: Record, numbers: dict[bytes, int]) -> str:
@@ -198,5 +202,9 @@ def _words(payload: Record, numbers: dict[bytes, int]) -> str:
             return f"{payload.rollout.hex()[:8]} {payload.outcome}: {words(payload.reason)}"
         case Step():
             return f"makes version {payload.number}: reward {payload.reward / 1e6:.3f}, {payload.accepted} accepted"
+        case Close():
+            return f"closes {payload.target.hex()[:8]}"
+        case Rebind():
+            return f"goes on for {payload.target.hex()[:8]}"
         case _:
-            return ", ".join(str(_plain(getattr(payload, item.name)))[:32] for item in fields(payload))
+            return ", ".join(str(value)[:32] for value in log_proof.plain(payload).values())

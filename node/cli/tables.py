@@ -6,7 +6,21 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-NUMBERS: Final = frozenset({"version", "credit", "accepted", "rejected", "void", "pending", "reputation", "seconds"})
+NUMBERS: Final = frozenset(
+    {
+        "version",
+        "credit",
+        "generated",
+        "audited",
+        "trained",
+        "accepted",
+        "rejected",
+        "void",
+        "pending",
+        "reputation",
+        "seconds",
+    }
+)
 """Columns that are set to the right."""
 
 

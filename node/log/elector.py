@@ -1,175 +1,437 @@
-"""An elector's part in the log: cuts and term grants, for a domain with one elector.
+"""An elector at work: it proposes cuts when its turn comes and asks for term grants.
 
-1. Each epoch in which a head moved, the elector reports its heads, proposes, votes and certifies: with one elector
-   that is one step, in the formats that several will use.
-2. Cut, vote and epoch are stored in one transaction before the cut is published, and so is a grant: what was signed
-   once is never signed differently.
-3. An elector that may have lost a part of its log waits until peers gave it back (``LogService.ready``).
+1. With one elector a cut is one step and one transaction, in the formats that several use.
+2. With several the proposer asks all for reports, then for votes, then for commits, each with a deadline; what a quorum
+   agreed on it stores, publishes and hands to the others. Whoever is silent or refuses costs time, nothing else.
+3. An attempt that fails leaves nothing behind but votes and locks, which the next one takes up; it is made again at
+   longer and longer intervals (``protocol.turns``).
+4. A grant is asked for informally first, so that nobody signs one that no quorum wants.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import trio
 
 from node.errors import UserError
+from node.log import elector_wire as wire
+from node.log.elector_wire import Evidence, Refusal
 from node.log.service import LogService, Own
-from protocol import codec
-from protocol.codec import Array, Bytes, Int, Optional
-from protocol.constants import FORMAT, MAX_CUT_BYTES
-from protocol.errors import LocalError, PeerError
+from node.log.sync import LogSync
+from node.log.voter import META, Voter
+from node.net.rpc import Unreachable
+from protocol import elector as rules
+from protocol.elector import State
+from protocol.errors import Error, LocalError, PeerError
 from protocol.identity import Identity
+from protocol.proposal import choose, propose
 from protocol.quorum import (
-    MAX_CHANGES,
     CertifiedCut,
     CertifiedGrant,
     Cut,
     Grant,
+    PreparedCut,
     Report,
     certify,
     certify_grant,
+    check_quorum,
+    commit,
     grant_vote,
-    propose,
+    prepare,
+    quorum,
+    verify_commit,
+    verify_grant_vote,
+    verify_vote,
     vote,
-    vote_problem,
 )
-from protocol.records import Weights
 
 logger = logging.getLogger(__name__)
 
-META: Final = "elector"
-_STATE: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("epoch", Int()),
-        ("term", Int()),
-        ("vote", Optional(Bytes(most=MAX_CUT_BYTES))),
-    )
-)
+T = TypeVar("T")
+
+TRIES: Final = 3
+"""Attempts of one turn, each in an epoch above what the others said they had reached."""
+MIN_TIMEOUT: Final = 1.0
+"""Seconds that others have for an answer at least."""
+REMEDY: Final = "delete the folder log in the data directory: peers give it back, and the elector abstains for a while"
+
+
+class NotGranted(Error):
+    """No quorum signed a term grant."""
 
 
 class Elector:
-    """The only elector of ``service``'s domain. Make it with ``open_elector``."""
+    """The elector of ``voter``'s node. Make it with ``open_elector``."""
 
-    def __init__(self, service: LogService, identity: Identity, epoch: int, term: int, last: Cut | None) -> None:
-        self._service = service
-        self._identity = identity
-        self._epoch = epoch
-        self._term = term
-        self._last = last
+    def __init__(self, voter: Voter) -> None:
+        self.voter = voter
+        self._service = voter.service
+        self._identity = voter.identity
+        self._pace = voter.service.domain.timings.epoch_ms / 1000
+        self._uncovered: float | None = None
+        self._term_floor = 0
+        self._asking: Grant | None = None
 
     async def run(self) -> None:
-        """Try to cut each epoch, for ever."""
-        seconds = self._service.domain.timings.epoch_ms / 1000
+        """Propose when it is this elector's turn, for ever."""
         while True:
-            await trio.sleep(seconds)
             try:
-                await self.cut()
+                await self._live()
             except OSError as error:
                 logger.error("no cut: the disk refuses it (%s)", error)
             except LocalError:
                 # The log goes on growing without a cut; a daemon that ends would stop everything else too.
                 logger.exception("no cut: a bug")
+            await trio.sleep(self._pace)
+
+    async def _live(self) -> None:
+        voter = self.voter
+        while True:
+            if not voter.asked or voter.state.abstains is not None:
+                await self.ask_past()
+            if voter.away() is not None or not voter.holds_news():
+                self._uncovered = None
+                seen = self._service.generation
+                await self._service.wait_change(seen, self._pace)
+                await trio.sleep(self._pace / 10)
+                continue
+            now = trio.current_time()
+            self._uncovered = self._uncovered or now
+            due = voter.turns.due(self._uncovered)
+            if now < due:
+                await trio.sleep(min(due - now, self._pace / 4))
+                continue
+            if await self.cut() is None:
+                await trio.sleep(voter.turns.patience / 4)
+
+    async def ask_past(self) -> None:
+        """Ask all others how far they are and what they know of this elector."""
+        voter = self.voter
+
+        async def ask(peer: bytes) -> None:
+            answer = await self._request(peer, wire.request("status", None))
+            await voter.learn(peer, wire.parse_status(answer))
+
+        await self._gather(ask, len(voter.electors))
+
+    # Cuts
 
     async def cut(self) -> CertifiedCut | None:
-        """Make the next cut; None where nothing changed or the own log is not known to be whole."""
-        if not self._service.ready.is_set():
+        """Try to make the next cut now; None where nothing changed, this elector is away, or no quorum took part.
+
+        Raises ``OSError`` where the disk refuses.
+        """
+        voter = self.voter
+        if voter.away() is not None:
             await trio.lowlevel.checkpoint()
             return None
-        made = await self._service.commit(self._make_cut)
-        if made is None:
-            return None
-        assert isinstance(made, CertifiedCut)
-        self._epoch, self._last = made.cut.epoch, made.cut
-        return made
+        if len(voter.electors) == 1:
+            made = await self._service.commit(self._make_alone)
+            assert made is None or isinstance(made, CertifiedCut)
+            checkpoints = self._service.checkpoints
+            if made is not None and (own := checkpoints.cosign(self._identity, made.cut.id)) is not None:
+                await checkpoints.gather(made.cut.id, {voter.me: own})
+            return made
+        voter.turns.take(voter.place(voter.me), trio.current_time())
+        for _ in range(TRIES):
+            epoch = self._next_epoch()
+            made = await self._attempt(epoch)
+            if made is not None or voter.floor < epoch:
+                return made
+        return None
 
-    def _make_cut(self) -> Own | None:
-        replica, domain = self._service.replica, self._service.domain
-        moved = sorted(replica.uncovered(), key=lambda head: head.author)[:MAX_CHANGES]
-        if not moved:
-            return None
-        newest = replica.newest_cut
-        height, newest_epoch = (0, 0) if newest is None else (newest.cut.height, newest.cut.epoch)
-        epoch = max(self._epoch, newest_epoch) + 1
-        term, number = self._highest()
-        report = Report(domain.id, self._identity.node, epoch, replica.newest_cut_id, tuple(moved), term, number)
-        signed = Report.parse(report.sign(self._identity), domain.electors)
-        cut = propose(
-            domain.id,
-            height + 1,
-            epoch,
-            replica.newest_cut_id,
-            replica.certified,
-            [signed],
-            domain.electors,
-            replica.head_at,
-        )
+    def _make_alone(self) -> Own | None:
+        voter, replica = self.voter, self._service.replica
+        electors, epoch = voter.electors, self._next_epoch()
+        cut = self._fresh([Report.parse(voter.report(epoch), electors)])
         if cut is None:
             return None
-        problem = vote_problem(
-            cut,
-            domain=domain.id,
-            height=height,
-            newest=replica.newest_cut_id,
-            certified=replica.certified,
-            held=replica.head_at,
-            last=self._last,
+        state = voter.state
+        voted = rules.vote(state, cut, epoch, None, electors)
+        if isinstance(voted, str):
+            raise LocalError(f"the own cut cannot be voted for: {voted}")
+        prepared = prepare(cut, epoch, dict([vote(self._identity, cut, epoch)]), electors)
+        committed = rules.commit(voted, prepared, electors)
+        if isinstance(committed, str):
+            raise LocalError(f"the own cut cannot be committed to: {committed}")
+        certified = certify(cut, epoch, dict([commit(self._identity, cut, epoch)]), electors)
+        state = rules.follow(committed, certified, voter.me, replica.electors_at(cut.height))
+        return Own(certified, {META: state.encode()}, stored=lambda: voter.resume(state))
+
+    def _fresh(self, reports: Sequence[Report]) -> Cut | None:
+        replica = self._service.replica
+        return propose(
+            self._service.domain.id,
+            len(replica.cuts) + 1,
+            replica.newest_cut_id,
+            replica.certified,
+            reports,
+            self.voter.electors,
+            replica.head_at,
         )
-        if problem is not None:
-            raise LocalError(f"the own cut is not fit to be voted for: {problem}")
-        certified = certify(cut, dict([vote(self._identity, cut)]), domain.electors)
-        return Own(certified, {META: _encode(epoch, self._term, cut)})
+
+    def _next_epoch(self) -> int:
+        """The lowest epoch that is this elector's and that it has not passed."""
+        voter = self.voter
+        n, place = len(voter.electors), voter.place(voter.me)
+        lowest = max(voter.state.epoch, voter.floor) + 1
+        return lowest + (place - lowest) % n
+
+    async def _attempt(self, epoch: int) -> CertifiedCut | None:
+        voter, electors = self.voter, self.voter.electors
+        need = quorum(len(electors))
+        found = await self._reports(epoch)
+        if len(found) < need:
+            return None
+        chosen = choose([lock for _, lock in found], lambda: self._fresh([report for report, _ in found]))
+        if chosen is None:
+            return None
+        cut, proof = chosen
+        if proof is not None and proof.epoch >= epoch:
+            voter.floor = max(voter.floor, proof.epoch)
+            return None
+        own = await voter.vote(cut, epoch, proof)
+        if isinstance(own, str):
+            logger.debug("no vote for the own proposal: %s", own)
+            return None
+        votes = await self._signatures(
+            "propose",
+            wire.proposal(epoch, cut, proof),
+            lambda peer, signature: verify_vote(cut, epoch, peer, signature, electors),
+        )
+        self._note(votes, cut, epoch, committed=False)
+        votes[voter.me] = own
+        if len(votes) < need:
+            return None
+        prepared = prepare(cut, epoch, votes, electors)
+        own = await voter.commit(prepared)
+        if isinstance(own, str):
+            logger.debug("no commit to the own proposal: %s", own)
+            return None
+        commits = await self._signatures(
+            "prepared",
+            wire.request("prepared", prepared.encode()),
+            lambda peer, signature: verify_commit(cut, epoch, peer, signature, electors),
+        )
+        self._note(commits, cut, epoch, committed=True)
+        commits[voter.me] = own
+        if len(commits) < need:
+            return None
+        return await self._finish(certify(cut, epoch, commits, electors))
+
+    async def _reports(self, epoch: int) -> list[tuple[Report, PreparedCut | None]]:
+        """All reports that came in time, the own one first, each with its author's lock."""
+        voter, electors = self.voter, self.voter.electors
+        newest, height = self._service.replica.newest_cut_id, voter.height
+        payload = wire.request("report", [epoch, height])
+
+        async def ask(peer: bytes) -> tuple[Report, PreparedCut | None] | None:
+            value = self._value(peer, "report", await self._request(peer, payload))
+            if isinstance(value, Refusal):
+                return None
+            report = Report.parse(value[0], electors)
+            if (report.elector, report.epoch, report.newest_cut) != (peer, epoch, newest):
+                raise PeerError("report: it is not what was asked for")
+            if value[1] is None:
+                return report, None
+            lock = PreparedCut.parse(value[1])
+            check_quorum(lock.votes, electors, "lock")
+            if lock.cut.height != height + 1:
+                raise PeerError("report: its lock is of another height")
+            return report, lock
+
+        own = Report.parse(voter.report(epoch), electors), voter.state.lock
+        answers = await self._gather(ask, quorum(len(electors)) - 1)
+        return [own, *answers.values()]
+
+    async def _finish(self, certified: CertifiedCut) -> CertifiedCut | None:
+        """Store and publish what was certified, and hand it to the other electors."""
+        taken: list[bool] = []
+
+        def make() -> Own | None:
+            # It may have come from elsewhere meanwhile: whoever committed may have it from another proposer.
+            if certified.cut.height != len(self._service.replica.cuts) + 1:
+                return None
+            taken.append(True)
+            return Own(certified, {})
+
+        await self._service.commit(make)
+        payload = wire.request("certified", certified.encode())
+
+        checkpoints = self._service.checkpoints
+        own = checkpoints.cosign(self._identity, certified.cut.id)
+
+        async def tell(peer: bytes) -> bytes | None:
+            value = self._value(peer, "certified", await self._request(peer, payload))
+            if isinstance(value, Refusal) or value is None:
+                return None
+            assert isinstance(value, bytes)
+            if self._service.replica.newest_cut_id == certified.cut.id:
+                checkpoints.check(peer, value)
+            return value
+
+        cosignatures = await self._gather(tell, quorum(len(self.voter.electors)) - 1)
+        if own is not None:
+            await checkpoints.gather(certified.cut.id, {**cosignatures, self.voter.me: own})
+        return certified if taken else None
+
+    # Terms
 
     async def grant_term(self, trainer: bytes) -> CertifiedGrant:
         """Give the next term to ``trainer``, from the newest version of the lineage on.
 
-        Raises ``OSError`` where the disk refuses.
+        Raises ``OSError`` where the disk refuses, ``NotGranted`` where no quorum agrees.
         """
+        voter = self.voter
         await self._service.ready.wait()
+        if len(voter.electors) == 1:
+            made = await self._service.commit(lambda: self._grant_alone(trainer))
+            assert isinstance(made, CertifiedGrant)
+            return made
+        electors, need = voter.electors, quorum(len(voter.electors))
+        grant = self._next_grant(trainer)
+        refusals: list[str] = []
 
-        def make() -> Own:
-            domain = self._service.domain
-            newest = self._service.ledger.newest_weights()
-            term = max(self._term, max(self._service.replica.grants, default=0)) + 1
-            base = domain.id if newest is None else newest.id
-            grant = Grant.make(domain.id, term, trainer, base, *self._highest())
-            certified = certify_grant(grant, dict([grant_vote(self._identity, grant)]), domain.electors)
-            return Own(certified, {META: _encode(self._epoch, term, self._last)})
+        async def would(peer: bytes) -> bool | None:
+            value = self._value(peer, "would", await self._request(peer, wire.request("would", grant.body)))
+            if isinstance(value, Refusal):
+                refusals.append(value.reason)
+                return None
+            return True
 
-        made = await self._service.commit(make)
-        assert isinstance(made, CertifiedGrant)
-        self._term = made.grant.term
-        return made
+        if len(await self._gather(would, need - 1)) + 1 < need:
+            raise NotGranted(f"too few electors agree ({', '.join(sorted(set(refusals))) or 'no answer'})")
+        own = await voter.sign_grant(grant)
+        if isinstance(own, str):
+            raise NotGranted(own)
+        votes = await self._signatures(
+            "grant",
+            wire.request("grant", grant.body),
+            lambda peer, signature: verify_grant_vote(grant, peer, signature, electors),
+        )
+        votes[voter.me] = own
+        if len(votes) < need:
+            raise NotGranted("too few electors signed")
+        certified = certify_grant(grant, votes, electors)
+        made = await self._service.commit(
+            lambda: None if grant.term in self._service.replica.grants else Own(certified, {})
+        )
+        return certified
 
-    def _highest(self) -> tuple[int, int]:
-        newest = self._service.ledger.newest_weights()
-        if newest is None:
-            return 0, 0
-        assert isinstance(newest.payload, Weights)
-        return newest.payload.term, newest.payload.number
+    def _next_grant(self, trainer: bytes) -> Grant:
+        """A grant of the next term; the one that this elector signed already, as long as it fits."""
+        voter, service = self.voter, self._service
+        newest = service.ledger.newest_weights()
+        base = service.domain.id if newest is None else newest.id
+        asked = self._asking
+        fits = asked is not None and (asked.trainer, asked.base) == (trainer, base)
+        if asked is not None and fits and asked.term > max(voter.known_term, self._term_floor):
+            return asked
+        term = max(voter.state.term, voter.known_term, self._term_floor) + 1
+        anchor = service.replica.newest_cut_id
+        self._asking = Grant.make(service.domain.id, term, trainer, base, *voter.highest(), anchor)
+        return self._asking
+
+    def _grant_alone(self, trainer: bytes) -> Own:
+        voter = self.voter
+        grant = self._next_grant(trainer)
+        state = rules.sign_grant(voter.state, grant, voter.known_term)
+        if isinstance(state, str):
+            raise LocalError(f"the own grant cannot be signed: {state}")
+        certified = certify_grant(grant, dict([grant_vote(self._identity, grant)]), voter.electors)
+        return Own(certified, {META: state.encode()}, stored=lambda: voter.resume(state))
+
+    # Asking the others
+
+    async def _signatures(self, op: str, payload: bytes, verify: Callable[[bytes, bytes], None]) -> dict[bytes, bytes]:
+        """The right signatures that the others answered with, by elector."""
+
+        async def ask(peer: bytes) -> bytes | None:
+            value = self._value(peer, op, await self._request(peer, payload))
+            if isinstance(value, Refusal):
+                return None
+            verify(peer, value)
+            assert isinstance(value, bytes)
+            return value
+
+        return await self._gather(ask, quorum(len(self.voter.electors)) - 1)
+
+    def _value(self, peer: bytes, op: str, data: bytes) -> Any:
+        """The value of an answer, or the refusal, of whose numbers notice is taken."""
+        value = wire.parse_answer(op, data)
+        if isinstance(value, Refusal):
+            voter = self.voter
+            logger.debug("%s refuses %s: %s", peer.hex()[:8], op, value.reason)
+            if value.epoch <= voter.state.epoch + rules.MAX_JUMP:
+                voter.floor = max(voter.floor, value.epoch)
+            if value.term <= max(voter.state.term, voter.known_term) + rules.MAX_JUMP:
+                self._term_floor = max(self._term_floor, value.term)
+            if value.height > voter.height and voter.sync is not None:
+                voter.sync.soon(peer)
+        return value
+
+    async def _request(self, peer: bytes, payload: bytes) -> bytes:
+        voter = self.voter
+        assert voter.sync is not None
+        return await voter.sync.transport.request(
+            peer,
+            voter.protocol,
+            payload,
+            timeout=max(MIN_TIMEOUT, voter.turns.patience),
+            max_response=wire.MAX_MESSAGE,
+        )
+
+    async def _gather(self, ask: Callable[[bytes], Any], enough: int) -> dict[bytes, Any]:
+        """What the other electors answer, by elector; once ``enough`` did, the rest have a fifth of an epoch left.
+
+        ``ask`` gives None for an answer that does not count. What breaks the rules is blamed.
+        """
+        voter = self.voter
+        others = [elector for elector in voter.electors if elector != voter.me]
+        answers: dict[bytes, Any] = {}
+        with trio.CancelScope() as scope:
+
+            async def one(peer: bytes) -> None:
+                try:
+                    value = await ask(peer)
+                except PeerError as error:
+                    assert voter.sync is not None
+                    voter.sync.transport.blame(peer, error)
+                    return
+                except Unreachable as error:
+                    logger.debug("elector %s: %s", peer.hex()[:8], error)
+                    return
+                if value is not None:
+                    answers[peer] = value
+                    if len(answers) == enough:
+                        scope.deadline = trio.current_time() + self._pace / 5
+
+            async with trio.open_nursery() as nursery:
+                for peer in others:
+                    nursery.start_soon(one, peer)
+        return answers
+
+    def _note(self, signatures: dict[bytes, bytes], cut: Cut, epoch: int, *, committed: bool) -> None:
+        for elector, signature in signatures.items():
+            self.voter.note(elector, Evidence(committed, epoch, cut.id, signature))
 
 
-def _encode(epoch: int, term: int, last: Cut | None) -> bytes:
-    return codec.encode([FORMAT, epoch, term, None if last is None else last.body])
+async def open_elector(service: LogService, identity: Identity, sync: LogSync | None = None) -> Elector:
+    """The elector whose state is in ``service``'s store; among several it needs ``sync`` to speak to the others.
 
-
-async def open_elector(service: LogService, identity: Identity) -> Elector:
-    """The elector whose state is in ``service``'s store.
-
-    Raises ``UserError`` for a domain with several electors, ``LocalError`` where this node is none.
+    Raises ``UserError`` where that state is damaged, ``LocalError`` where this node is no elector.
     """
-    electors = service.domain.electors
+    electors = service.replica.electors_at(len(service.replica.cuts) + 1)
     if identity.node not in electors:
         raise LocalError("this node is no elector")
-    if len(electors) > 1:
-        raise UserError("the domain has several electors", "they need a newer Farflung: upgrade it")
+    if len(electors) > 1 and sync is None:
+        raise LocalError("one of several electors needs a way to the others")
     data = await service.store.meta(META)
-    if data is None:
-        return Elector(service, identity, 0, 0, None)
     try:
-        _, epoch, term, body = codec.parse(data, _STATE, max_bytes=2 * MAX_CUT_BYTES, what="elector state")
-        return Elector(service, identity, epoch, term, None if body is None else Cut.parse(body))
+        state = State() if data is None else State.decode(data)
     except PeerError as error:
-        raise LocalError(f"the stored state of the elector is damaged: {error}") from None
+        raise UserError(f"the stored state of the elector is damaged: {error}", REMEDY) from None
+    return Elector(Voter(service, identity, state, sync))

@@ -3,30 +3,44 @@
 1. A delivery is tried first and waits only where something it needs is missing, so a full waiting room never keeps out
    what comes in order. What finds no room is fetched again by anti-entropy.
 2. Of two entries for one place the later delivery counts: what does not fit the held branch may have been rubbish.
-3. A mistake in what waits is not the mistake of the peer whose delivery brought it to light: it is dropped in silence.
+3. A certificate by the electors that the replica knows is preferred to any other of its height or term: anybody can
+   sign one with keys of its own.
+4. What one peer delivered and waits takes up ``MAX_WAITING_BYTES`` at most; what comes beyond that is dropped.
+5. A mistake in what waits is not the mistake of the peer whose delivery brought it to light: it is dropped in silence.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import count, islice
+from typing import Final, TypeVar
 
 from node.store.log_store import Item
 from protocol.entry import Entry
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.quorum import CertifiedCut, CertifiedGrant, check_quorum
 from protocol.replica import Outcome, Replica
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_WAITING_ENTRIES: Final = 8192
 """Entries that wait for an earlier entry or a cut: at most 34 MB."""
 
+MAX_WAITING_BYTES: Final = 16 << 20
+"""Bytes of entries from one peer that wait."""
+
+ENTRY_COST: Final = 1000
+"""What a waiting entry takes in memory beside its body."""
+
 MAX_WAITING_CUTS: Final = 1024
+MAX_WAITING_GRANTS: Final = 256
 CUTS_AT_ONCE: Final = 64
 """Waiting cuts whose entries are asked for together."""
 
@@ -61,82 +75,193 @@ class Intake:
         self._replica = replica
         self._entries: dict[bytes, dict[int, Entry]] = {}
         self._count = 0
+        # Who delivered what waits, and how many bytes of each peer do.
+        self._origins: dict[bytes, bytes] = {}
+        self._bytes: Counter[bytes] = Counter()
+        # Authors whose next entry waits for a cut, by the cut's id.
+        self._anchored: dict[bytes, set[bytes]] = {}
+        # Authors whose entries are to be tried; True: all of them, and not only the next one.
+        self._ready: dict[bytes, bool] = {}
         self._cuts: dict[int, CertifiedCut] = {}
+        self._grants: dict[int, CertifiedGrant] = {}
 
     def deliver(
         self,
         entries: Sequence[Entry] = (),
         cuts: Sequence[CertifiedCut] = (),
         others: Sequence[CertifiedGrant | ForkProof] = (),
+        origin: bytes = b"",
     ) -> Taken:
-        """Hand over verified objects and everything that waits, until nothing more is taken."""
+        """Hand over verified objects from the peer ``origin``, and what waits for them, until nothing more is taken."""
         taken = Taken(delivered={id(item) for group in (entries, cuts, others) for item in group})
         for item in others:
-            if self._add(item, taken) is Outcome.ADDED:
+            if isinstance(item, CertifiedGrant):
+                _prefer(self._grants, item.grant.term, item, self._trusted)
+            elif self._add(item, taken) is Outcome.ADDED:
                 taken.items.append(item)
-        queues = self._entries
         for entry in entries:
-            queues.setdefault(entry.author, {})[entry.seq] = entry
+            self._put(entry, origin)
         for cut in cuts:
-            self._cuts.setdefault(cut.cut.height, cut)
+            if cut.cut.height <= len(self._replica.cuts):
+                self._add(cut, taken)
+            else:
+                _prefer(self._cuts, cut.cut.height, cut, self._trusted)
+        # Cuts may have come by another way, as own ones do.
+        for height in [height for height in self._cuts if height <= len(self._replica.cuts)]:
+            self._add(self._cuts.pop(height), taken)
+        self._wake(self._replica.newest_cut_id)
         progress = True
         while progress:
-            for queue in queues.values():
-                self._drain(queue, taken)
-            progress = self._drain_cuts(taken)
-        self._entries = {author: queue for author, queue in queues.items() if queue}
-        self._count = sum(map(len, self._entries.values()))
-        while self._count > MAX_WAITING_ENTRIES:
-            oldest = next(iter(self._entries))
-            self._count -= len(self._entries.pop(oldest))
-        for height in sorted(self._cuts)[MAX_WAITING_CUTS:]:
-            del self._cuts[height]
+            self._drain_grants(taken)
+            while self._ready:
+                author, whole = self._ready.popitem()
+                self._drain(author, whole, taken)
+            progress = self._drain_cuts(taken) or bool(self._ready)
+        self._make_room(entries, origin)
         return taken
 
-    def waits(self, entries: Sequence[Entry], cuts: Sequence[CertifiedCut]) -> bool:
+    def holds(self, entry: Entry) -> bool:
+        """Whether this entry waits here already."""
+        waiting = self._entries.get(entry.author, {}).get(entry.seq)
+        return waiting is not None and waiting.id == entry.id
+
+    def waits(
+        self,
+        entries: Sequence[Entry],
+        cuts: Sequence[CertifiedCut],
+        others: Sequence[CertifiedGrant | ForkProof] = (),
+    ) -> bool:
         """Whether some of these wait for something that is missing."""
-        return any(entry.seq in self._entries.get(entry.author, ()) for entry in entries) or any(
-            cut.cut.height in self._cuts for cut in cuts
+        return (
+            any(entry.seq in self._entries.get(entry.author, ()) for entry in entries)
+            or any(cut.cut.height in self._cuts for cut in cuts)
+            or any(isinstance(item, CertifiedGrant) and item.grant.term in self._grants for item in others)
         )
 
     def missing_for_cuts(self) -> list[RangeRequest]:
-        """What to ask for so that the cuts that wait can be taken, one range an author."""
+        """What to ask for so that the cuts that wait can be taken, one range an author: for the next cut, and for as
+        many behind it as leave room for what waits."""
         merged: dict[bytes, RangeRequest] = {}
-        for height in sorted(self._cuts)[:CUTS_AT_ONCE]:
+        total = 0
+        believed = (height for height in sorted(self._cuts) if self._trusted(self._cuts[height]))
+        for height in islice(believed, CUTS_AT_ONCE):
             for wanted in self._replica.missing_for(self._cuts[height].cut):
-                known = merged.setdefault(wanted.author, wanted)
-                if known.first_seq == wanted.first_seq and known.last_seq < wanted.last_seq:
+                known = merged.get(wanted.author)
+                if known is None:
                     merged[wanted.author] = wanted
+                    total += wanted.last_seq - wanted.first_seq + 1
+                elif known.first_seq == wanted.first_seq and known.last_seq < wanted.last_seq:
+                    merged[wanted.author] = wanted
+                    total += wanted.last_seq - known.last_seq
+            if total > MAX_WAITING_ENTRIES // 2:
+                break
         return list(merged.values())
 
-    def _drain(self, queue: dict[int, Entry], taken: Taken) -> None:
-        for seq in sorted(queue):
-            outcome = self._add(queue[seq], taken)
-            if outcome is Outcome.ADDED:
-                taken.items.append(queue[seq])
-            elif outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
+    # Entries
+
+    def _put(self, entry: Entry, origin: bytes) -> None:
+        self._remove(entry.author, entry.seq)
+        self._entries.setdefault(entry.author, {})[entry.seq] = entry
+        self._count += 1
+        self._origins[entry.id] = origin
+        self._bytes[origin] += _size(entry)
+        self._ready[entry.author] = True
+
+    def _remove(self, author: bytes, seq: int) -> None:
+        queue = self._entries.get(author)
+        entry = None if queue is None else queue.pop(seq, None)
+        if queue is not None and entry is not None:
+            self._count -= 1
+            self._bytes[self._origins.pop(entry.id)] -= _size(entry)
+            if not queue:
+                del self._entries[author]
+
+    def _drain(self, author: bytes, whole: bool, taken: Taken) -> None:
+        """Hand over an author's entries: as far as they go on from its feed, or ``whole``, all that are not ahead."""
+        queue = self._entries.get(author)
+        places = iter(sorted(queue or ())) if whole else count(self._replica.next_for(author))
+        for seq in places:
+            entry = None if queue is None else queue.get(seq)
+            if entry is None:
                 return
-            del queue[seq]
+            outcome = self._add(entry, taken)
+            if outcome is Outcome.ADDED:
+                taken.items.append(entry)
+            elif outcome is Outcome.MISSING_ANCHOR:
+                self._anchored.setdefault(entry.anchor, set()).add(author)
+                return
+            elif outcome is Outcome.MISSING_PREV:
+                return
+            self._remove(author, seq)
+
+    def _wake(self, cut_id: bytes) -> None:
+        for author in self._anchored.pop(cut_id, ()):
+            self._ready.setdefault(author, False)
+
+    def _make_room(self, entries: Sequence[Entry], origin: bytes) -> None:
+        for entry in reversed(entries):
+            if self._bytes[origin] <= MAX_WAITING_BYTES:
+                break
+            if self.holds(entry):
+                self._remove(entry.author, entry.seq)
+        while self._count > MAX_WAITING_ENTRIES:
+            oldest = next(iter(self._entries))
+            for seq in list(self._entries[oldest]):
+                self._remove(oldest, seq)
+        if len(self._anchored) > MAX_WAITING_ENTRIES or not self._entries:
+            self._anchored.clear()
+            self._ready = dict.fromkeys(self._entries, True)
+        self._bytes += Counter()  # drops those who have nothing here
+        for height in sorted(self._cuts)[MAX_WAITING_CUTS:]:
+            del self._cuts[height]
+        for term in sorted(self._grants, key=lambda term: (not self._trusted(self._grants[term]), term))[
+            MAX_WAITING_GRANTS:
+        ]:
+            del self._grants[term]
+
+    # Cuts and grants
 
     def _drain_cuts(self, taken: Taken) -> bool:
+        """Hand over the next cut, if it waits; whether it was taken."""
         replica = self._replica
-        progress = False
-        for height in sorted(self._cuts):
-            cut = self._cuts[height]
-            rewrites, arrivals = replica.rewrites, len(replica.arrivals)
-            outcome = self._add(cut, taken)
+        height = len(replica.cuts) + 1
+        cut = self._cuts.get(height)
+        if cut is None:
+            return False
+        rewrites, arrivals = replica.rewrites, len(replica.arrivals)
+        outcome = self._add(cut, taken)
+        if outcome in (Outcome.MISSING_CUT, Outcome.MISSING_ENTRIES, Outcome.MISSING_GRANT):
+            return False
+        del self._cuts[height]
+        if outcome is not Outcome.ADDED:
+            return False
+        if (rewrites, arrivals) != (replica.rewrites, len(replica.arrivals)):
+            # The cut brought entries of a frozen author back that stood aside and were not stored.
+            for head in cut.cut.changes:
+                if replica.frozen(head.author):
+                    taken.items += replica.entries(head.author)
+                if head.author in self._entries:
+                    self._ready[head.author] = True
+        taken.items.append(cut)
+        self._wake(cut.cut.id)
+        return True
+
+    def _drain_grants(self, taken: Taken) -> None:
+        for term in sorted(self._grants):
+            outcome = self._add(self._grants[term], taken)
             if outcome is Outcome.ADDED:
-                if (rewrites, arrivals) != (replica.rewrites, len(replica.arrivals)):
-                    # The cut brought entries of a frozen author back that stood aside and were not stored.
-                    for head in cut.cut.changes:
-                        if replica.frozen(head.author):
-                            taken.items += replica.entries(head.author)
-                taken.items.append(cut)
-                progress = True
-            elif outcome in (Outcome.MISSING_CUT, Outcome.MISSING_ENTRIES):
-                break
-            del self._cuts[height]
-        return progress
+                taken.items.append(self._grants[term])
+            if outcome is not Outcome.MISSING_CUT:
+                del self._grants[term]
+
+    def _trusted(self, certified: CertifiedCut | CertifiedGrant) -> bool:
+        """Whether it is certified by the electors that the replica knows now."""
+        height = certified.cut.height if isinstance(certified, CertifiedCut) else len(self._replica.cuts) + 1
+        try:
+            check_quorum(certified.votes, self._replica.electors_at(height), "certificate")
+        except PeerError:
+            return False
+        return True
 
     def _add(self, item: Item, taken: Taken) -> Outcome | None:
         """Hand one object over; None where it broke a rule, which is noted."""
@@ -152,3 +277,13 @@ class Intake:
             else:
                 logger.debug("dropped while it waited: %s", error)
         return None
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.body) + ENTRY_COST
+
+
+def _prefer(waiting: dict[int, T], place: int, new: T, trusted: Callable[[T], bool]) -> None:
+    """Let ``new`` wait at its place, unless something better does."""
+    if place not in waiting or trusted(new) or not trusted(waiting[place]):
+        waiting[place] = new

@@ -11,14 +11,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
 from node.errors import UserError
+from node.log.checkpoints import Checkpoints
 from node.log.intake import Intake, add
 from node.log.own_head import OwnHead
 from node.store.log_store import Item, Store
@@ -28,11 +29,13 @@ from protocol.domain import Domain
 from protocol.entry import NO_PREV, Entry
 from protocol.errors import Error, Evidence, LocalError, PeerError
 from protocol.feed import ForkProof
+from protocol.heads import RangeRequest
 from protocol.identity import ENTRY, Identity, verify
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Record
 from protocol.replica import Outcome, Replica
+from protocol.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,16 @@ T = TypeVar("T")
 
 THREAD_FROM: Final = 32
 """Deliveries of so many objects (about 100 µs each) are verified in a thread."""
+
+VERIFIED_AT_ONCE: Final = 256
+"""Entries that one thread verifies in one go."""
+
+VERIFIERS: Final = trio.CapacityLimiter(os.cpu_count() or 1)
+OPENED_AT_ONCE: Final = 512
+"""Stored entries that are taken without a pause for others."""
+
+SNAPSHOT_ENTRIES: Final = 20_000
+"""Entries that become final between two snapshots: about 40 MB of memory, and half a second of an opening."""
 
 Making = Record | Callable[[list[Entry]], Record]
 """A payload, or a function that makes it from the entries made before it in the same ``append``."""
@@ -62,10 +75,12 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """An own cut or grant, and the values that are stored in the same transaction."""
+    """An own cut or grant, and the values that are stored in the same transaction. ``stored`` is called once that is
+    durable, before anybody is told."""
 
-    item: CertifiedCut | CertifiedGrant
+    item: CertifiedCut | CertifiedGrant | None
     meta: Mapping[str, bytes]
+    stored: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -77,19 +92,74 @@ class Received:
     errors: list[PeerError] = field(default_factory=list)
 
 
-async def load(store: Store, domain: Domain) -> Replica:
-    """The replica that the store holds. Raises ``UserError`` where what was stored breaks a rule."""
-    replica = Replica(domain)
-    for item in await store.load():
+async def load(store: Store, domain: Domain) -> Ledger:
+    """The ledger, with its replica, over what the store holds: from the snapshot on, or all of it.
+
+    Raises ``UserError`` where what was stored breaks a rule.
+    """
+    stored = await store.snapshot()
+    if stored is not None:
+        position, data = stored
+        try:
+            snapshot = await trio.to_thread.run_sync(Snapshot.parse, data, domain)
+            ledger = snapshot.resume(await store.sides())
+            await _fill(ledger, store, position, await store.entries_by_id(snapshot.tail))
+            return ledger
+        except (PeerError, UserError) as error:
+            # Whatever is wrong with it: it says nothing that the log itself does not.
+            logger.warning("the snapshot of the log is of no use, all is read again: %s", error)
+            await store.drop_snapshot()
+    ledger = Ledger(Replica(domain))
+    await _fill(ledger, store, 0)
+    await _sum_up(ledger, store)
+    return ledger
+
+
+async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Item] = ()) -> None:
+    """Hand over ``first`` and then what is stored after ``position``; what becomes final leaves memory on the way."""
+    _take_stored(ledger.replica, first)
+    known = ledger.final_entries
+    while True:
+        batch, position = await store.read(position)
+        if not batch:
+            return
+        for start in range(0, len(batch), OPENED_AT_ONCE):
+            _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
+            await trio.lowlevel.checkpoint()
+        ledger.update()
+        if ledger.final_entries - known >= SNAPSHOT_ENTRIES:
+            known = ledger.final_entries
+            ledger.forget()
+
+
+async def _sum_up(ledger: Ledger, store: Store) -> bool:
+    """Where enough became final since the last time, store a snapshot and let go of what it sums up."""
+    ledger.update()
+    if ledger.final_entries - ledger.summed_up < SNAPSHOT_ENTRIES:
+        return False
+    snapshot = Snapshot.take(ledger)
+    if snapshot is None:
+        return False
+    ledger.summed_up = ledger.final_entries
+    try:
+        await store.save_snapshot(await trio.to_thread.run_sync(snapshot.encode))
+    except OSError as error:
+        logger.warning("no snapshot of the log is stored: %s", error)
+        return False
+    ledger.forget()
+    return True
+
+
+def _take_stored(replica: Replica, items: Sequence[Item]) -> None:
+    for item in items:
         try:
             outcome = add(replica, item)
         except Evidence:
             continue
         except PeerError as error:
             raise _damaged(str(error)) from None
-        if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN):
+        if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN, Outcome.BELOW):
             raise _damaged(outcome.value)
-    return replica
 
 
 def _damaged(why: str) -> UserError:
@@ -99,33 +169,42 @@ def _damaged(why: str) -> UserError:
 
 
 class LogService:
-    """Owner of the replica. ``known`` are the peers this node knew at start, ``fresh`` says that its key is new."""
+    """Owner of the replica. ``known`` are the peers this node knew at start, ``fresh`` says that its key is new.
+
+    ``archive`` False: the bodies of final entries are removed once a snapshot sums them up.
+    """
 
     def __init__(
         self,
         identity: Identity,
-        replica: Replica,
+        log: Ledger | Replica,
         store: Store,
         *,
         known: Iterable[bytes] = (),
         fresh: bool = False,
         thread_from: int = THREAD_FROM,
+        archive: bool = True,
     ) -> None:
         self.identity = identity
+        self.ledger = log if isinstance(log, Ledger) else Ledger(log)
+        self.replica = replica = self.ledger.replica
         self.domain = replica.domain
-        self.replica = replica
-        self.ledger = Ledger(replica)
         self.store = store
         self.ready = trio.Event()
         self.generation = 0
         self.disk_trouble: str | None = None
         """Why the disk refuses what peers sent; None where all is stored."""
+        self.behind = False
+        """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
+        self.checkpoints = Checkpoints(replica, store)
         self._own_head = OwnHead(identity.node, self.domain.electors, known, fresh=fresh)
         self._thread_from = thread_from
         self._listeners: list[Callable[[News], None]] = []
         self._changed = trio.Event()
         self._lock = trio.Lock()
         self._unsaved: list[Item] = []
+        self._archive = archive
+        self._pruned: dict[bytes, int] = {}
         self.intake = Intake(replica)
         self._settle()
 
@@ -161,6 +240,7 @@ class LogService:
     def heard(self, entry: Entry) -> None:
         """Somebody showed a verified entry of the own feed; appending stops until this node holds it too."""
         self._own_head.seen(entry.seq)
+        self.behind = self.behind or entry.seq > self.own_seq
         if entry.seq > self.own_seq and self.ready.is_set():
             logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
             self.ready = trio.Event()
@@ -200,6 +280,19 @@ class LogService:
             why = "too many entries wait for a cut" if self.ready.is_set() else self.waits_for()
             raise NotReady(f"no entry could be appended within {timeout:g} s: {why}") from None
 
+    def over(self) -> str | None:
+        """Why the own feed can never grow again, in one line; None while it can."""
+        node = self.identity.node
+        ending = self.replica.endings.ended.get(node)
+        if ending is not None:
+            owner = self.replica.endings.owner(node)
+            if owner != node:
+                return f"this node was moved with its recovery key: node {owner.hex()} goes on with its credit"
+            return "this node was closed with its recovery key: nothing that it signs counts any more"
+        if self.replica.frozen(node):
+            return "this node's feed is frozen: two different entries were signed with its key"
+        return None
+
     async def answer(self) -> None:
         """Return once the log could take something: nothing holds it, and its store answers."""
         async with self._lock:
@@ -213,8 +306,9 @@ class LogService:
 
     async def _append(self, payloads: Sequence[Making]) -> list[Entry]:
         node = self.identity.node
-        if self.replica.frozen(node):
-            raise LocalError("this node's feed is frozen: two different entries were signed with its key")
+        over = self.over()
+        if over is not None:
+            raise LocalError(over)
         head = self.replica.heads.get(node)
         seq, prev = (0, NO_PREV) if head is None else (head.seq + 1, head.entry_id)
         made: list[Entry] = []
@@ -232,7 +326,7 @@ class LogService:
         return made
 
     async def commit(self, make: Callable[[], Own | None]) -> CertifiedCut | CertifiedGrant | None:
-        """Store an own cut or grant with what belongs to it, then take and publish it: for the elector.
+        """Store an own cut or grant with what belongs to it, or that alone, then take and publish it: for the elector.
 
         ``make`` runs while nothing else changes the log; None means that there is nothing to commit. Raises ``OSError``
         where the disk refuses.
@@ -243,7 +337,10 @@ class LogService:
                 if made is None:
                     return None
                 item = made.item
-                await self._store([item], made.meta)
+                await self._store([] if item is None else [item], made.meta)
+                made.stored()
+                if item is None:
+                    return None
                 if add(self.replica, item) is not Outcome.ADDED:
                     raise LocalError("an own cut or grant was not taken")
                 self._tell(
@@ -253,6 +350,7 @@ class LogService:
                 if taken.items:
                     await self._save_foreign(taken.items)
                     self._tell_foreign(taken.items)
+                await self._sum_up()
                 return item
 
     # What peers send
@@ -264,28 +362,34 @@ class LogService:
         cuts: Sequence[bytes] = (),
         grants: Sequence[bytes] = (),
         forks: Sequence[bytes] = (),
+        origin: bytes = b"",
     ) -> Received:
-        """Take encoded objects from a peer: verified, stored, and only then told to others. Never raises for them."""
+        """Take encoded objects from the peer ``origin``: verified, stored, and only then told to others. Never raises
+        for them."""
         result = Received()
-        electors = self.domain.electors
+        others: list[CertifiedGrant | ForkProof] = []
+        new_cuts: list[CertifiedCut] = []
+        good: list[Entry] = []
 
-        def judge() -> tuple[list[Entry], list[CertifiedCut], list[CertifiedGrant | ForkProof]]:
-            good = _verified(_parsed(entries, _entry, result), self.replica, result)
-            new_cuts = _parsed(cuts, partial(CertifiedCut.parse, electors=electors), result)
-            others: list[CertifiedGrant | ForkProof] = [*_parsed(forks, ForkProof.parse, result)]
-            others += _parsed(grants, partial(CertifiedGrant.parse, electors=electors), result)
-            return good, new_cuts, others
+        def judge_sides() -> None:
+            new_cuts.extend(_parsed(cuts, CertifiedCut.parse, result))
+            others.extend(_parsed(forks, ForkProof.parse, result))
+            others.extend(_parsed(grants, CertifiedGrant.parse, result))
 
         if len(entries) + len(cuts) + len(grants) + len(forks) < self._thread_from:
-            good, new_cuts, others = judge()
+            judge_sides()
+            good = self._judged(entries, result)
         else:
-            good, new_cuts, others = await trio.to_thread.run_sync(judge)
+            if cuts or grants or forks:
+                await trio.to_thread.run_sync(judge_sides, limiter=VERIFIERS)
+            good = await self._judged_in_threads(entries, result)
         async with self._lock:
             with trio.CancelScope(shield=True):
-                taken = self.intake.deliver(good, new_cuts, others)
+                others += await self._forks_below(good, result)
+                taken = self.intake.deliver(good, new_cuts, others, origin)
                 result.errors += taken.errors
                 result.added = len(taken.items)
-                result.waiting = self.intake.waits(good, new_cuts)
+                result.waiting = self.intake.waits(good, new_cuts, others)
                 if taken.items:
                     await self._save_foreign(taken.items)
                 for entry in good:
@@ -293,8 +397,73 @@ class LogService:
                         self.heard(entry)
                 self._settle()
                 self._tell_foreign(taken.items)
+                if any(isinstance(item, CertifiedCut) for item in taken.items):
+                    await self._sum_up()
         await trio.lowlevel.checkpoint()
         return result
+
+    async def _judged_in_threads(self, data: Sequence[bytes], result: Received) -> list[Entry]:
+        """Parse and verify on all cores: libsodium works outside the interpreter's lock."""
+        starts = range(0, len(data), VERIFIED_AT_ONCE)
+        parts: list[list[Entry]] = [[] for _ in starts]
+
+        async def judge(place: int, some: Sequence[bytes]) -> None:
+            parts[place] = await trio.to_thread.run_sync(self._judged, some, result, limiter=VERIFIERS)
+
+        async with trio.open_nursery() as nursery:
+            for place, start in enumerate(starts):
+                nursery.start_soon(judge, place, data[start : start + VERIFIED_AT_ONCE])
+        return [entry for part in parts for entry in part]
+
+    def _judged(self, data: Sequence[bytes], result: Received) -> list[Entry]:
+        """The entries that are new here and whose signatures are right. May run in a thread."""
+        good = []
+        for entry in _parsed(data, _entry, result):
+            if self.replica.entry(entry.id) is None:
+                try:
+                    # What waits was verified when it came.
+                    if not self.intake.holds(entry):
+                        verify(entry.author, ENTRY, entry.body, entry.signature, "entry")
+                    good.append(entry)
+                except PeerError as error:
+                    result.errors.append(error)
+        return good
+
+    async def _forks_below(self, good: list[Entry], result: Received) -> list[ForkProof]:
+        """Proofs from entries for places that are no longer in memory; takes those entries out of ``good``."""
+        below = [entry for entry in good if entry.seq < self.replica.base_for(entry.author)]
+        if not below:
+            return []
+        good[:] = [entry for entry in good if entry.seq >= self.replica.base_for(entry.author)]
+        stored = await self.store.entries_at([(entry.author, entry.seq) for entry in below])
+        proofs = []
+        for entry in below:
+            held = stored.get((entry.author, entry.seq), ())
+            if held and all(other.id != entry.id for other in held):
+                proofs.append(ForkProof.of(held[0], entry))
+        return proofs
+
+    # Snapshots
+
+    async def _sum_up(self) -> None:
+        """Where enough became final, store a snapshot, and let go of what it sums up."""
+        if not self._unsaved and await _sum_up(self.ledger, self.store) and not self._archive:
+            await self._prune()
+
+    async def _prune(self) -> None:
+        """Remove from the disk the bodies of what a snapshot sums up."""
+        bases = {author: self.replica.base_for(author) for author in self.replica.certified}
+        ranges = [
+            RangeRequest(author, self._pruned.get(author, 0), base - 1)
+            for author, base in bases.items()
+            if base > self._pruned.get(author, 0)
+        ]
+        try:
+            await self.store.prune(ranges)
+        except OSError as error:
+            logger.warning("old entries are not removed: %s", error)
+        else:
+            self._pruned = bases
 
     def _tell_foreign(self, taken: Sequence[Item]) -> None:
         if taken:
@@ -341,16 +510,3 @@ def _parsed(items: Iterable[bytes], parse: Callable[[bytes], T], result: Receive
         except PeerError as error:
             result.errors.append(error)
     return parsed
-
-
-def _verified(parsed: Sequence[Entry], replica: Replica, result: Received) -> list[Entry]:
-    """Those that the replica does not hold and whose signatures are right."""
-    good = []
-    for entry in parsed:
-        if replica.entry(entry.id) is None:
-            try:
-                verify(entry.author, ENTRY, entry.body, entry.signature, "entry")
-                good.append(entry)
-            except PeerError as error:
-                result.errors.append(error)
-    return good

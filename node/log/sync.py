@@ -11,10 +11,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final, Protocol
 
 import trio
@@ -26,7 +25,7 @@ from node.net.rpc import Unreachable
 from protocol import codec
 from protocol import entry as entries
 from protocol.errors import PeerError
-from protocol.heads import MAX_RANGE, Head, RangeRequest, bucket, plan
+from protocol.heads import MAX_RANGE, Head, RangeRequest, plan
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +40,16 @@ PATIENCE: Final = 3.0
 MAX_ROUNDS: Final = 8
 MAX_BLAMES: Final = 8
 """Mistakes of one round after which it is broken off."""
+
+BYTES_PER_SECOND: Final = 32 << 20
+BURST: Final = 64 << 20
+"""What one peer gets: so many bytes at once, and then so many a second."""
+
+REQUESTS_AT_ONCE: Final = 3
+"""Requests for entries that are under way together: while one answer is verified, the next ones come."""
+
+ENTRIES_AT_ONCE: Final = 2048
+"""Entries that one request asks for: about as many as an answer has room for."""
 
 QUEUE: Final = 1024
 """Own news that wait to be gossiped; beyond that they travel by anti-entropy alone."""
@@ -86,16 +95,18 @@ class LogSync:
 
     def __init__(self, service: LogService, transport: Transport, *, interval: float) -> None:
         self.service = service
+        self.transport = transport
         self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/log/1"
         self.rounds = 0
         """Rounds finished, for tests and the status page."""
-        self._transport = transport
         self._interval = interval
         self._soon = trio.Event()
         self._wanted: dict[bytes, None] = {}
         self._busy: set[bytes] = set()
         self._catching_up = trio.Lock()
         self._last: dict[bytes, int] = {}
+        # What each peer was sent lately, less what time has paid off: (bytes, when).
+        self._debts: dict[bytes, tuple[float, float]] = {}
         self._outgoing, self._news = trio.open_memory_channel[News](QUEUE)
 
     def connected(self, peer: bytes) -> None:
@@ -110,8 +121,8 @@ class LogSync:
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, gossip and compare, for ever."""
         self.service.subscribe(self._enqueue)
-        self._transport.serve(self.protocol, self.handle, max_request=wire.MAX_REQUEST)
-        self._transport.subscribe(TOPIC, self.hear)
+        self.transport.serve(self.protocol, self.handle, max_request=wire.MAX_REQUEST)
+        self.transport.subscribe(TOPIC, self.hear)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish)
             task_status.started()
@@ -136,12 +147,12 @@ class LogSync:
                 [fork.encode() for fork in news.forks],
             )
             if data is not None:
-                await self._transport.publish(TOPIC, data)
+                await self.transport.publish(TOPIC, data)
 
     async def hear(self, origin: bytes, data: bytes) -> None:
         """Take a gossip message. Raises ``PeerError`` where it holds something bad (the good parts are taken)."""
         new_entries, cuts, grants, forks = wire.parse_news(data)
-        received = await self.service.receive(entries=new_entries, cuts=cuts, grants=grants, forks=forks)
+        received = await self.service.receive(entries=new_entries, cuts=cuts, grants=grants, forks=forks, origin=origin)
         if received.waiting:
             self.soon(origin)
         if received.errors:
@@ -169,7 +180,7 @@ class LogSync:
 
     def _next(self) -> bytes | None:
         """Whom to compare with: who was asked for, then whoever waits longest."""
-        connected = set(self._transport.peers)
+        connected = set(self.transport.peers)
         self._last = {peer: turn for peer, turn in self._last.items() if peer in connected}
         self._wanted = {peer: None for peer in self._wanted if peer in connected}
         free = connected - self._busy
@@ -187,7 +198,7 @@ class LogSync:
             with trio.fail_after(ROUND_TIMEOUT):
                 await self.sync_with(peer)
         except PeerError as error:
-            self._transport.blame(peer, error)
+            self.transport.blame(peer, error)
         except (Unreachable, trio.TooSlowError) as error:
             logger.debug("comparing logs with %s: %s", peer.hex()[:8], error)
         self.rounds += 1
@@ -200,7 +211,7 @@ class LogSync:
         session = _Session(self, peer)
         theirs = await session.hello()
         ours = summary(self.service)
-        if theirs != ours:
+        if not theirs.agrees(ours):
             if theirs.side != ours.side:
                 await session.forks()
                 await session.grants()
@@ -209,6 +220,8 @@ class LogSync:
                     await session.cuts(theirs.height)
             if theirs.heads_root != self.service.replica.heads_root():
                 await session.tails()
+        if self.service.checkpoints.lacking:
+            await session.checkpoint()
         self.service.told(peer)
         return session.result
 
@@ -225,13 +238,13 @@ class LogSync:
 
     async def ask(self, peer: bytes, payload: bytes) -> bytes:
         """One request of the log protocol."""
-        return await self._transport.request(
+        return await self.transport.request(
             peer, self.protocol, payload, timeout=REQUEST_TIMEOUT, max_response=wire.MAX_ANSWER
         )
 
     def blame(self, peer: bytes, error: PeerError) -> None:
         """Count a mistake of ``peer``."""
-        self._transport.blame(peer, error)
+        self.transport.blame(peer, error)
 
     # Answering
 
@@ -246,33 +259,79 @@ class LogSync:
                 mine = summary(self.service)
                 if theirs.height > mine.height or theirs.term > mine.term:
                     self.soon(peer)
-                head = replica.heads.get(peer)
-                newest = replica.entry(head.entry_id) if head is not None else None
-                answer = [mine.to_value(), newest.encode() if newest is not None else None]
+                answer = [mine.to_value(), await self._newest_of(peer, theirs.own)]
             case "buckets":
                 answer = replica.bucket_digests()
             case "heads":
-                wanted, after = set(argument[0]), argument[1]
-                rows = [h for h in replica.heads.values() if bucket(h.author) in wanted and h.author > after]
-                rows.sort(key=lambda row: row.author)
-                answer = [row.to_value() for row in rows[: wire.MAX_ROWS]]
+                answer = [row.to_value() for row in replica.heads_in(argument[0], argument[1], wire.MAX_ROWS)]
             case "ranges":
-                held = chain.from_iterable(
-                    replica.entries(author, first, min(last, first + MAX_RANGE - 1)) for author, first, last in argument
-                )
-                answer = wire.fitting(entry.encode() for entry in held)
+                ranges = [
+                    RangeRequest(author, first, min(last, first + MAX_RANGE - 1)) for author, first, last in argument
+                ]
+                answer = wire.fitting(await self._ranges(ranges))
             case "cuts":
-                answer = wire.fitting(cut.encode() for cut in replica.cuts[argument : argument + wire.MAX_CUTS])
+                if argument + 1 < replica.cuts.lowest:
+                    answer = wire.fitting(await self.service.store.cuts(argument, wire.MAX_CUTS))
+                else:
+                    answer = wire.fitting(cut.encode() for cut in replica.cuts[argument : argument + wire.MAX_CUTS])
             case "grants":
                 terms = sorted(term for term in replica.grants if term > argument)
                 grants = wire.fitting(replica.grants[term].encode() for term in terms)
                 answer = list(zip(terms, grants, strict=False))
+            case "checkpoint":
+                newest_checkpoint = self.service.checkpoints.newest
+                fresh = newest_checkpoint is not None and newest_checkpoint.checkpoint.size > argument
+                answer = newest_checkpoint.encode() if newest_checkpoint is not None and fresh else None
             case _:
                 authors = sorted(author for author in replica.forks if author > argument)
                 forks = wire.fitting(replica.forks[author].encode() for author in authors)
                 answer = list(zip(authors, forks, strict=False))
-        await trio.lowlevel.checkpoint()
-        return codec.encode(answer)
+        data = codec.encode(answer)
+        await self._pace(peer, len(data))
+        return data
+
+    async def _newest_of(self, peer: bytes, own: bytes | None) -> bytes | None:
+        """The newest entry of ``peer`` that is held here, unless it is the one whose id the peer named itself."""
+        replica = self.service.replica
+        head = replica.heads.get(peer)
+        if head is None or head.entry_id == own:
+            return None
+        entry = replica.entry(head.entry_id)
+        held = await self.service.store.entries_by_id([head.entry_id]) if entry is None else [entry]
+        return held[0].encode() if held else None
+
+    async def _ranges(self, wanted: Sequence[RangeRequest]) -> list[bytes]:
+        """The encoded entries of these ranges, from the disk what is not in memory, about as many as fit an answer."""
+        replica = self.service.replica
+        found: list[bytes] = []
+        room = wire.ANSWER_BYTES
+        for one in wanted:
+            base = replica.base_for(one.author)
+            data: list[bytes] = []
+            if one.first_seq < base:
+                below = RangeRequest(one.author, one.first_seq, min(one.last_seq, base - 1))
+                data += await self.service.store.ranges([below], room)
+                if len(data) < below.last_seq - below.first_seq + 1:
+                    # Pruned, or no room: what lies above is of no use without it.
+                    found += data
+                    room -= sum(map(len, data))
+                    if room <= 0:
+                        break
+                    continue
+            data += [entry.encode() for entry in replica.entries(one.author, one.first_seq, one.last_seq)]
+            found += data
+            room -= sum(map(len, data))
+            if room <= 0:
+                break
+        return found
+
+    async def _pace(self, peer: bytes, size: int) -> None:
+        """Make a peer wait that asks for more than its share."""
+        now = trio.current_time()
+        debt, since = self._debts.get(peer, (0.0, now))
+        debt = max(0.0, debt - (now - since) * BYTES_PER_SECOND) + size
+        self._debts[peer] = (debt, now)
+        await trio.sleep(max(0.0, (debt - BURST) / BYTES_PER_SECOND))
 
 
 def summary(service: LogService) -> Summary:
@@ -280,7 +339,15 @@ def summary(service: LogService) -> Summary:
     replica = service.replica
     newest = replica.newest_cut
     height, cut = (0, None) if newest is None else (newest.cut.height, newest.cut.id)
-    return Summary(replica.heads_root(), height, cut, max(replica.grants, default=0), replica.side_digest())
+    own = replica.heads.get(service.identity.node)
+    return Summary(
+        replica.heads_root(),
+        height,
+        cut,
+        max(replica.grants, default=0),
+        replica.side_digest(),
+        None if own is None else own.entry_id,
+    )
 
 
 class _Session:
@@ -325,7 +392,7 @@ class _Session:
             if rows[-1][0] <= after:
                 raise PeerError("forks: the authors do not ascend")
             after = rows[-1][0]
-            self._note(await self._service.receive(forks=[data for _, data in rows]))
+            self._note(await self._service.receive(forks=[data for _, data in rows], origin=self._peer))
 
     async def grants(self) -> None:
         """Fetch the grants, in pages."""
@@ -334,7 +401,14 @@ class _Session:
             if rows[-1][0] <= after:
                 raise PeerError("grants: the terms do not ascend")
             after = rows[-1][0]
-            self._note(await self._service.receive(grants=[data for _, data in rows]))
+            self._note(await self._service.receive(grants=[data for _, data in rows], origin=self._peer))
+
+    async def checkpoint(self) -> None:
+        """Fetch a newer cosigned checkpoint, if the peer has one."""
+        checkpoints = self._service.checkpoints
+        data = await self._ask("checkpoint", wire.request("checkpoint", checkpoints.size))
+        if data is not None:
+            await checkpoints.take(data)
 
     async def cuts(self, goal: int) -> None:
         """Fetch the cuts above ours up to height ``goal`` and, page by page, the entries that they cover.
@@ -345,7 +419,7 @@ class _Session:
         while True:
             height = len(replica.cuts)
             data = await self._ask("cuts", wire.request("cuts", height))
-            self._note(await self._service.receive(cuts=data))
+            self._note(await self._service.receive(cuts=data, origin=self._peer))
             asked = None
             while len(replica.cuts) < goal and (missing := self._service.intake.missing_for_cuts()):
                 # Another round may have brought it meanwhile: what counts is whether anything is missing that was not.
@@ -373,8 +447,15 @@ class _Session:
     async def _heads(self, rows: list[Head]) -> None:
         replica = self._service.replica
         searched: set[bytes] = set()
+        # Where a peer is behind what is in memory here, the disk tells whether it is on another branch.
+        low = [(row.author, row.seq) for row in rows if row.seq < replica.base_for(row.author) - 1]
+        stored = await self._service.store.ids_at(low) if low else {}
+
+        def id_at(author: bytes, seq: int) -> bytes | None:
+            return replica.id_at(author, seq) or stored.get((author, seq))
+
         while True:
-            wanted = plan(replica.heads, rows, replica.id_at)
+            wanted = plan(replica.heads, rows, id_at)
             wanted = [one for one in wanted if one.author not in searched]
             if not wanted:
                 return
@@ -389,7 +470,35 @@ class _Session:
                         await self._fetch([RangeRequest(one.author, first, one.first_seq - 1)])
 
     async def _fetch(self, wanted: list[RangeRequest]) -> None:
-        """Ask for ranges."""
-        for start in range(0, len(wanted), wire.MAX_RANGES):
-            data = await self._ask("ranges", wire.ranges(wanted[start : start + wire.MAX_RANGES]))
-            self._note(await self._service.receive(entries=data))
+        """Ask for ranges, a few requests at a time; raises the first error that one of them meets."""
+        errors: list[Exception] = []
+
+        async def ask(some: list[RangeRequest]) -> None:
+            try:
+                async with room:
+                    if not errors:
+                        data = await self._ask("ranges", wire.ranges(some))
+                        self._note(await self._service.receive(entries=data, origin=self._peer))
+            except (PeerError, Unreachable) as error:
+                errors.append(error)
+
+        room = trio.Semaphore(REQUESTS_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            for some in batches(wanted):
+                nursery.start_soon(ask, some)
+        if errors:
+            raise errors[0]
+
+
+def batches(wanted: Iterable[RangeRequest]) -> list[list[RangeRequest]]:
+    """``wanted`` in as many parts as it takes requests."""
+    found: list[list[RangeRequest]] = [[]]
+    entries_asked = 0
+    for one in wanted:
+        length = one.last_seq - one.first_seq + 1
+        if found[-1] and (len(found[-1]) == wire.MAX_RANGES or entries_asked + length > ENTRIES_AT_ONCE):
+            found.append([])
+            entries_asked = 0
+        found[-1].append(one)
+        entries_asked += length
+    return found if found[0] else []

@@ -2,20 +2,23 @@
 
 A request is ``[format, op, argument]``:
 
-========  =====================================================  ===================================================
-op        argument                                               answer
-========  =====================================================  ===================================================
-hello     summary of the asker                                   [summary, the asker's newest entry or nil]
-buckets   nil                                                    256 digests
-heads     [bucket numbers ascending, author after whom to list]  rows by bucket and author; fewer than fit: the end
-ranges    [[author, first seq, last seq], …]                     encoded entries, in the order asked, what fits
-cuts      height after which to list                             encoded cuts, what fits, at least one if there is one
-grants    term after which to list                               [term, encoded grant], likewise, ascending
-forks     author after whom to list                              [author, encoded fork proof], likewise, ascending
-========  =====================================================  ===================================================
+==========  ===================================================  ===================================================
+op          argument                                             answer
+==========  ===================================================  ===================================================
+hello       summary of the asker                                 [summary, the asker's newest entry or nil]
+buckets     nil                                                  256 digests
+heads       [bucket numbers, author after whom to list]          rows by bucket and author; fewer than fit: the end
+ranges      [[author, first seq, last seq], …]                   encoded entries, in the order asked, what fits
+cuts        height after which to list                           encoded cuts, what fits, at least one if there is one
+grants      term after which to list                             [term, encoded grant], likewise, ascending
+forks       author after whom to list                            [author, encoded fork proof], likewise, ascending
+checkpoint  size of the newest cosigned checkpoint held          the newest one held, nil where it is no larger
+==========  ===================================================  ===================================================
 
-A summary is ``[heads root, height of the newest cut, its id or nil, highest granted term, digest]``, the digest that of
-grants and forks. Gossip (``News``) is ``[format, entries, cuts, grants, forks]``, each a list of encoded objects.
+A summary is ``[heads root, height of the newest cut, its id or nil, highest granted term, digest, id of the newest own
+entry or nil]``, the digest that of grants and forks. The newest entry of the asker's feed is shown as the signed entry
+itself, and not at all where it is the one that the asker named. Gossip (``News``) is ``[format, entries, cuts, grants,
+forks]``, each a list of encoded objects.
 
 Parsers raise ``PeerError`` and nothing else.
 """
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from protocol import codec
+from protocol.checkpoint import MAX_CHECKPOINT_BYTES
 from protocol.codec import Anything, Array, Bytes, Int, Many, Optional, Schema, Text
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.entry import MAX_WIRE_BYTES
@@ -60,6 +64,7 @@ _SUMMARY: Final = Array(
         ("cut", Optional(codec.HASH)),
         ("term", _COUNT),
         ("side", codec.HASH),
+        ("own", Optional(codec.HASH)),
     )
 )
 _ARGUMENTS: Final[dict[str, Schema]] = {
@@ -74,6 +79,7 @@ _ARGUMENTS: Final[dict[str, Schema]] = {
     "cuts": _COUNT,
     "grants": _COUNT,
     "forks": codec.KEY,
+    "checkpoint": _COUNT,
 }
 _REQUEST: Final = Array(
     (("format", Int(FORMAT, FORMAT)), ("op", Text(16, tuple(_ARGUMENTS))), ("argument", Anything()))
@@ -90,6 +96,7 @@ _ANSWERS: Final[dict[str, Schema]] = {
     "cuts": Many(_CUT, most=ANSWER_BYTES),
     "grants": Many(Array((("term", _COUNT), ("grant", _GRANT))), most=ANSWER_BYTES),
     "forks": Many(Array((("author", codec.KEY), ("fork", _FORK))), most=ANSWER_BYTES),
+    "checkpoint": Optional(Bytes(most=MAX_CHECKPOINT_BYTES)),
 }
 _NEWS: Final = Array(
     (
@@ -104,17 +111,22 @@ _NEWS: Final = Array(
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A replica in a few numbers: two with equal summaries hold the same log."""
+    """A replica in a few numbers, and the id of the newest entry of its own node's feed that it holds."""
 
     heads_root: bytes
     height: int
     cut: bytes | None
     term: int
     side: bytes
+    own: bytes | None = None
+
+    def agrees(self, other: Summary) -> bool:
+        """Whether both summarise the same log, whoever they are."""
+        return self.to_value()[:-1] == other.to_value()[:-1]
 
     def to_value(self) -> list[Any]:
         """The fields in declaration order, ready for ``codec.encode``."""
-        return [self.heads_root, self.height, self.cut, self.term, self.side]
+        return [self.heads_root, self.height, self.cut, self.term, self.side, self.own]
 
 
 def request(op: str, argument: codec.Value) -> bytes:

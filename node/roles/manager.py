@@ -73,6 +73,11 @@ class RoleManager:
                 node.health.clear(f"{role} role")
                 if role == node.role:  # it could not be laid down meanwhile
                     return role
+            if node.log.over() is not None:
+                # It can say nothing any more, so nothing that it did would count.
+                if node.role != "none":
+                    return "none"
+                continue
             if node.leaving:
                 if await self._leave():
                     return "none"

@@ -153,9 +153,7 @@ class _Life:
         ):
             return "too few are here who are due to audit"
         infers = {n for n, p in node.presences.live().items() if p.role == "inference"}
-        if not any(ledger.may_infer(n, base.id) for n in infers) and any(
-            replica.covered_at(cut, n) >= 0 for n in infers
-        ):
+        if not any(ledger.may_infer(n, base.id) for n in infers) and any(ledger.joined_at(n, cut) for n in infers):
             return "nobody here may generate with"
         return None
 
@@ -283,8 +281,7 @@ class _Life:
     def _rejected_since(self) -> int:
         """Responses rejected or void by now, less those that earlier steps have counted."""
         ledger = self._node.log.ledger
-        counted = sum(s.payload.rejected for s in ledger.steps() if isinstance(s.payload, Step))
-        return min(max(0, self._node.pool.rejected - counted), MAX_REJECTED)
+        return min(max(0, ledger.rejected() - ledger.rejected_in_steps()), MAX_REJECTED)
 
     def _drop_old_checkpoints(self, keep: bytes) -> None:
         for path in self._checkpoints.glob("*.safetensors"):

@@ -4,7 +4,7 @@
 
     farflung.toml   the configuration            identity.key   32 secret bytes, mode 0600
     recovery.key    32 secret bytes, mode 0600   boot           how often the daemon was started
-    genesis         the domain's signed genesis
+    recovery.pub    in its place once forgotten  genesis        the domain's signed genesis
     peers.json      addresses of known peers     lock           flock of the running daemon, holds its pid
     control.sock    the running daemon's socket  log/log.db     the replicated log
     blobs/          content-addressed files      versions/      weights
@@ -47,6 +47,7 @@ class DataDirectory:
         self.config_file = self.path / "farflung.toml"
         self.key_file = self.path / "identity.key"
         self.recovery_file = self.path / "recovery.key"
+        self.recovery_public_file = self.path / "recovery.pub"
         self.genesis_file = self.path / "genesis"
         self.boot_file = self.path / "boot"
         self.peers_file = self.path / "peers.json"
@@ -86,11 +87,59 @@ class DataDirectory:
             self._make_key(self.key_file)
         return self.read_identity()
 
-    def recovery(self) -> Identity:
-        """The key that the feed's ``join`` commits to; made on the first call. It is best kept elsewhere."""
-        if not os.path.lexists(self.recovery_file):
+    @property
+    def recovery_forgotten(self) -> bool:
+        """Whether the recovery key was removed from here on purpose."""
+        return not os.path.lexists(self.recovery_file) and os.path.lexists(self.recovery_public_file)
+
+    def make_recovery(self) -> bool:
+        """Make the recovery key where the node never had one; whether it was made now."""
+        made = not os.path.lexists(self.recovery_file) and not self.recovery_forgotten
+        if made:
             self._make_key(self.recovery_file)
+        return made
+
+    def recovery(self) -> Identity:
+        """The recovery key, while it is kept here."""
+        if self.recovery_forgotten:
+            raise UserError(
+                f"{self.recovery_file}: the recovery key was forgotten here", "it exists only as the words written down"
+            )
         return self._read_key(self.recovery_file)
+
+    def recovery_public(self) -> bytes:
+        """The public half of the recovery key, to which the feed's ``join`` commits; the key is made where there never
+        was one."""
+        self.make_recovery()
+        if os.path.lexists(self.recovery_file):
+            return self.recovery().node
+        try:
+            with self.recovery_public_file.open("rb") as file:
+                public = file.read(33)
+        except OSError as error:
+            raise UserError(
+                f"{self.recovery_public_file}: {error.strerror}", "make it readable for this user"
+            ) from None
+        if len(public) != 32:
+            raise UserError(f"{self.recovery_public_file}: it has not 32 bytes", "restore it from a backup")
+        return public
+
+    def forget_recovery(self) -> None:
+        """Keep the public half of the recovery key only."""
+        public = self.recovery().node
+        self._write(self.recovery_public_file, public)
+        try:
+            # Overwritten first: on disks that write in place nothing of it stays.
+            with self.recovery_file.open("r+b") as file:
+                file.write(bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
+            self.recovery_file.unlink()
+            sync_directory(self.path)
+        except OSError as error:
+            raise UserError(
+                f"{self.recovery_file}: cannot be removed ({error.strerror})", "remove it yourself"
+            ) from None
 
     def read_identity(self) -> Identity:
         """The node's existing key."""
@@ -126,7 +175,7 @@ class DataDirectory:
 
     def require_no_node(self) -> None:
         """Raise ``UserError`` where a node lives or lived here."""
-        for path in (self.key_file, self.recovery_file):
+        for path in (self.key_file, self.recovery_file, self.recovery_public_file):
             if os.path.lexists(path):
                 raise UserError(f"{path}: there is a key already, and it is never overwritten", "use a new folder")
         if self.log_database.exists():

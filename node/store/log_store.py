@@ -5,7 +5,10 @@
    the order in which the replica took them, in which every anchor and every covered entry is already known.
 3. What is stored already is left alone. The node's own new entries go in ``exclusive``: another entry at such a place
    is an error, so that not even a commit of unknown outcome makes a node fork its feed.
-4. Signatures were verified before rows were stored; ``load`` checks the rules of the chain again, not them.
+4. Signatures were verified before rows were stored; readers check the rules of the chain again, not them.
+5. A snapshot (``protocol.snapshot``) lies beside the rows that it sums up, with the position it was taken at and a hash
+   over both. One that does not fit its hash is no snapshot.
+6. ``prune`` takes the bodies of final entries away, and leaves id, author and place. Nothing is read back from those.
 
 ``node.store.verify`` trusts nothing of this.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,34 +28,53 @@ import trio
 import trio_asyncio
 
 from node.errors import UserError
+from protocol import codec
 from protocol import entry as entries
 from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import Error, LocalError
 from protocol.feed import ForkProof
+from protocol.heads import RangeRequest
 from protocol.quorum import CertifiedCut, CertifiedGrant
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS entries (
-        id BLOB PRIMARY KEY, author BLOB NOT NULL, seq INTEGER NOT NULL, position INTEGER NOT NULL,
-        body BLOB NOT NULL, signature BLOB NOT NULL
+        position INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, author BLOB NOT NULL, seq INTEGER NOT NULL,
+        body BLOB, signature BLOB, CHECK ((body IS NULL) = (signature IS NULL))
     )""",
     "CREATE INDEX IF NOT EXISTS places ON entries (author, seq)",
     "CREATE TABLE IF NOT EXISTS cuts (height INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS cut_positions ON cuts (position)",
     "CREATE TABLE IF NOT EXISTS grants (term INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS forks (id BLOB PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE IF NOT EXISTS snapshot (
+        one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL
+    )""",
 )
+FROM_1: Final = (
+    "ALTER TABLE entries RENAME TO old",
+    "DROP INDEX places",
+    *SCHEMA[:2],
+    "INSERT INTO entries SELECT position, id, author, seq, body, signature FROM old",
+    "DROP TABLE old",
+)
+"""What makes a database of version 1 one of version 2: there an entry's position was no key."""
 
-READ_ALL: Final = """
-    SELECT position, 'entry', body, signature FROM entries
-    UNION ALL SELECT position, 'cut', data, NULL FROM cuts
-    UNION ALL SELECT position, 'grant', data, NULL FROM grants
-    UNION ALL SELECT position, 'fork', data, NULL FROM forks
-    ORDER BY 1
+READ: Final = """
+    SELECT position, 'entry', body, signature FROM entries WHERE position > ?1 AND body IS NOT NULL
+    UNION ALL SELECT position, 'cut', data, NULL FROM cuts WHERE position > ?1
+    UNION ALL SELECT position, 'grant', data, NULL FROM grants WHERE position > ?1
+    UNION ALL SELECT position, 'fork', data, NULL FROM forks WHERE position > ?1
+    ORDER BY 1 LIMIT ?2
 """
+BATCH: Final = 4096
+"""Rows that are read at a time."""
+
+PRUNED_AT_ONCE: Final = 2000
+SNAPSHOT_CONTEXT: Final = b"farflung/stored-snapshot/v1\0"
 
 Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
 """What the log consists of."""
@@ -60,8 +83,8 @@ Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
 class Store(Protocol):
     """What ``LogService`` needs of a store."""
 
-    async def load(self) -> Sequence[Item]:
-        """Everything that was appended, in that order."""
+    async def read(self, after: int) -> tuple[Sequence[Item], int]:
+        """The next of what was appended after the position ``after``, in that order, and the position of the last."""
 
     async def append(
         self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
@@ -74,17 +97,47 @@ class Store(Protocol):
     async def meta(self, key: str) -> bytes | None:
         """A value stored beside the log."""
 
+    async def snapshot(self) -> tuple[int, bytes] | None:
+        """(position, bytes) of the snapshot, if there is a whole one."""
 
-def decode_rows(rows: Iterator[tuple[Any, ...]], domain: Domain, *, verify: bool) -> Iterator[Item]:
-    """The items of ``READ_ALL``'s rows. Raises ``PeerError`` at the first one that does not parse."""
+    async def save_snapshot(self, data: bytes) -> None:
+        """Put a snapshot of all that was appended so far in the place of the last one; raises ``OSError``."""
+
+    async def drop_snapshot(self) -> None:
+        """Remove the snapshot, which turned out to be of no use."""
+
+    async def sides(self) -> Sequence[CertifiedGrant | ForkProof]:
+        """All grants and proofs of forks."""
+
+    async def entries_by_id(self, ids: Sequence[bytes]) -> Sequence[Entry]:
+        """Those entries, as far as they are stored, in the order in which they were."""
+
+    async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], Sequence[Entry]]:
+        """The entries stored for these (author, seq)."""
+
+    async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], bytes]:
+        """The ids of the first entries stored for these (author, seq), with or without a body."""
+
+    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[bytes]:
+        """The encoded entries of these ranges, in that order, up to about ``most`` bytes."""
+
+    async def cuts(self, after: int, most: int) -> Sequence[bytes]:
+        """The encoded cuts above the height ``after``, at most so many."""
+
+    async def prune(self, ranges: Sequence[RangeRequest]) -> int:
+        """Remove the bodies of the entries in these ranges; returns how many went. Raises ``OSError``."""
+
+
+def decode_rows(rows: Iterable[tuple[Any, ...]], *, verify: bool) -> Iterator[Item]:
+    """The items of ``READ``'s rows. Raises ``PeerError`` at the first one that does not parse."""
     for _, kind, data, signature in rows:
         match kind:
             case "entry":
                 yield entries.parse(data, signature, verify=verify)
             case "cut":
-                yield CertifiedCut.parse(data, domain.electors)
+                yield CertifiedCut.parse(data)
             case "grant":
-                yield CertifiedGrant.parse(data, domain.electors)
+                yield CertifiedGrant.parse(data)
             case _:
                 yield ForkProof.parse(data)
 
@@ -104,15 +157,18 @@ class LogStore:
         # The loop is named, because a task that was started elsewhere does not inherit it.
         return await trio_asyncio.aio_as_trio(function, loop=self._loop)(*arguments)
 
+    async def _all(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        return list(await self._run(self._connection.execute_fetchall, statement, arguments))
+
     async def _prepare(self) -> None:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "wal_autocheckpoint=1000"):
-            await self._run(self._connection.execute_fetchall, f"PRAGMA {pragma}")
-        ((version,),) = await self._run(self._connection.execute_fetchall, "PRAGMA user_version")
+            await self._all(f"PRAGMA {pragma}")
+        ((version,),) = await self._all("PRAGMA user_version")
         if version > SCHEMA_VERSION:
             raise UserError(f"{self.path}: a newer Farflung wrote this log", "upgrade Farflung")
-        for statement in SCHEMA:
+        statements = SCHEMA if version != 1 else (*FROM_1, *SCHEMA)
+        for statement in ("BEGIN IMMEDIATE", *statements, f"PRAGMA user_version={SCHEMA_VERSION}", "COMMIT"):
             await self._run(self._connection.execute, statement)
-        await self._run(self._connection.execute, f"PRAGMA user_version={SCHEMA_VERSION}")
         owner = await self.meta("domain")
         if owner is None:
             await self.append((), {"domain": self._domain.id})
@@ -120,16 +176,26 @@ class LogStore:
             raise UserError(f"{self.path}: this log belongs to another domain", "use a new data directory")
         tables = ("entries", "cuts", "grants", "forks")
         newest = " UNION ALL ".join(f"SELECT MAX(position) FROM {table}" for table in tables)  # noqa: S608
-        rows = await self._run(self._connection.execute_fetchall, newest)
-        self._position = max((row[0] for row in rows if row[0] is not None), default=0)
+        self._position = max((row[0] for row in await self._all(newest) if row[0] is not None), default=0)
 
     async def load(self) -> list[Item]:
         """Everything in the order in which it was appended; signatures of entries are not verified again."""
-        rows = await self._run(self._connection.execute_fetchall, READ_ALL)
+        found: list[Item] = []
+        position = 0
+        while (batch := await self.read(position))[0]:
+            found += batch[0]
+            position = batch[1]
+        return found
+
+    async def read(self, after: int) -> tuple[list[Item], int]:
+        """The next items after the position ``after``, and the position of the last; none at the end of the log.
+        Signatures of entries are not verified again."""
+        rows = await self._all(READ, after, BATCH)
         try:
-            return await trio.to_thread.run_sync(lambda: list(decode_rows(iter(rows), self._domain, verify=False)))
+            items = await trio.to_thread.run_sync(_decoded, rows)
         except Error as error:
             raise _damaged(self.path, error) from None
+        return items, rows[-1][0] if rows else after
 
     async def append(
         self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
@@ -139,16 +205,26 @@ class LogStore:
         It is not cancelled half-way. Raises ``OSError`` where the disk is full or fails (nothing is stored then, or
         the outcome is unknown), and ``LocalError`` where an ``exclusive`` entry (by id) finds its place taken.
         """
+        async with self._transaction():
+            await self._refuse_taken(item for item in items if isinstance(item, Entry) and item.id in exclusive)
+            # A commit of unknown outcome may have taken its positions: none is used twice.
+            first = self._position + 1
+            self._position += len(items)
+            for statement, rows in groupby(enumerate(items, first), _statement):
+                await self._run(self._connection.executemany, statement, [_row(*row) for row in rows])
+            if meta:
+                statement = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+                await self._run(self._connection.executemany, statement, list(meta.items()))
+        await trio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        """Nothing cancels it half-way. What SQLite refuses is an ``OSError``."""
         with trio.CancelScope(shield=True):
             async with self._lock:
                 try:
                     await self._run(self._connection.execute, "BEGIN IMMEDIATE")
-                    await self._refuse_taken(item for item in items if isinstance(item, Entry) and item.id in exclusive)
-                    for statement, rows in groupby(enumerate(items, self._position + 1), _statement):
-                        await self._run(self._connection.executemany, statement, [_row(*row) for row in rows])
-                    if meta:
-                        statement = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
-                        await self._run(self._connection.executemany, statement, list(meta.items()))
+                    yield
                     await self._run(self._connection.execute, "COMMIT")
                 except (sqlite3.Error, LocalError) as error:
                     # After some errors (a full disk) SQLite has rolled back by itself.
@@ -157,23 +233,117 @@ class LogStore:
                     if isinstance(error, LocalError):
                         raise
                     raise OSError(f"{self.path}: {error}") from None
-                self._position += len(items)
-        await trio.lowlevel.checkpoint()
 
     async def _refuse_taken(self, own: Iterable[Entry]) -> None:
         for entry in own:
-            found = await self._run(
-                self._connection.execute_fetchall,
-                "SELECT 1 FROM entries WHERE author = ? AND seq = ?",
-                (entry.author, entry.seq),
-            )
-            if found:
+            if await self._all("SELECT 1 FROM entries WHERE author = ? AND seq = ?", entry.author, entry.seq):
                 raise LocalError(f"{self.path}: entry {entry.seq} of the own feed is stored already")
 
     async def meta(self, key: str) -> bytes | None:
         """A value stored beside the log, or None."""
-        rows = await self._run(self._connection.execute_fetchall, "SELECT value FROM meta WHERE key = ?", (key,))
+        rows = await self._all("SELECT value FROM meta WHERE key = ?", key)
         return bytes(rows[0][0]) if rows else None
+
+    # Snapshots
+
+    async def snapshot(self) -> tuple[int, bytes] | None:
+        """(position, bytes) of the snapshot, if there is one that fits its hash."""
+        for position, digest, data in await self._all("SELECT position, hash, data FROM snapshot"):
+            if isinstance(data, bytes) and digest == _hash(position, data):
+                return position, data
+        return None
+
+    async def save_snapshot(self, data: bytes) -> None:
+        """Put a snapshot of all that was appended so far in the place of the last one; raises ``OSError``."""
+        async with self._transaction():
+            row = (1, self._position, _hash(self._position, data), data)
+            await self._run(self._connection.execute, "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", row)
+
+    async def drop_snapshot(self) -> None:
+        """Remove the snapshot; raises ``OSError``."""
+        async with self._transaction():
+            await self._run(self._connection.execute, "DELETE FROM snapshot")
+
+    # What is not in memory
+
+    async def sides(self) -> list[CertifiedGrant | ForkProof]:
+        """All grants and proofs of forks, in the order in which they were stored."""
+        grants = [(row[0], "grant", row[1], None) for row in await self._all("SELECT position, data FROM grants")]
+        forks = [(row[0], "fork", row[1], None) for row in await self._all("SELECT position, data FROM forks")]
+        try:
+            found = await trio.to_thread.run_sync(_decoded, sorted([*grants, *forks]))
+        except Error as error:
+            raise _damaged(self.path, error) from None
+        return [item for item in found if isinstance(item, CertifiedGrant | ForkProof)]
+
+    async def entries_by_id(self, ids: Sequence[bytes]) -> list[Entry]:
+        """Those entries, as far as they are stored, in the order in which they were."""
+        rows: list[tuple[Any, ...]] = []
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
+            marks = ",".join("?" * len(some))
+            statement = f"SELECT position, body, signature FROM entries WHERE id IN ({marks}) AND body IS NOT NULL"  # noqa: S608
+            rows += await self._all(statement, *some)
+        return [entries.parse(body, signature, verify=False) for _, body, signature in sorted(rows)]
+
+    async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], list[Entry]]:
+        """The entries stored for these (author, seq)."""
+        statement = "SELECT body, signature FROM entries WHERE author = ? AND seq = ? AND body IS NOT NULL"
+        return {
+            place: [entries.parse(body, signature, verify=False) for body, signature in rows]
+            for place in places
+            if (rows := await self._all(statement, *place))
+        }
+
+    async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], bytes]:
+        """The ids of the first entries stored for these (author, seq), with or without a body."""
+        statement = "SELECT id FROM entries WHERE author = ? AND seq = ? ORDER BY position LIMIT 1"
+        return {place: rows[0][0] for place in places if (rows := await self._all(statement, *place))}
+
+    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> list[bytes]:
+        """The encoded entries of these ranges, in that order, up to about ``most`` bytes.
+
+        Of several entries at a place all are given. A range ends where a body is missing.
+        """
+        found: list[bytes] = []
+        statement = (
+            "SELECT body, signature FROM entries WHERE author = ? AND seq BETWEEN ? AND ? ORDER BY seq, position"
+        )
+        for one in wanted:
+            for body, signature in await self._all(statement, one.author, one.first_seq, one.last_seq):
+                if body is None:
+                    break
+                found.append(codec.encode([body, signature]))
+                most -= len(found[-1])
+            if most <= 0:
+                break
+        return found
+
+    async def cuts(self, after: int, most: int) -> list[bytes]:
+        """The encoded cuts above the height ``after``, at most so many."""
+        rows = await self._all("SELECT data FROM cuts WHERE height > ? ORDER BY height LIMIT ?", after, most)
+        return [row[0] for row in rows]
+
+    async def prune(self, ranges: Sequence[RangeRequest]) -> int:
+        """Remove the bodies of the entries in these ranges, a few at a time; returns how many went."""
+        statement = """UPDATE entries SET body = NULL, signature = NULL
+            WHERE author = ? AND seq BETWEEN ? AND ? AND body IS NOT NULL"""
+        count = 0
+        for one in ranges:
+            for first in range(one.first_seq, one.last_seq + 1, PRUNED_AT_ONCE):
+                last = min(first + PRUNED_AT_ONCE - 1, one.last_seq)
+                async with self._transaction():
+                    cursor = await self._run(self._connection.execute, statement, (one.author, first, last))
+                count += cursor.rowcount
+        return count
+
+
+def _decoded(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
+    return list(decode_rows(rows, verify=False))
+
+
+def _hash(position: int, data: bytes) -> bytes:
+    return sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big") + data).digest()
 
 
 def _statement(row: tuple[int, Item]) -> str:
@@ -191,7 +361,7 @@ def _statement(row: tuple[int, Item]) -> str:
 def _row(position: int, item: Item) -> tuple[Any, ...]:
     match item:
         case Entry():
-            return item.id, item.author, item.seq, position, item.body, item.signature
+            return position, item.id, item.author, item.seq, item.body, item.signature
         case CertifiedCut():
             return item.cut.height, position, item.encode()
         case CertifiedGrant():

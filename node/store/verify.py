@@ -1,20 +1,22 @@
 """Checking a node's whole log offline, trusting nothing of what the daemon that wrote it believed.
 
-Every row of ``log/log.db`` is parsed, its signatures are verified, and a new replica is built from all rows in whatever
-order fits: chains, payload rules, anchors, cuts with their certificates and roots. The database is read in one
-transaction, so a daemon may go on writing meanwhile.
+Every row of ``log/log.db`` is parsed, its signatures are verified, and a new replica is built from all rows, cut by
+cut: chains, payload rules, anchors, cuts with their certificates and roots. The daemon's snapshot is not looked at. The
+database is read in one transaction, so a daemon may go on writing meanwhile. What is final need not stay in memory.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from node.errors import UserError
 from node.store.directory import DataDirectory
@@ -30,6 +32,12 @@ from protocol.replica import Outcome, Replica
 
 T = TypeVar("T")
 
+LAST: Final = 2**62
+AT_ONCE: Final = 256
+"""Rows that one thread checks in one go."""
+FORGET_FROM: Final = 10_000
+"""Final entries that stay in memory at least before they are forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
@@ -41,6 +49,8 @@ class LogReport:
     names: dict[bytes, str]
     accounts: dict[bytes, Account]
     problems: tuple[str, ...]
+    kinds: Counter[str]
+    ledger: Ledger
 
     @property
     def exit_code(self) -> int:
@@ -51,13 +61,13 @@ class LogReport:
         """The report for standard output: the same bytes on every node that holds the same log."""
         replica = self.replica
         newest = replica.newest_cut
-        kinds = Counter(entry.kind for entry in replica.arrivals)
+        kinds = self.kinds
         lines = [
             f"domain {self.domain.id.hex()} {self.domain.name}",
             f"heads root {replica.heads_root().hex()}",
             f"newest cut {'none' if newest is None else f'{newest.cut.height} {newest.cut.id.hex()}'}",
             f"terms {len(replica.grants)}",
-            f"entries {len(replica.arrivals)}: " + ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds)),
+            f"entries {kinds.total()}: " + ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds)),
         ]
         for author, head in sorted(replica.heads.items()):
             account = self.accounts.get(author)
@@ -70,11 +80,22 @@ class LogReport:
         return "\n".join(lines) + "\n"
 
 
-def verify(directory: DataDirectory, *, signatures: bool = True) -> LogReport:
+Progress = Callable[[int, int], None]
+"""Called with the number of rows that are checked, and of all."""
+
+
+def verify(
+    directory: DataDirectory,
+    *,
+    signatures: bool = True,
+    keep: bool = True,
+    progress: Progress = lambda done, total: None,
+) -> LogReport:
     """Check the log of ``directory``. Raises ``UserError`` where there is none, or no valid genesis.
 
     ``signatures`` False skips those of entries, nine tenths of the time: for a caller who only wants to know what the
-    log says and whose own daemons verified them when they arrived.
+    log says and whose own daemons verified them when they arrived. ``keep`` False: the report's replica does not keep
+    entries and cuts that are final, so that a log of millions of entries takes little memory.
     """
     genesis = directory.genesis()
     if genesis is None:
@@ -83,32 +104,23 @@ def verify(directory: DataDirectory, *, signatures: bool = True) -> LogReport:
         domain = parse_genesis(genesis)
     except PeerError as error:
         raise UserError(f"{directory.genesis_file}: {error}", "restore it from a backup") from None
-    tables = _read(directory.log_database)
-    problems: list[str] = []
-    replica = Replica(domain)
-    _rebuild(replica, domain, tables, problems, signatures)
-    ledger = Ledger(replica)
-    names = {author: ledger.name(author) for author in replica.heads}
-    return LogReport(domain, replica, names, ledger.accounts(final=True), tuple(problems))
-
-
-def _read(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    path = directory.log_database
     if not path.is_file():
         raise UserError(f"{path}: there is no log", "give the data directory of a node that has run")
-    statements = {
-        "entries": "SELECT id, author, seq, body, signature FROM entries ORDER BY author, seq, position",
-        "cuts": "SELECT height, data FROM cuts ORDER BY height",
-        "grants": "SELECT term, data FROM grants ORDER BY term",
-        "forks": "SELECT data FROM forks ORDER BY id",
-    }
     try:
-        with closing(_connect(path)) as connection:
+        with closing(connect(path)) as connection, ThreadPoolExecutor(os.cpu_count()) as threads:
             connection.execute("BEGIN")
-            return {table: connection.execute(statement).fetchall() for table, statement in statements.items()}
+            checking = _Checking(domain, connection, threads, signatures, keep, progress)
+            checking.run()
     except sqlite3.Error as error:
         raise UserError(
             f"{path}: cannot be read ({error})", "run as its owner; a damaged log can be deleted and fetched again"
         ) from None
+    ledger = checking.ledger
+    names = {author: ledger.name(author) for author in checking.replica.heads}
+    kinds = checking.kinds + Counter(entry.kind for entry in checking.replica.arrivals)
+    problems = tuple(checking.problems)
+    return LogReport(domain, checking.replica, names, ledger.accounts(final=True), problems, kinds, ledger)
 
 
 def _bytes(value: object) -> bytes:
@@ -116,7 +128,8 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that only reads the log at ``path``, also where the folder cannot be written to."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
     try:
@@ -131,51 +144,143 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _rebuild(
-    replica: Replica, domain: Domain, tables: dict[str, list[tuple[Any, ...]]], problems: list[str], signatures: bool
-) -> None:
-    parsed = [_entry(row, problems, signatures) for row in tables["entries"]]
-    queues: dict[bytes, list[Entry]] = {}
-    for entry in parsed:
-        if entry is not None:
-            queues.setdefault(entry.author, []).append(entry)
-    for term, data in tables["grants"]:
-        grant = _try(problems, f"grant {term}", partial(CertifiedGrant.parse, _bytes(data), domain.electors))
-        if grant is not None:
-            if grant.grant.term != term:
-                problems.append(f"grant {term}: it is of term {grant.grant.term}")
-            _try(problems, f"grant {term}", partial(replica.add_grant, grant))
-    cuts: list[CertifiedCut] = []
-    for height, data in tables["cuts"]:
-        cut = _try(problems, f"cut {height}", partial(CertifiedCut.parse, _bytes(data), domain.electors))
-        if cut is not None:
-            if cut.cut.height != height:
-                problems.append(f"cut {height}: it is of height {cut.cut.height}")
-            cuts.append(cut)
-    for (data,) in tables["forks"]:
-        proof = _try(problems, "fork proof", partial(ForkProof.parse, _bytes(data)))
-        if proof is not None:
-            _try(problems, "fork proof", partial(replica.add_fork, proof))
-    left = iter(cuts)
-    cut = next(left, None)
-    while True:
-        for queue in queues.values():
-            queue[:] = _drain(replica, queue, problems)
+class _Checking:
+    """One check; ``ledger``, ``problems`` and ``kinds`` (of what left memory) are its result."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        connection: sqlite3.Connection,
+        threads: ThreadPoolExecutor,
+        signatures: bool,
+        keep: bool,
+        progress: Progress,
+    ) -> None:
+        self.replica = Replica(domain)
+        self.ledger = Ledger(self.replica)
+        self.problems: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self._connection = connection
+        self._threads = threads
+        self._signatures = signatures
+        self._keep = keep
+        self._progress = progress
+        ((self._total,),) = self._rows("SELECT COUNT(*) FROM entries")
+        self._done = 0
+        # Per author the seq up to which rows were read, and the entries of them that found no place.
+        self._read: dict[Any, int] = {}
+        self._queues: dict[bytes, list[Entry]] = {}
+        self._grants: list[CertifiedGrant] = []
+        self._summed_up = 0
+
+    def run(self) -> None:
+        """Read and check all."""
+        self._read_sides()
+        heights = [row[0] for row in self._rows("SELECT height FROM cuts ORDER BY height")]
+        for place, height in enumerate(heights):
+            # A grant may stand on the newest cut, and the next one on the grant.
+            self._drain_grants()
+            if not self._take_cut(height):
+                if place + 1 < len(heights):
+                    self.problems.append(f"cuts: {len(heights) - place - 1} more above it cannot be checked")
+                break
+            self._forget()
+        self._drain_grants()
+        self.problems.extend(f"grant {grant.grant.term}: its anchor is missing" for grant in self._grants)
+        for (author,) in self._rows("SELECT DISTINCT author FROM entries"):
+            self._feed([(author, LAST)])
+        self._forget()
+        for author, queue in self._queues.items():
+            if queue:
+                seqs = f"{queue[0].seq} to {queue[-1].seq}" if len(queue) > 1 else f"{queue[0].seq}"
+                self.problems.append(f"{author.hex()}: entries {seqs} hang on something that is missing")
+
+    def _rows(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement, arguments).fetchall()
+
+    def _read_sides(self) -> None:
+        for term, data in self._rows("SELECT term, data FROM grants ORDER BY term"):
+            grant = _try(self.problems, f"grant {term}", partial(CertifiedGrant.parse, _bytes(data)))
+            if grant is not None:
+                if grant.grant.term != term:
+                    self.problems.append(f"grant {term}: it is of term {grant.grant.term}")
+                self._grants.append(grant)
+        for (data,) in self._rows("SELECT data FROM forks ORDER BY id"):
+            proof = _try(self.problems, "fork proof", partial(ForkProof.parse, _bytes(data)))
+            if proof is not None:
+                _try(self.problems, "fork proof", partial(self.replica.add_fork, proof))
+
+    def _take_cut(self, height: int) -> bool:
+        """Check the cut of this height and what it covers; whether the next one can be checked."""
+        what = f"cut {height}"
+        ((data,),) = self._rows("SELECT data FROM cuts WHERE height = ?", height)
+        cut = _try(self.problems, what, partial(CertifiedCut.parse, _bytes(data)))
         if cut is None:
-            break
-        outcome = _try(problems, f"cut {cut.cut.height}", partial(replica.add_cut, cut))
-        if outcome not in (Outcome.ADDED, Outcome.KNOWN):
-            if outcome is not None:
-                problems.append(f"cut {cut.cut.height}: {outcome.value}")
-            unread = sum(1 for _ in left)
-            if unread:
-                problems.append(f"cuts: {unread} more above it cannot be checked")
-            break
-        cut = next(left, None)
-    for author, queue in queues.items():
-        if queue:
-            seqs = f"{queue[0].seq} to {queue[-1].seq}" if len(queue) > 1 else f"{queue[0].seq}"
-            problems.append(f"{author.hex()}: entries {seqs} hang on something that is missing")
+            return True
+        if cut.cut.height != height:
+            self.problems.append(f"{what}: it is of height {cut.cut.height}")
+        self._feed([(head.author, head.seq) for head in cut.cut.changes])
+        outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut))
+        if outcome is Outcome.MISSING_ENTRIES:
+            # It may be on a branch of which a part lies above the row, or hang on entries that were labelled wrongly.
+            self._feed([(head.author, LAST) for head in cut.cut.changes])
+            outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut))
+        if outcome in (Outcome.ADDED, Outcome.KNOWN):
+            return True
+        if outcome is not None:
+            self.problems.append(f"cut {cut.cut.height}: {outcome.value}")
+        return False
+
+    def _drain_grants(self) -> None:
+        self._grants = [grant for grant in self._grants if _waits(self.replica, grant, self.problems)]
+
+    def _feed(self, wanted: list[tuple[Any, int]]) -> None:
+        """Read these authors' rows up to these seqs, and hand over what fits."""
+        statement = """SELECT id, author, seq, body, signature FROM entries
+            WHERE author IS ? AND seq > ? AND seq <= ? ORDER BY seq, position"""
+        rows: list[tuple[Any, ...]] = []
+        for author, last in wanted:
+            # Seqs of another type sort behind all numbers: only a read of everything finds them.
+            behind = "x" if last == LAST else last
+            rows += self._rows(
+                statement if last != LAST else statement.replace("seq <= ?", "? IS NOT NULL"),
+                author,
+                self._read.get(author, -1),
+                behind,
+            )
+            self._read[author] = max(last, self._read.get(author, -1))
+        for entry, problems in self._parsed(rows):
+            self.problems += problems
+            if entry is not None:
+                self._queues.setdefault(entry.author, []).append(entry)
+        for author, _ in wanted:
+            if queue := self._queues.pop(author, None):
+                left = _drain(self.replica, queue, self.problems)
+                if left:
+                    self._queues[author] = left
+        self._done += len(rows)
+        self._progress(self._done, self._total)
+
+    def _parsed(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Entry | None, list[str]]]:
+        parts = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
+        for part in self._threads.map(partial(_entries, signatures=self._signatures), parts):
+            yield from part
+
+    def _forget(self) -> None:
+        self.ledger.update()
+        if not self._keep and self.ledger.final_entries - self._summed_up >= FORGET_FROM:
+            self._summed_up = self.ledger.final_entries
+            final = self.replica.certified_head
+            self.kinds.update(entry.kind for entry in self.replica.arrivals if entry.seq <= final(entry.author))
+            self.ledger.forget()
+
+
+def _entries(rows: list[tuple[Any, ...]], signatures: bool) -> list[tuple[Entry | None, list[str]]]:
+    found = []
+    for row in rows:
+        problems: list[str] = []
+        found.append((_entry(row, problems, signatures), problems))
+    return found
 
 
 def _entry(row: tuple[Any, ...], problems: list[str], signatures: bool) -> Entry | None:
@@ -185,6 +290,11 @@ def _entry(row: tuple[Any, ...], problems: list[str], signatures: bool) -> Entry
     if entry is not None and (entry.id, entry.author, entry.seq) != (entry_id, author, seq):
         problems.append(f"{what}: the row is labelled wrongly")
     return entry
+
+
+def _waits(replica: Replica, grant: CertifiedGrant, problems: list[str]) -> bool:
+    """Hand a grant over; whether it waits for its anchor."""
+    return _try(problems, f"grant {grant.grant.term}", partial(replica.add_grant, grant)) is Outcome.MISSING_CUT
 
 
 def _drain(replica: Replica, queue: list[Entry], problems: list[str]) -> list[Entry]:

@@ -23,7 +23,7 @@ from protocol.feed import ForkProof
 from protocol.heads import heads_root
 from protocol.identity import Identity
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, grant_vote, vote
+from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, commit, grant_vote
 from protocol.records import Blob, Join, Record, Role, Rollout, Step, Verdict, Weights
 from protocol.replica import Outcome, Replica
 
@@ -141,23 +141,31 @@ def cut_for(replica: Replica, *electors: str, epoch: int | None = None) -> Certi
     cut = Cut.make(
         replica.domain.id,
         len(replica.cuts) + 1,
-        (replica.cuts[-1].cut.epoch + 1 if replica.cuts else 1) if epoch is None else epoch,
         replica.newest_cut_id,
         heads_root({**replica.certified, **{head.author: head for head in replica.uncovered()}}.values()),
         replica.uncovered(),
     )
-    return certify(cut, dict(vote(key(elector), cut) for elector in electors), replica.domain.electors)
+    if epoch is None:
+        epoch = replica.cuts[-1].epoch + 1 if replica.cuts else 1
+    return certify(cut, epoch, dict(commit(key(elector), cut, epoch) for elector in electors), replica.domain.electors)
 
 
 def grant_for(
-    domain: Domain, term: int, trainer: bytes, base: Entry | None = None, electors: tuple[str, ...] = ("elector",)
+    domain: Domain,
+    term: int,
+    trainer: bytes,
+    base: Entry | None = None,
+    electors: tuple[str, ...] = ("elector",),
+    anchor: bytes | None = None,
 ) -> CertifiedGrant:
-    """A certified grant of ``term`` to ``trainer`` on the weights entry ``base`` (None: before version 0)."""
+    """A certified grant of ``term`` to ``trainer`` on the weights entry ``base`` (None: before version 0), made when
+    the cut ``anchor`` (None: the domain's id) was the newest."""
+    anchor = anchor or domain.id
     if base is None:
-        grant = Grant.make(domain.id, term, trainer, domain.id, 0, 0)
+        grant = Grant.make(domain.id, term, trainer, domain.id, 0, 0, anchor)
     else:
         assert isinstance(base.payload, Weights)
-        grant = Grant.make(domain.id, term, trainer, base.id, base.payload.term, base.payload.number)
+        grant = Grant.make(domain.id, term, trainer, base.id, base.payload.term, base.payload.number, anchor)
     return certify_grant(grant, dict(grant_vote(key(elector), grant) for elector in electors), domain.electors)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol.codec import MAX_INT
 from protocol.constants import MAX_MANIFEST_BYTES, MAX_STEP_BLOB_BYTES, MAX_SUBMISSION_BYTES, MILLION
 from protocol.heads import Head
-from protocol.records import ROLES, Join, Leave, Record, Role, Rollout, Step, Verdict, Weights
+from protocol.records import ROLES, Close, Join, Leave, Rebind, Record, Role, Rollout, Step, Verdict, Weights
 
 ids = st.binary(min_size=32, max_size=32)
 counts = st.integers(0, 2**31 - 1)
@@ -92,7 +92,7 @@ def steps(draw: st.DrawFn) -> Step:
     )
 
 
-records: st.SearchStrategy[Record] = st.one_of(
+plain_records: st.SearchStrategy[Record] = st.one_of(
     st.builds(Join, ids, text(64), text(32)),
     st.builds(Leave),
     st.builds(Role, st.sampled_from(ROLES)),
@@ -101,4 +101,11 @@ records: st.SearchStrategy[Record] = st.one_of(
     verdicts(),
     steps(),
 )
+"""Payloads that any entry may carry."""
+records = st.one_of(
+    plain_records,
+    st.builds(Close, ids, ids, st.binary(min_size=64, max_size=64)),
+    st.builds(Rebind, ids, ids, st.binary(min_size=64, max_size=64)),
+)
+"""Payloads of every kind: what a recovery key has to sign is well-formed, and its signature wrong."""
 heads = st.builds(Head, ids, st.integers(0, 2**62), ids, ids, st.integers(0, 1))

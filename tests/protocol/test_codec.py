@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from enum import IntEnum
 from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from protocol import codec
 from protocol.codec import (
     HASH,
     MAX_INT,
@@ -225,3 +227,60 @@ def test_public_msgpack_vectors_give_one_accepted_encoding_a_value() -> None:
     # What Python's packer writes as well, and we refuse: maps, floats, booleans, negative or huge integers,
     # extensions and text beyond printable ASCII.
     assert len(accepted) == 28
+
+
+_SHAPES: tuple[Schema, ...] = (
+    Int(0, 9),
+    Int(2),
+    Bytes(4),
+    Bytes(most=5),
+    Text(3),
+    Text(9, ("join", "role", "much too long")),
+    Anything(),
+    Optional(Int(0, 9)),
+    Many(Optional(Bytes(2)), most=3, least=1),
+    Array((("number", Int(0, 9)), ("things", Many(Anything(), most=2)))),
+    Array((("kind", Text(9, ("join", "role"))), ("inner", Array((("key", Bytes(1)),))))),
+)
+_NEAR = st.recursive(
+    st.none()
+    | st.integers(-1, 12)
+    | st.booleans()
+    | st.binary(max_size=6)
+    | st.sampled_from(["join", "role", "much too long", "abcd", "", "\x7f", "ü"])
+    | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=500)
+@given(_NEAR | values, st.sampled_from(_SHAPES))
+def test_the_fast_test_lets_through_what_the_slow_check_does(value: Any, schema: Schema) -> None:
+    data = msgpack.packb(value, use_bin_type=True)
+    try:
+        expected = codec.decode(data, max_bytes=10_000, what="value")
+        codec.check(expected, schema, "value")
+    except PeerError as error:
+        with pytest.raises(PeerError, match=re.escape(str(error))):
+            codec.parse(data, schema, max_bytes=10_000, what="value")
+    else:
+        assert codec.parse(data, schema, max_bytes=10_000, what="value") == expected
+        assert codec.fits(expected, schema)
+        with pytest.raises(PeerError):
+            codec.parse(data + b"\xc0", schema, max_bytes=10_000, what="value")
+        with pytest.raises(PeerError):
+            codec.parse(data, schema, max_bytes=len(data) - 1, what="value")
+
+
+def test_depth_counts_through_schemas() -> None:
+    for depth, right in ((MAX_DEPTH - 1, True), (MAX_DEPTH, False)):
+        value: Any = []
+        for _ in range(depth - 1):
+            value = [value]
+        data = msgpack.packb([value])
+        if right:
+            assert codec.parse(data, Many(Anything(), most=1), max_bytes=100, what="value") == [value]
+        else:
+            with pytest.raises(PeerError):
+                codec.parse(data, Many(Anything(), most=1), max_bytes=100, what="value")

@@ -19,8 +19,11 @@ CONTEXTS = [
     identity.PRESENCE,
     identity.REPORT,
     identity.VOTE,
+    identity.COMMIT,
     identity.GRANT,
     identity.DRAW,
+    identity.CLOSE,
+    identity.REBIND,
 ]
 
 

@@ -15,12 +15,17 @@ from protocol.errors import LocalError, PeerError
 from protocol.merkle import (
     EMPTY_ROOT,
     CompactRange,
+    consistency_path,
     consistency_proof,
+    inclusion_path,
     inclusion_proof,
     leaf_hash,
     root,
+    root_of,
+    sides,
     verify_consistency,
     verify_inclusion,
+    verify_path,
 )
 from tests.vectors import public
 
@@ -79,6 +84,37 @@ def test_every_leaf_has_a_proof_that_holds_for_it_alone() -> None:
             assert refused(leaf_hash(LEAVES[index]), index, size, [*proof, EMPTY_ROOT], ROOTS[size])
             if proof:
                 assert refused(leaf_hash(LEAVES[index]), index, size, proof[:-1], ROOTS[size])
+
+
+def test_hashes_of_leaves_are_enough_to_prove() -> None:
+    hashes = [leaf_hash(leaf) for leaf in LEAVES]
+    for size in range(1, MOST):
+        assert root_of(hashes[:size]) == ROOTS[size]
+        for place in range(size):
+            assert inclusion_path(hashes[:size], place) == inclusion_proof(LEAVES[:size], place)
+            assert consistency_path(hashes[:size], place + 1) == consistency_proof(LEAVES[:size], place + 1)
+    with pytest.raises(LocalError):
+        inclusion_path(hashes[:3], 3)
+    with pytest.raises(LocalError):
+        consistency_path(hashes[:3], 4)
+
+
+def test_a_path_fits_one_shape_alone() -> None:
+    for size in range(1, MOST):
+        for index in range(size):
+            proof = inclusion_proof(LEAVES[:size], index)
+            leaf = leaf_hash(LEAVES[index])
+            for guess in range(1 << len(proof)):
+                if guess == sides(index, size):
+                    verify_path(leaf, guess, proof, ROOTS[size])
+                else:
+                    with pytest.raises(PeerError, match="another root"):
+                        verify_path(leaf, guess, proof, ROOTS[size])
+            for wrong in (-1, 1 << len(proof)):
+                with pytest.raises(PeerError, match="sides"):
+                    verify_path(leaf, wrong, proof, ROOTS[size])
+            with pytest.raises(PeerError):
+                verify_path(leaf, sides(index, size), [*proof, EMPTY_ROOT], ROOTS[size])
 
 
 def test_every_prefix_has_a_proof_that_holds_for_it_alone() -> None:

@@ -11,8 +11,8 @@ from protocol.entry import NO_PREV, Entry, make
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import FROZEN, LIVE, Head, RangeRequest, bucket_digests, heads_root, plan
-from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, certify, vote
-from protocol.records import Join, Leave, Role
+from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit
+from protocol.records import Join, Leave, Role, Weights
 from protocol.replica import MAX_SHELF, Outcome, Replica
 from tests.protocol.builders import Story, Writer, cut_for, digest, feed_all, grant_for, key, small_domain
 
@@ -36,8 +36,8 @@ def filled(*entries: Entry) -> Replica:
 
 
 def certified(cut: Cut) -> CertifiedCut:
-    """The cut with the only elector's vote."""
-    return certify(cut, dict([vote(key("elector"), cut)]), DOMAIN.electors)
+    """The cut with the only elector's commit."""
+    return certify(cut, 1, dict([commit(key("elector"), cut, 1)]), DOMAIN.electors)
 
 
 def test_entries_are_taken_in_order_of_their_feed() -> None:
@@ -112,11 +112,6 @@ def test_a_cut_makes_final_what_it_covers() -> None:
     assert replica.newest_cut is second
     assert replica.newest_cut_id == second.cut.id
     assert second.cut.heads_root == replica.heads_root()
-    covered = {
-        name: [replica.covered_at(cut, key(name).node) for cut in (DOMAIN.id, first.cut.id, second.cut.id, digest("?"))]
-        for name in ("a", "b", "c")
-    }
-    assert covered == {"a": [-1, 1, 2, -1], "b": [-1, -1, 0, -1], "c": [-1, -1, -1, -1]}
     assert [replica.height(cut) for cut in (DOMAIN.id, second.cut.id, digest("?"))] == [0, 2, None]
 
 
@@ -153,20 +148,19 @@ def test_cuts_that_contradict_what_is_certified_are_refused() -> None:
         ([bad_root], heads_root([bad_root]), "feed root"),
     ):
         with pytest.raises(PeerError, match=why):
-            replica.add_cut(certified(Cut.make(DOMAIN.id, 1, 1, DOMAIN.id, root, rows)))
+            replica.add_cut(certified(Cut.make(DOMAIN.id, 1, DOMAIN.id, root, rows)))
     assert not replica.cuts
-    first = certified(Cut.make(DOMAIN.id, 1, 5, DOMAIN.id, heads_root([high]), [high]))
+    first = certified(Cut.make(DOMAIN.id, 1, DOMAIN.id, heads_root([high]), [high]))
     assert replica.add_cut(first)
-    for height, epoch, prev, row, why in (
-        (1, 6, DOMAIN.id, low, "taken"),
-        (2, 6, digest("prev"), high, "newest"),
-        (2, 5, first.cut.id, high, "epoch"),
-        (2, 6, first.cut.id, high, "forward"),
-        (2, 6, first.cut.id, low, "forward"),
+    for height, prev, row, why in (
+        (1, DOMAIN.id, low, "taken"),
+        (2, digest("prev"), high, "newest"),
+        (2, first.cut.id, high, "forward"),
+        (2, first.cut.id, low, "forward"),
     ):
         with pytest.raises(PeerError, match=why):
-            replica.add_cut(certified(Cut.make(DOMAIN.id, height, epoch, prev, heads_root([row]), [row])))
-    assert replica.cuts == [first]
+            replica.add_cut(certified(Cut.make(DOMAIN.id, height, prev, heads_root([row]), [row])))
+    assert list(replica.cuts) == [first]
 
 
 def test_a_term_is_granted_once() -> None:
@@ -178,6 +172,61 @@ def test_a_term_is_granted_once() -> None:
     assert replica.side_digest() != before
     with pytest.raises(PeerError, match="granted already"):
         replica.add_grant(grant_for(DOMAIN, 1, key("b").node))
+
+
+def test_cuts_and_grants_need_a_quorum_of_electors() -> None:
+    domain = small_domain(("e1", "e2", "e3", "e4"))
+    replica = Replica(domain)
+    replica.add_entry(Writer("a", domain.id).entries[0])
+    cut = cut_for(replica, "e1", "e2", "e3")
+    grant = grant_for(domain, 1, key("a").node, electors=("e1", "e2", "e4"))
+    assert replica.electors_at(1) == domain.electors
+    extra = sorted([*cut.votes, commit(key("stranger"), cut.cut, cut.epoch)])
+    for votes, why in ((cut.votes[1:], "quorum"), (tuple(extra), "no elector")):
+        with pytest.raises(PeerError, match=why):
+            replica.add_cut(dataclasses.replace(cut, votes=votes))
+    with pytest.raises(PeerError, match="quorum"):
+        replica.add_grant(dataclasses.replace(grant, votes=grant.votes[:2]))
+    assert replica.add_cut(cut)
+    assert replica.add_grant(grant)
+    # Another certificate of the same cut changes nothing.
+    again = {key(name).node: commit(key(name), cut.cut, 9)[1] for name in ("e2", "e3", "e4")}
+    assert replica.add_cut(certify(cut.cut, 9, again, domain.electors)) is Outcome.KNOWN
+    assert replica.newest_cut is cut
+
+
+def test_a_grant_waits_for_its_anchor() -> None:
+    replica = filled(*feed("a", 1))
+    cut = cut_for(replica, "elector")
+    grant = grant_for(DOMAIN, 1, key("a").node, anchor=cut.cut.id)
+    assert replica.add_grant(grant) is Outcome.MISSING_CUT
+    assert replica.add_cut(cut)
+    assert replica.add_grant(grant)
+
+
+def test_a_cut_covers_versions_of_granted_terms_only() -> None:
+    writer = Writer("a", DOMAIN.id)
+    writer.append(Role("trainer"))
+    for number in range(2):
+        writer.append(Weights(7, number, None if number == 0 else digest("w"), digest("m"), 9, digest("n"), 9, None))
+    replica = filled(*writer.entries)
+    (reported,) = replica.reportable()
+    assert reported == replica.head_at(writer.node, 1)
+    assert [head.seq for head in replica.uncovered()] == [3]
+    assert [replica.granted(writer.node, seq) for seq in (0, 1, 2, 3)] == [True, True, False, False]
+    assert replica.granted(key("b").node, 9)
+    cut = cut_for(replica, "elector")
+    assert replica.add_cut(cut) is replica.judge_cut(cut.cut) is Outcome.MISSING_GRANT
+    lower = certified(Cut.make(DOMAIN.id, 1, DOMAIN.id, heads_root([reported]), [reported]))
+    assert replica.add_cut(lower)
+    assert replica.reportable() == []
+    assert replica.add_grant(grant_for(DOMAIN, 7, key("b").node))
+    assert replica.reportable() == replica.uncovered()
+    rest = cut_for(replica, "elector")
+    assert replica.judge_cut(rest.cut) is Outcome.ADDED
+    assert (replica.newest_cut_id, replica.versions_in(rest.cut)) == (lower.cut.id, writer.entries[2:])
+    assert replica.add_cut(rest)
+    assert replica.reportable() == []
 
 
 # Forks
@@ -261,6 +310,8 @@ def test_a_cut_of_the_other_branch_brings_it_back() -> None:
     assert replica.add_fork(replica.forks[NODE]) is Outcome.KNOWN
     source.add_fork(replica.forks[NODE])
     assert source.heads[NODE].seq == 2
+    assert source.judge_cut(cut.cut) is Outcome.ADDED
+    assert source.heads[NODE].seq == 2
     assert source.add_cut(cut)
     assert replica.heads_root() == source.heads_root()
     assert replica.entries(NODE) == source.entries(NODE) == B
@@ -290,7 +341,7 @@ def test_a_cut_cannot_cover_what_anchors_elsewhere() -> None:
     assert replica.add_entry(odd.entries[1]) is Outcome.FROZEN
     row = Head(NODE, 1, odd.entries[1].id, digest("feed root"))
     with pytest.raises(PeerError, match="anchor"):
-        replica.add_cut(certified(Cut.make(DOMAIN.id, 1, 1, DOMAIN.id, heads_root([row]), [row])))
+        replica.add_cut(certified(Cut.make(DOMAIN.id, 1, DOMAIN.id, heads_root([row]), [row])))
     assert replica.entries(NODE) == A[:1]
 
 
@@ -299,7 +350,7 @@ def test_no_cut_leaves_a_certified_branch() -> None:
     replica.add_cut(cut_for(replica, "elector"))
     source = filled(*B)
     row = source.heads[NODE]
-    cut = certified(Cut.make(DOMAIN.id, 2, 9, replica.newest_cut_id, heads_root([row]), [row]))
+    cut = certified(Cut.make(DOMAIN.id, 2, replica.newest_cut_id, heads_root([row]), [row]))
     feed_all(replica, B)
     with pytest.raises(PeerError, match="leaves the branch"):
         replica.add_cut(cut)

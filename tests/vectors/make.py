@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocol import identity
+from protocol import identity, recovery
 from protocol.feed import ForkProof
 from protocol.quorum import Report
 from protocol.records import Leave, Record, Role, Rollout, Step, StepBlob, Verdict, Weights
@@ -38,6 +38,8 @@ def golden_entry() -> Any:
         Verdict(digest("rollout"), "rejected", "hard", "sampling", 0, draw, 2),
         Step(1, 1, digest("weights"), digest("blob"), 100, 437_500, 250_000, 1, 4, 16, 8, 12, 96, 1400, 20, 3),
         Leave(),
+        recovery.close(key("recovery stolen"), domain.id, key("stolen").node, author.node),
+        recovery.rebind(key("recovery lost"), domain.id, key("lost").node, author.node),
     )
     for payload in payloads:
         writer.append(payload)

@@ -48,13 +48,13 @@ def test_why_a_node_has_its_role(name: str, role: str, said: str) -> None:
     present += [presence("d", "inference"), presence("e", "inference", ("inference",))]
     heard = {row.node: row for row in present}
     policy = Policy(4, 1, 0, 1, 0, 0, 1_000_000)
-    grant = Grant(DOMAIN, 7, key("a").node, DOMAIN, 0, 0, b"")
+    grant = Grant(DOMAIN, 7, key("a").node, DOMAIN, 0, 0, DOMAIN, b"")
     assert why(role, key(name).node, heard, policy, grant) == said
 
 
 def test_a_change_of_role_is_announced() -> None:
     heard = {row.node: row for row in (presence("a", "trainer"), presence("b", "none"), presence("c", "inference"))}
-    grant = Grant(DOMAIN, 1, key("a").node, DOMAIN, 0, 0, b"")
+    grant = Grant(DOMAIN, 1, key("a").node, DOMAIN, 0, 0, DOMAIN, b"")
     assert why("none", key("b").node, heard, POLICY, grant).startswith("it becomes ")
     unwilling = {**heard, key("b").node: presence("b", "none", ())}
     assert why("none", key("b").node, unwilling, POLICY, grant) == "it is not willing to take any"
@@ -66,9 +66,9 @@ def test_every_reason_has_words_and_a_later_versions_is_shown_as_it_is() -> None
 
 
 def test_problems() -> None:
-    sound = {"peers": 1, "disk_free": ROOM, "frozen": False}
+    sound = {"peers": 1, "disk_free": ROOM, "over": None}
     assert problems(sound, ROOM) == []
-    for change in ({"peers": 0}, {"disk_free": ROOM - 1}, {"frozen": True}):
+    for change in ({"peers": 0}, {"disk_free": ROOM - 1}, {"over": "it was closed"}):
         assert len(problems({**sound, **change}, ROOM)) == 1
 
 

@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> DataDirectory:
     made = DataDirectory(tmp_path / "node")
     made.create()
     made.identity()
-    made.recovery()
+    made.make_recovery()
     return made
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node import daemon, invitation
+from node import daemon, invitation, recovery_words
 from node.cli import join, main
 from node.config import Config
 from node.errors import UserError
@@ -119,6 +119,21 @@ def test_no_run_leaves_the_start_to_another(tmp_path: Path, started: list[tuple[
     assert main.main(["join", ADDRESS, "--yes", "--no-run", "--data-dir", str(tmp_path / "node")]) == 0
     assert DataDirectory(tmp_path / "node").exists()
     assert started == []
+
+
+@pytest.mark.parametrize("unattended", [True, False])
+def test_the_recovery_words_are_for_a_person_only(
+    unattended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(monkeypatch, "y")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    arguments = ["join", ADDRESS, "--no-run", "--data-dir", str(tmp_path / "node")]
+    assert main.main([*arguments, "--yes"] if unattended else arguments) == 0
+    told = capsys.readouterr().out
+    words = recovery_words.lines(DataDirectory(tmp_path / "node").recovery())
+    assert all(line in told for line in words) is not unattended
+    assert any(line in told for line in words) is not unattended
+    assert ("farflung identity recovery show" in told) is unattended
 
 
 def test_joining_again_remembers_another_peer_and_changes_nothing_else(tmp_path: Path) -> None:

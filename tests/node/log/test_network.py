@@ -49,7 +49,7 @@ async def test_gossip_and_cuts_reach_everybody(autojump_clock: trio.testing.Mock
             assert all(replica.next_for(other.id) == 6 for other in nodes)
             assert all(replica.certified_head(other.id) == 5 for other in nodes)
             assert node.port.blamed == []
-            assert (await load(node.disk, DOMAIN)).heads_root() == replica.heads_root()
+            assert (await load(node.disk, DOMAIN)).replica.heads_root() == replica.heads_root()
 
 
 async def test_no_cut_where_nothing_moves(autojump_clock: trio.testing.MockClock) -> None:
@@ -336,7 +336,7 @@ async def test_a_full_disk_pauses_and_loses_nothing(autojump_clock: trio.testing
         await write(nodes[2], 1)
         await converge(nodes)
         assert str(nodes[1].service.disk_trouble) == "None"
-        assert (await load(nodes[1].disk, DOMAIN)).heads_root() == nodes[1].service.replica.heads_root()
+        assert (await load(nodes[1].disk, DOMAIN)).replica.heads_root() == nodes[1].service.replica.heads_root()
 
 
 async def test_terms_are_granted_once(autojump_clock: trio.testing.MockClock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import trio
 import trio.testing
 
@@ -234,7 +235,7 @@ async def test_nothing_is_announced_again_while_all_are_there(
 
 
 async def test_no_number_of_announced_responses_is_too_large_for_a_step(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_cluster(tmp_path) as cluster:
         version = await cluster.stage(a="trainer", b="validator", c="inference")
@@ -243,9 +244,8 @@ async def test_no_number_of_announced_responses_is_too_large_for_a_step(
         announced = Rollout(version.id, 0, 2**16, 2**20, 2**30, digest("nothing"), 100)
         await liar.log.append(announced)
         await cluster.agree()
-        await node.pool.update()
-        assert node.pool.rejected == 2**20
-        node.pool.rejected = 2**40
+        assert node.log.ledger.rejected() == 2**20
+        monkeypatch.setattr(node.log.ledger, "rejected", lambda: 2**40)
         assert life(node, faults)._rejected_since() == 2**31 - 1
 
 

@@ -49,9 +49,33 @@ def test_the_key_is_made_once(directory: DataDirectory) -> None:
 
 
 def test_the_recovery_key_is_another_key(directory: DataDirectory) -> None:
+    with pytest.raises(UserError, match="there is no key"):
+        directory.recovery()
+    assert directory.make_recovery()
+    assert not directory.make_recovery()
     recovery = directory.recovery()
     assert directory.recovery().node == recovery.node != directory.identity().node
+    assert directory.recovery_public() == recovery.node
     assert directory.recovery_file.stat().st_mode & 0o777 == 0o600
+    assert not directory.recovery_forgotten
+
+
+def test_a_forgotten_recovery_key_is_not_made_anew(directory: DataDirectory) -> None:
+    public = directory.recovery_public()
+    seed = directory.recovery().seed
+    directory.forget_recovery()
+    assert directory.recovery_forgotten
+    assert not directory.recovery_file.exists()
+    assert not any(seed in item.read_bytes() for item in directory.path.iterdir() if item.is_file())
+    assert not directory.make_recovery()
+    assert directory.recovery_public() == public
+    with pytest.raises(UserError, match="was forgotten here"):
+        directory.recovery()
+    with pytest.raises(UserError, match="never overwritten"):
+        directory.require_no_node()
+    directory.recovery_public_file.write_bytes(b"short")
+    with pytest.raises(UserError, match="32 bytes"):
+        directory.recovery_public()
 
 
 def test_a_crash_while_the_key_is_made_leaves_none(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

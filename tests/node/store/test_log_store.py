@@ -51,9 +51,9 @@ async def test_what_was_appended_comes_back(tmp_path: Path) -> None:
     ]
     async with open_log_store(path, DOMAIN) as store:
         assert await store.load() == expected
-        replica = await load(store, DOMAIN)
-        assert replica.heads_root() == root
-        service = LogService(ELECTOR, replica, store, fresh=True)
+        ledger = await load(store, DOMAIN)
+        assert ledger.replica.heads_root() == root
+        service = LogService(ELECTOR, ledger, store, fresh=True)
         elector = await open_elector(service, ELECTOR)
         cut = await elector.cut()
         assert cut is not None
@@ -72,7 +72,7 @@ async def test_a_fork_comes_back(tmp_path: Path) -> None:
         assert service.replica.frozen(one.node)
         items = await store.load()
         assert isinstance(items[-1], ForkProof)
-        replica = await load(store, DOMAIN)
+        replica = (await load(store, DOMAIN)).replica
         assert replica.frozen(one.node)
         assert replica.heads_root() == service.replica.heads_root()
 
@@ -214,5 +214,5 @@ async def test_kill_minus_nine_loses_nothing_that_was_acknowledged(tmp_path: Pat
         shutil.copy(tmp_path / name, copy / name)
     for place in (path, copy / "log.db"):
         async with open_log_store(place, DOMAIN) as store:
-            replica = await load(store, DOMAIN)
+            replica = (await load(store, DOMAIN)).replica
             assert replica.next_for(ELECTOR.node) - 1 in (acknowledged[-1], acknowledged[-1] + 1)

@@ -1,0 +1,196 @@
+"""``farflung log prove``, ``check-proof`` and ``checkpoint``: what is final, for people who hold no log."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shtab
+
+from node.cli import options, tables
+from node.errors import UserError
+
+if TYPE_CHECKING:
+    from protocol.log_proof import LogProof
+
+
+def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the actions to ``farflung log``."""
+    prove = actions.add_parser(
+        "prove",
+        help="prove that an entry is final",
+        description="Write a file that proves that an entry is final to whoever knows the domain's id, with no network "
+        "and no log. Works beside a running daemon.",
+    )
+    prove.add_argument("entry", metavar="ENTRY", help="the entry's id, or its first 8 or more digits")
+    options.complete(
+        prove.add_argument(
+            "-o", "--out", type=Path, metavar="FILE", help="the file to make (default: <first digits of the id>.proof)"
+        ),
+        shtab.FILE,
+    )
+    options.add_data_dir(prove)
+    prove.set_defaults(command=_prove)
+    check = actions.add_parser(
+        "check-proof",
+        help="check such a proof, without network and log",
+        description="Check a file made by farflung log prove, and say what it proves. Exit code 1 where it proves "
+        "nothing.",
+    )
+    options.complete(check.add_argument("file", type=Path, metavar="FILE", help="the proof"), shtab.FILE)
+    check.add_argument("--domain", required=True, metavar="ID", help="the domain's id, 64 hexadecimal digits")
+    options.add_json(check)
+    check.set_defaults(command=_check)
+    checkpoint = actions.add_parser(
+        "checkpoint",
+        help="the newest checkpoint that the electors cosigned",
+        description="Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' "
+        "cosignatures, which other tools can verify.",
+    )
+    checkpoint.add_argument(
+        "--since",
+        type=int,
+        metavar="SIZE",
+        help="prove above it that it continues the checkpoint of SIZE cuts, in the form that a C2SP tlog-witness takes",
+    )
+    options.add_data_dir(checkpoint)
+    options.add_json(checkpoint)
+    checkpoint.set_defaults(command=_checkpoint)
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from node.store.files import write_new
+    from node.store.prove import NotFinal, prove
+
+    try:
+        proof = prove(options.existing_directory(arguments), arguments.entry)
+    except NotFinal as error:
+        options.note(str(error))
+        return 1
+    entry_id = proof.covering.entry.id.hex()
+    path = arguments.out or Path(f"{entry_id[:16]}.proof")
+    write_new(path, proof.encode(), mode=0o644)
+    print(f"{path} proves that entry {entry_id} is final")
+    print(f"check it anywhere with: farflung log check-proof {path} --domain {proof.domain.id.hex()}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from protocol.errors import PeerError
+    from protocol.log_proof import MAX_PROOF_BYTES, LogProof
+
+    try:
+        domain = bytes.fromhex(arguments.domain)
+    except ValueError:
+        domain = b""
+    if len(domain) != 32:
+        raise UserError(f"--domain {arguments.domain}: a domain's id has 64 hexadecimal digits", "give all of them")
+    try:
+        with arguments.file.open("rb") as file:
+            data = file.read(MAX_PROOF_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{arguments.file}: cannot be read ({error.strerror})", "name a proof") from None
+    try:
+        proof = LogProof.parse(data)
+        electors = proof.check(domain)
+    except PeerError as error:
+        if arguments.json:
+            options.print_json({"holds": False, "reason": str(error)})
+        else:
+            print(f"farflung: {arguments.file} proves nothing: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        options.print_json(_values(proof, electors))
+    else:
+        tables.facts(_words(proof, electors), title=f"{arguments.file} holds:")
+    return 0
+
+
+def _checkpoint(arguments: argparse.Namespace) -> int:
+    from base64 import b64encode
+
+    from node.store.prove import consistency, published
+    from protocol.checkpoint import origin, verifier_key
+
+    directory = options.existing_directory(arguments)
+    found = published(directory)
+    if found is None:
+        options.note(f"{directory.path}: no checkpoint has been cosigned yet")
+        return 1
+    checkpoint, cosigners = found.cosigned.checkpoint, [elector for elector, _, _ in found.cosigned.cosignatures]
+    proof: list[str] | None = None
+    if arguments.since is not None:
+        path = consistency(directory, arguments.since, checkpoint.size)
+        proof = [b64encode(node).decode() for node in path]
+    if arguments.json:
+        options.print_json(
+            {
+                "origin": origin(checkpoint.domain),
+                "size": checkpoint.size,
+                "root": checkpoint.root.hex(),
+                "time": found.cosigned.time,
+                "cosigners": [elector.hex() for elector in cosigners],
+                "verifier_keys": [verifier_key(elector).encode() for elector in cosigners],
+                "note": found.note.decode(),
+                "consistency": proof,
+            }
+        )
+        return 0
+    if proof is not None:
+        # The body of an add-checkpoint request: https://c2sp.org/tlog-witness
+        print(f"old {arguments.since}", *proof, "", sep="\n")
+    print(found.note.decode(), end="")
+    return 0
+
+
+def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
+    from protocol.quorum import quorum
+
+    covering = proof.covering
+    entry, cut = covering.entry, covering.cut
+    return {
+        "holds": True,
+        "domain": proof.domain.id.hex(),
+        "domain_name": proof.domain.name,
+        "entry": entry.id.hex(),
+        "author": entry.author.hex(),
+        "seq": entry.seq,
+        "final_entries": covering.row.seq + 1,
+        "frozen": bool(covering.row.status),
+        "kind": entry.kind,
+        "payload": plain(entry.payload),
+        "height": cut.cut.height,
+        "cut": cut.cut.id.hex(),
+        "signers": [elector.hex() for elector, _ in cut.votes],
+        "electors": len(electors),
+        "quorum": quorum(len(electors)),
+    }
+
+
+def _words(proof: LogProof, electors: tuple[bytes, ...]) -> list[tuple[str, str]]:
+    from protocol.identity import peer_id
+
+    found = _values(proof, electors)
+    told = [
+        ("domain", f"{found['domain_name']}, {found['domain']}"),
+        ("entry", found["entry"]),
+        ("written by", f"{found['author']} ({peer_id(proof.covering.entry.author)})"),
+        ("place", f"{found['seq']} in its author's feed, of which the first {found['final_entries']} are final"),
+        ("says", found["kind"]),
+    ]
+    told += [("", f"{name} = {value}") for name, value in found["payload"].items()]
+    told.append(("final", f"at height {found['height']} or before, by cut {found['cut']}"))
+    of = f"{len(found['signers'])} of {found['electors']} electors signed it, {found['quorum']} are needed"
+    told.append(("certified", of))
+    if found["frozen"]:
+        told.append(("mind", "the author's feed has ended: it was forked, closed or moved to another node"))
+    return told
+
+
+def plain(payload: Any) -> dict[str, Any]:
+    """A payload's fields by name, ready for JSON: bytes as hexadecimal digits."""
+    values = {item.name: getattr(payload, item.name) for item in fields(payload)}
+    return {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}

@@ -1,0 +1,383 @@
+"""An elector's memory and what it answers other electors; when it proposes is the business of ``node.log.elector``.
+
+1. What the rules (``protocol.elector``) decide is stored before it is signed and sent. The decision is made while
+   nothing else changes the log.
+2. It takes no part before its own feed is confirmed (``LogService.ready``) and q−1 others told it how far they are and
+   whether they hold signatures of it that it does not know. Their questions it answers at once.
+3. Of a proposer that is ahead it fetches what it lacks, once, before it judges a proposal.
+4. Whether a term may be granted at all it asks ``objection``, the watch over the office.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+
+from node.log import elector_wire as wire
+from node.log.elector_wire import Evidence, Reached, Refusal
+from node.log.service import LogService, News, Own
+from node.log.sync import LogSync
+from node.net.rpc import Refused, Unreachable
+from protocol import elector as rules
+from protocol import identity as keys
+from protocol import proposal, quorum
+from protocol.elector import State, Version
+from protocol.errors import PeerError
+from protocol.heads import Head
+from protocol.identity import Identity
+from protocol.proposal import proposer
+from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut, Report
+from protocol.records import Weights
+from protocol.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+META: Final = "elector"
+
+
+class Voter:
+    """One elector's state, for ``node.log.elector``. ``sync`` is None where it is the only elector."""
+
+    def __init__(self, service: LogService, identity: Identity, state: State, sync: LogSync | None) -> None:
+        self.service = service
+        self.identity = identity
+        self.sync = sync
+        self.objection: Callable[[Grant], str | None] = lambda grant: "it does not watch the office yet"
+        """Why the trainer's office should not be given as a grant says; None where it may."""
+        self.floor = 0
+        """An epoch that others are said to have reached."""
+        self._in_force = self.electors
+        self.asked = len(self.electors) == 1
+        """Whether enough others said how far they are."""
+        self.claims: dict[bytes, Reached] = {}
+        self._seen: dict[bytes, Evidence] = {}
+        self._proven = 0
+        final = service.ledger.newest_weights(final=True)
+        if final is not None:
+            state = replace(state, highest=max(state.highest, _version(final.payload)))
+        self.state = state
+        replica = service.replica
+        newest = replica.newest_cut
+        self.turns = self._new_turns(0 if newest is None else newest.epoch)
+        self._take_notice(News(cuts=tuple(replica.cuts[state.height - 1 :])))
+        if replica.grants:
+            self._take_notice(News(grants=(replica.grants[max(replica.grants)],)))
+        service.subscribe(self._take_notice)
+        if sync is not None:
+            self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/elector/1"
+            sync.transport.serve(self.protocol, self.handle, max_request=wire.MAX_MESSAGE)
+
+    @property
+    def me(self) -> bytes:
+        """The own node id."""
+        return self.identity.node
+
+    @property
+    def height(self) -> int:
+        """That of the newest cut held."""
+        return len(self.service.replica.cuts)
+
+    @property
+    def electors(self) -> tuple[bytes, ...]:
+        """Those in force for the next cut."""
+        return self.service.replica.electors_at(len(self.service.replica.cuts) + 1)
+
+    @property
+    def known_term(self) -> int:
+        """The highest term that is granted."""
+        return max(self.service.replica.grants, default=0)
+
+    def place(self, node: bytes) -> int:
+        """A node's place among the electors."""
+        return self.electors.index(node)
+
+    def away(self) -> str | None:
+        """Why it takes no part now; None where it does."""
+        if self.me not in self.electors:
+            return "it is no elector any more"
+        if not self.service.ready.is_set():
+            return "its own feed is not confirmed"
+        if not self.asked:
+            return "it waits for the others to tell how far they are"
+        return "it abstains, for a part of its past is lost" if self.state.abstains is not None else None
+
+    # Deciding
+
+    async def keep(self, decide: Callable[[], State | str]) -> str | None:
+        """Store what ``decide`` makes of the state before anything is signed; why it does not, or None.
+
+        Raises ``OSError`` where the disk refuses.
+        """
+        problem: list[str] = []
+
+        def make() -> Own | None:
+            state = decide()
+            if isinstance(state, str):
+                problem.append(state)
+            elif state is not self.state:
+                return Own(None, {META: state.encode()}, stored=lambda: self.resume(state))
+            return None
+
+        await self.service.commit(make)
+        return problem[0] if problem else None
+
+    def resume(self, state: State) -> None:
+        """Go on with a state that is stored."""
+        self.state = state
+
+    async def vote(self, cut: Cut, epoch: int, proof: PreparedCut | None) -> bytes | str:
+        """The signature of a vote, or why there is none."""
+
+        def decide() -> State | str:
+            lock = self.state.lock
+            prepared = proof is not None or (lock is not None and lock.cut.id == cut.id)
+            problem = self.away() or proposal.problem(self.service.replica, cut, prepared=prepared)
+            return problem or rules.vote(self.state, cut, epoch, proof, self.electors, self._versions(cut))
+
+        problem = await self.keep(decide)
+        return quorum.vote(self.identity, cut, epoch)[1] if problem is None else problem
+
+    async def commit(self, prepared: PreparedCut) -> bytes | str:
+        """The signature of a commit, or why there is none."""
+        problem = await self.keep(lambda: self.away() or rules.commit(self.state, prepared, self.electors))
+        return quorum.commit(self.identity, prepared.cut, prepared.epoch)[1] if problem is None else problem
+
+    async def sign_grant(self, grant: Grant) -> bytes | str:
+        """The own part of a grant, or why there is none."""
+        problem = await self.keep(lambda: self.away() or rules.sign_grant(self.state, grant, self.known_term))
+        return quorum.grant_vote(self.identity, grant)[1] if problem is None else problem
+
+    def report(self, epoch: int) -> bytes:
+        """What the own replica holds, signed."""
+        newest = self.service.replica.newest_cut_id
+        rows = tuple(self._rows())
+        report = Report(self.service.domain.id, self.me, epoch, newest, rows, *self.highest())
+        return report.sign(self.identity)
+
+    def holds_news(self) -> bool:
+        """Whether there is something to cut."""
+        return self.state.lock is not None or bool(self._rows())
+
+    def _rows(self) -> list[Head]:
+        ends: dict[bytes, int] = {}
+        if self.state.bars:
+            for entry in self.service.ledger.lineage():
+                if rules.barred(self.state, _version(entry.payload)):
+                    ends[entry.author] = min(entry.seq, ends.get(entry.author, entry.seq))
+        return self.service.replica.reportable(ends)
+
+    def highest(self) -> Version:
+        """The newest version of the lineage."""
+        newest = self.service.ledger.newest_weights()
+        return (0, 0) if newest is None else _version(newest.payload)
+
+    def _versions(self, cut: Cut) -> list[Version]:
+        """The versions on the lineage that a cut makes final."""
+        ledger = self.service.ledger
+        found = self.service.replica.versions_in(cut)
+        return [_version(entry.payload) for entry in found if ledger.version_number(entry.id) is not None]
+
+    def _take_notice(self, news: News) -> None:
+        for certified in news.cuts:
+            electors = self.service.replica.electors_at(certified.cut.height)
+            versions = self._versions(certified.cut)
+            self._lose(rules.follow(self.state, certified, self.me, electors, versions, asked=self.asked))
+            self.turns.cut(certified.epoch, trio.current_time())
+            if self.electors != self._in_force:
+                self._in_force = self.electors
+                self.turns = self._new_turns(certified.epoch)
+        if news.grants and (known := self.service.ledger.grant()) is not None:
+            self.state = rules.know_grant(self.state, known)
+
+    def _new_turns(self, epoch: int) -> Turns:
+        place = self.place(self.me) if self.me in self.electors else 0
+        pace = self.service.domain.timings.epoch_ms / 1000
+        return Turns(len(self.electors), place, pace, trio.current_time(), epoch)
+
+    def _lose(self, state: State) -> None:
+        """Take the next state; where that says that something was lost, the others must be asked."""
+        if state.abstains is not None and state.abstains != self.state.abstains:
+            if self.state.abstains is None:
+                logger.error("a part of this elector's past is lost: it abstains until the others went on without it")
+            self.asked = False
+            self.claims.clear()
+            self._proven = max(self._proven, state.abstains)
+        elif state.abstains is None and self.state.abstains is not None:
+            logger.warning("the others went on: this elector takes part again")
+        self.state = state
+
+    # The past
+
+    def note(self, elector: bytes, evidence: Evidence) -> None:
+        """Remember a ballot that an elector signed, in case it forgets."""
+        known = self._seen.get(elector)
+        if known is None or (known.epoch, known.committed) < (evidence.epoch, evidence.committed):
+            self._seen[elector] = evidence
+
+    async def learn(self, peer: bytes, reached: Reached) -> None:
+        """Take notice of how far another elector says it is. Raises ``PeerError`` for evidence that is none."""
+        shown = reached.evidence
+        if shown is not None:
+            context = keys.COMMIT if shown.committed else keys.VOTE
+            ballot = quorum.ballot_of(self.service.domain.id, shown.epoch, shown.cut)
+            keys.verify(self.me, context, ballot, shown.signature, "evidence")
+            if rules.unknown(self.state, shown.epoch, shown.cut, committed=shown.committed):
+                self._lose(rules.abstain(self.state, shown.epoch, self.electors))
+        self.claims[peer] = reached
+        if self.service.behind:
+            self.service.behind = False
+            self._lose(rules.abstain(self.state, self.state.epoch, self.electors))
+            self.claims[peer] = reached
+        claims = [claim.epoch for elector, claim in self.claims.items() if elector in self.electors]
+        epoch = rules.reached(claims, len(self.electors))
+        if epoch is None:
+            return
+        if self.state.abstains is not None:
+            # What a liar claimed may be lowered by what the rest say, what was proven stays.
+            await self.keep(lambda: replace(self.state, abstains=max(epoch, self._proven)))
+        self.asked = True
+
+    def _evidence(self, elector: bytes) -> Evidence | None:
+        replica = self.service.replica
+        if self.state.lock is not None:
+            self._note_all(False, self.state.lock)
+        if replica.newest_cut is not None:
+            self._note_all(True, replica.newest_cut)
+        return self._seen.get(elector)
+
+    def _note_all(self, committed: bool, certified: PreparedCut | CertifiedCut) -> None:
+        for elector, signature in certified.votes:
+            self.note(elector, Evidence(committed, certified.epoch, certified.cut.id, signature))
+
+    # Answering
+
+    async def handle(self, peer: bytes, data: bytes) -> bytes:
+        """Answer one request. Raises ``PeerError`` for a malformed one, ``Refused`` for a stranger."""
+        if peer not in self.electors:
+            raise Refused("electors answer only electors")
+        op, argument = wire.parse_request(data)
+        try:
+            match op:
+                case "status":
+                    await trio.lowlevel.checkpoint()
+                    return wire.status(Reached(self.state.epoch, self.height, self._term(), self._evidence(peer)))
+                case "report":
+                    value = await self._on_report(peer, *argument)
+                case "propose":
+                    value = await self._on_proposal(peer, *wire.parse_proposal(argument))
+                case "prepared":
+                    value = await self._on_prepared(peer, PreparedCut.parse(argument))
+                case "certified":
+                    value = await self._on_certified(peer, argument)
+                case _:
+                    value = await self._on_grant(peer, Grant.parse(argument), firm=op == "grant")
+        except OSError as error:
+            logger.error("an elector's state cannot be stored: %s", error)
+            value = "its disk is full or broken"
+        if isinstance(value, str):
+            value = Refusal(value, self.state.epoch, self.height, self._term())
+        return wire.answer(value)
+
+    def _term(self) -> int:
+        return max(self.state.term, self.known_term)
+
+    async def _on_report(self, peer: bytes, epoch: int, height: int) -> Any:
+        self._check(peer, epoch)
+        if height > self.height:
+            await self._catch_up(peer)
+        if height != self.height:
+            return f"it holds {self.height} cuts"
+        if not self.turns.take(self.place(peer), trio.current_time()):
+            return "it is another elector's turn"
+        if epoch <= self.state.epoch:
+            return f"it is at epoch {self.state.epoch}"
+        lock = self.state.lock
+        return self.away() or [self.report(epoch), None if lock is None else lock.encode()]
+
+    async def _on_proposal(self, peer: bytes, epoch: int, cut: Cut, proof: PreparedCut | None) -> Any:
+        self._check(peer, epoch)
+        if cut.domain != self.service.domain.id:
+            raise PeerError("proposal: it belongs to another domain")
+        if proposal.problem(self.service.replica, cut, prepared=proof is not None) is not None:
+            await self._catch_up(peer)
+        if not self.turns.take(self.place(peer), trio.current_time()):
+            return "it is another elector's turn"
+        return await self.vote(cut, epoch, proof)
+
+    async def _on_prepared(self, peer: bytes, prepared: PreparedCut) -> Any:
+        self._check(peer, prepared.epoch)
+        if prepared.cut.domain != self.service.domain.id:
+            raise PeerError("prepared cut: it belongs to another domain")
+        quorum.check_quorum(prepared.votes, self.electors, "prepared cut")
+        if prepared.cut.height > self.height + 1:
+            await self._catch_up(peer)
+        return await self.commit(prepared)
+
+    async def _on_certified(self, peer: bytes, data: bytes) -> Any:
+        received = await self.service.receive(cuts=[data])
+        if received.errors:
+            raise received.errors[0]
+        if received.waiting:
+            await self._catch_up(peer)
+        if self.away() is not None:
+            return None
+        # What is cosigned is stored: the log took the cut, with all that it covers.
+        cut = CertifiedCut.parse(data, verify=False).cut
+        return self.service.checkpoints.cosign(self.identity, cut.id)
+
+    async def _on_grant(self, peer: bytes, grant: Grant, *, firm: bool) -> Any:
+        if self._unfit(grant) is not None:
+            await self._catch_up(peer)
+        problem = self._unfit(grant) or self.objection(grant)
+        if problem is not None:
+            return problem
+        if firm:
+            return await self.sign_grant(grant)
+        outcome = self.away() or rules.sign_grant(self.state, grant, self.known_term)
+        return outcome if isinstance(outcome, str) else None
+
+    def _unfit(self, grant: Grant) -> str | None:
+        """Why a grant does not fit the own log."""
+        replica, ledger = self.service.replica, self.service.ledger
+        if grant.domain != self.service.domain.id:
+            raise PeerError("grant: it belongs to another domain")
+        height = replica.height(grant.anchor)
+        if height is None:
+            return "its anchor is not held"
+        if replica.electors_at(height + 1) != self.electors:
+            return "its anchor is of other electors"
+        if grant.base == grant.domain:
+            return None
+        base = ledger.weights(grant.base) if ledger.version_number(grant.base) is not None else None
+        if base is None:
+            return "its base is not on the lineage"
+        if _version(base.payload) != (grant.base_term, grant.base_number):
+            raise PeerError("grant: its base has another term or number")
+        return None
+
+    def _check(self, peer: bytes, epoch: int) -> None:
+        """Raise ``PeerError`` for an epoch that is not the peer's, or that nobody needs."""
+        if proposer(epoch, self.electors) != peer:
+            raise PeerError(f"elector request: epoch {epoch} is another elector's")
+        if epoch > self.state.epoch + rules.MAX_JUMP:
+            raise PeerError(f"elector request: epoch {epoch} is too far ahead")
+
+    async def _catch_up(self, peer: bytes) -> None:
+        """Fetch what ``peer`` holds and this node does not, as far as time allows."""
+        assert self.sync is not None
+        with trio.move_on_after(self.turns.patience / 2):
+            try:
+                await self.sync.sync_with(peer)
+            except PeerError as error:
+                self.sync.transport.blame(peer, error)
+            except Unreachable as error:
+                logger.debug("catching up with %s: %s", peer.hex()[:8], error)
+
+
+def _version(payload: object) -> Version:
+    assert isinstance(payload, Weights)
+    return payload.term, payload.number

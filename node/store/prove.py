@@ -1,0 +1,181 @@
+"""Proofs and checkpoints from a node's own log, without replaying it.
+
+The database is read in one transaction, so a daemon may go on writing meanwhile. What the proof rests on is checked
+when it is made; nothing else of the log is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.errors import UserError
+from node.store.directory import DataDirectory
+from node.store.verify import connect
+from protocol import entry as entries
+from protocol.checkpoint import CheckpointLog, CosignedCheckpoint
+from protocol.domain import parse_genesis
+from protocol.entry import Entry
+from protocol.errors import Error, LocalError, PeerError
+from protocol.heads import Head
+from protocol.log_proof import LogProof
+from protocol.quorum import CertifiedCut
+from protocol.records import Join
+
+CHECKPOINT: Final = "checkpoint"
+"""Where ``node.log.checkpoints`` keeps the newest one."""
+
+SHORTEST: Final = 8
+"""Hexadecimal digits of an entry's id that are enough to name it, where only one entry begins so."""
+
+
+class NotFinal(Error):
+    """The entry is held, and no cut covers it: there is nothing to prove yet."""
+
+
+def prove(directory: DataDirectory, wanted: str) -> LogProof:
+    """The proof of the entry whose id begins with the hexadecimal digits ``wanted``, at the newest cut.
+
+    Raises ``UserError`` where there is no such entry or no sound log, ``NotFinal`` where no cut covers it.
+    """
+    genesis, path = _log(directory)
+    try:
+        with closing(connect(path)) as connection:
+            connection.execute("BEGIN")
+            entry = _find(connection, wanted)
+            heads, cut = _newest_vector(connection)
+            row = heads.get(entry.author)
+            if cut is None or row is None or row.seq < entry.seq:
+                raise NotFinal(f"entry {entry.id.hex()} is not final: no cut covers it")
+            ids = _feed(connection, row)
+        if ids[entry.seq] != entry.id:
+            raise NotFinal(f"entry {entry.id.hex()} will never be final: another one was certified in its place")
+        return LogProof.make(genesis, entry, ids, heads, CertifiedCut.parse(cut.encode()))
+    except sqlite3.Error as error:
+        raise UserError(
+            f"{path}: cannot be read ({error})", "run as its owner; a damaged log can be deleted and fetched again"
+        ) from None
+    except (PeerError, LocalError) as error:
+        raise UserError(f"{directory.path}: the log is damaged ({error})", "farflung log verify tells more") from None
+
+
+def _bytes(value: object) -> bytes:
+    """SQLite stores any type in any column, and parsers are made for bytes."""
+    return value if isinstance(value, bytes) else b""
+
+
+def _log(directory: DataDirectory) -> tuple[bytes, Path]:
+    genesis = directory.genesis()
+    path = directory.log_database
+    if genesis is None or not path.is_file():
+        raise UserError(f"{directory.path}: there is no log", "give the data directory of a node that has run")
+    return genesis, path
+
+
+def _find(connection: sqlite3.Connection, wanted: str) -> Entry:
+    digits = wanted.lower()
+    if not SHORTEST <= len(digits) <= 64 or set(digits) - set("0123456789abcdef"):
+        raise UserError(
+            f"{wanted}: an entry's id has 64 hexadecimal digits, of which the first {SHORTEST} or more are needed",
+            "farflung log show lists entries with their ids",
+        )
+    low, high = bytes.fromhex(digits.ljust(64, "0")), bytes.fromhex(digits.ljust(64, "f"))
+    rows = connection.execute(
+        "SELECT id, body, signature FROM entries WHERE id BETWEEN ? AND ? LIMIT 2", (low, high)
+    ).fetchall()
+    if not rows:
+        raise UserError(f"{wanted}: this log holds no such entry", "farflung log show lists entries with their ids")
+    if len(rows) > 1:
+        raise UserError(f"{wanted}: several entries begin so", "give more digits of the id")
+    return entries.parse(_bytes(rows[0][1]), _bytes(rows[0][2]))
+
+
+def _newest_vector(connection: sqlite3.Connection) -> tuple[dict[bytes, Head], CertifiedCut | None]:
+    """Every author's row in the newest cut, from what each cut changed."""
+    heads: dict[bytes, Head] = {}
+    cut = None
+    for (data,) in connection.execute("SELECT data FROM cuts ORDER BY height"):
+        cut = CertifiedCut.parse(_bytes(data), verify=False)
+        heads.update((head.author, head) for head in cut.cut.changes)
+    return heads, cut
+
+
+def _feed(connection: sqlite3.Connection, row: Head) -> list[bytes]:
+    """The ids of the certified feed that ends in ``row``: of several entries for one place the one that is linked."""
+    places: dict[int, list[bytes]] = {}
+    found = connection.execute("SELECT seq, id FROM entries WHERE author = ? AND seq <= ?", (row.author, row.seq))
+    for seq, entry_id in found:
+        places.setdefault(seq, []).append(entry_id)
+    ids: list[bytes] = []
+    wanted = row.entry_id
+    for seq in range(row.seq, -1, -1):
+        here = places.get(seq, [])
+        if wanted not in here:
+            raise PeerError(f"entry {seq} of {row.author.hex()} is missing")
+        ids.append(wanted)
+        if seq and len(below := places.get(seq - 1, [])) == 1:
+            wanted = below[0]  # there is no other, and the feed root shows whether it is the right one
+        elif seq:
+            ((body,),) = connection.execute("SELECT body FROM entries WHERE id = ?", (wanted,)).fetchall()
+            wanted = entries.parse(_bytes(body), bytes(64), verify=False).prev
+    return ids[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The newest cosigned checkpoint that a node holds, as the signed note that it stored, and who cosigned it."""
+
+    note: bytes
+    cosigned: CosignedCheckpoint
+
+
+def published(directory: DataDirectory) -> Published | None:
+    """The newest cosigned checkpoint in the directory; None where there is none yet. Raises ``UserError``.
+
+    Each cosignature holds under the key that it names; whether they are a quorum was checked when it was stored.
+    """
+    genesis, path = _log(directory)
+    try:
+        with closing(connect(path)) as connection:
+            rows = connection.execute("SELECT value FROM meta WHERE key = ?", (CHECKPOINT,)).fetchall()
+        if not rows:
+            return None
+        note = _bytes(rows[0][0])
+        return Published(note, CosignedCheckpoint.parse(note, parse_genesis(genesis).id))
+    except (sqlite3.Error, PeerError) as error:
+        raise UserError(f"{path}: cannot be read ({error})", "run as its owner") from None
+
+
+def consistency(directory: DataDirectory, first: int, second: int) -> list[bytes]:
+    """The proof that the checkpoint of ``second`` cuts continues that of ``first``. Raises ``UserError``."""
+    _, path = _log(directory)
+    try:
+        with closing(connect(path)) as connection:
+            rows = connection.execute("SELECT data FROM cuts WHERE height <= ? ORDER BY height", (second,))
+            bodies = [CertifiedCut.parse(_bytes(data), verify=False).cut.body for (data,) in rows]
+        return CheckpointLog(b"", bodies).consistency(first, second)
+    except (sqlite3.Error, PeerError, LocalError) as error:
+        raise UserError(
+            f"{path}: there is no proof from {first} to {second} cuts ({error})", "a smaller size is 1 or more"
+        ) from None
+
+
+def own_join(directory: DataDirectory) -> Join | None:
+    """What the directory's own node said when it joined, None as long as that is not in its log."""
+    path = directory.log_database
+    if not path.is_file():
+        return None
+    try:
+        with closing(connect(path)) as connection:
+            statement = "SELECT body FROM entries WHERE author = ? AND seq = 0"
+            rows = connection.execute(statement, (directory.read_identity().node,)).fetchall()
+        for (body,) in rows:
+            payload = entries.parse(_bytes(body), bytes(64), verify=False).payload
+            if isinstance(payload, Join):
+                return payload
+    except (sqlite3.Error, PeerError):
+        pass  # farflung log verify is for telling what is wrong with a log
+    return None

@@ -1,0 +1,146 @@
+"""A fold as a value: for snapshots, and to make a live fold from the final one.
+
+Signatures are not verified, and the rules not checked again: a value comes from this node's own fold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from protocol import codec, lineage
+from protocol.codec import Array, Int, Many, Optional, Text
+from protocol.credit import Status, Tally
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.fold import Counting, Fold, Rules, Submission
+from protocol.lineage import ENTRY, Lineage, pack, unpack
+from protocol.records import Rollout, Verdict
+
+_COUNT: Final = Int()
+_ENTRIES: Final = Many(ENTRY, most=codec.MAX_INT)
+_STATUS: Final = Array((("outcome", Text(16)), ("severity", Text(16)), ("reason", Text(32))))
+_SUBMISSION: Final = Array(
+    (
+        ("entry", ENTRY),
+        ("early", _ENTRIES),
+        ("due", Optional(Many(codec.KEY, most=codec.MAX_INT))),
+        ("votes", _ENTRIES),
+        ("status", _STATUS),
+        ("closed", Int(0, 1)),
+    )
+)
+_TALLY: Final = Array(
+    (
+        ("author", codec.KEY),
+        *((name, _COUNT) for name in ("accepted", "rejected", "void", "pending", "hard", "generated", "audited")),
+        ("reasons", Many(Array((("reason", Text(32)), ("count", _COUNT))), most=codec.MAX_INT)),
+    )
+)
+_COUNTING: Final = Array(
+    (
+        ("author", codec.KEY),
+        ("weights", codec.HASH),
+        ("term", _COUNT),
+        ("number", _COUNT),
+        ("expected", _COUNT),
+        ("broken", Int(0, 1)),
+    )
+)
+_CLOSING: Final = Array(
+    (
+        ("height", _COUNT),
+        (
+            "things",
+            Many(Array((("rollout", codec.HASH), ("verdict", Optional(codec.HASH)))), most=codec.MAX_INT),
+        ),
+    )
+)
+SCHEMA: Final = Array(
+    (
+        ("lineage", lineage.SCHEMA),
+        ("submissions", Many(_SUBMISSION, most=codec.MAX_INT)),
+        ("decided", Many(Int(), most=codec.MAX_INT)),
+        ("early", _ENTRIES),
+        ("tallies", Many(_TALLY, most=codec.MAX_INT)),
+        ("counting", Many(_COUNTING, most=codec.MAX_INT)),
+        ("closing", Many(_CLOSING, most=codec.MAX_INT)),
+        ("rejected", _COUNT),
+    )
+)
+
+
+def fold_to_value(fold: Fold) -> list[Any]:
+    """All of the fold, ready for ``codec.encode``. Of the decisions those are listed whose submissions are kept."""
+    places = {rollout: place for place, rollout in enumerate(fold.submissions)}
+    return [
+        fold.lineage.to_value(),
+        [_submission(submission) for submission in fold.submissions.values()],
+        [places[entry.id] for entry, _ in fold.decisions if entry.id in places],
+        [pack(entry) for waiting in fold.early.values() for entry in waiting.values()],
+        [_tally(author, tally) for author, tally in fold.tallies.items()],
+        [[author, row.weights, *row.made_with, row.expected, int(row.broken)] for author, row in fold.counting.items()],
+        [
+            [height, kept]
+            for height, things in fold.closing.items()
+            if (kept := [list(thing) for thing in things if _matters(fold, *thing)])
+        ],
+        fold.rejected,
+    ]
+
+
+def fold_from_value(value: Any, rules: Rules) -> Fold:
+    """The inverse, for a value that fits ``SCHEMA``, with at least the grants of then. Raises ``PeerError`` for a value
+    that cannot be."""
+    lines, submissions, decided, early, tallies, counting, closing, rejected = value
+    fold = Fold(rules, Lineage.from_value(lines, rules.domain, rules.height, rules.grants))
+    restored = [_restored(row) for row in submissions]
+    if any(place >= len(restored) for place in decided):
+        raise PeerError("snapshot: a decision about nothing")
+    fold.restore(restored, [(restored[place].entry, restored[place].status) for place in decided])
+    for entry in map(unpack, early):
+        if not isinstance(entry.payload, Verdict):
+            raise PeerError("snapshot: a verdict is none")
+        fold.early.setdefault(entry.payload.rollout, {})[entry.id] = entry
+    for author, *counts, reasons in tallies:
+        tally = fold.tallies[author] = Tally(*counts)
+        tally.reasons = Counter(dict(reasons))
+    for author, weights, term, number, expected, broken in counting:
+        fold.counting[author] = Counting(weights, (term, number), expected, bool(broken))
+    for height, things in closing:
+        fold.closing[height] = [(rollout, verdict) for rollout, verdict in things]
+    fold.rejected = rejected
+    return fold
+
+
+def _matters(fold: Fold, rollout: bytes, verdict: bytes | None) -> bool:
+    if verdict is None:
+        return rollout in fold.submissions
+    return verdict in fold.early.get(rollout, ())
+
+
+def _submission(submission: Submission) -> list[Any]:
+    status = submission.status
+    return [
+        pack(submission.entry),
+        [pack(entry) for entry in submission.early.values()],
+        None if submission.due is None else list(submission.due),
+        [pack(vote) for vote in submission.votes.values()],
+        [status.outcome, status.severity, status.reason],
+        int(submission.closed),
+    ]
+
+
+def _restored(value: list[Any]) -> Submission:
+    packed, early, due, votes, status, closed = value
+    entry = unpack(packed)
+    if not isinstance(entry.payload, Rollout):
+        raise PeerError("snapshot: a submission is none")
+    given: dict[bytes, Entry] = {vote.author: vote for vote in map(unpack, votes)}
+    waiting = {verdict.id: verdict for verdict in map(unpack, early)}
+    return Submission(entry, waiting, None if due is None else tuple(due), given, Status(*status), bool(closed))
+
+
+def _tally(author: bytes, tally: Tally) -> list[Any]:
+    counts = [tally.accepted, tally.rejected, tally.void, tally.pending, tally.hard, tally.generated, tally.audited]
+    return [author, *counts, [[reason, count] for reason, count in sorted(tally.reasons.items()) if count]]

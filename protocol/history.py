@@ -1,0 +1,176 @@
+"""Who had joined, who stood for what and who was trusted how far, in each cut of the past and in the newest.
+
+1. A node's standing role in a cut is that of its newest ``role`` entry that the cut covers; after ``join`` or ``leave``
+   it is "none", and so it is from the cut on with which its feed was closed or rebound.
+2. What counts is the height of the cut that first covered an entry, so a few numbers an author answer for all cuts.
+3. Reputations are kept of those who stood as validators in some cut, from the first one on, and only where the policy
+   asks for any.
+
+What no cut covers yet is laid over it (``overlay``), for answers about the present.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any, Final
+
+from protocol import codec
+from protocol.codec import Array, Int, Many, Text
+from protocol.constants import MILLION
+from protocol.entry import Entry
+from protocol.records import ROLES, Join, Leave, Role
+
+_HEIGHT: Final = Int()
+SCHEMA: Final = Many(
+    Array(
+        (
+            ("author", codec.KEY),
+            ("name", Text(32)),
+            ("joined", _HEIGHT),
+            ("roles", Many(Array((("height", _HEIGHT), ("role", Text(16, ROLES)))), most=codec.MAX_INT)),
+            ("reputations", Many(Array((("height", _HEIGHT), ("micro", Int(0, MILLION)))), most=codec.MAX_INT)),
+        )
+    ),
+    most=codec.MAX_INT,
+)
+
+
+class _Track:
+    """What changed at which height, ascending."""
+
+    __slots__ = ("heights", "values")
+
+    def __init__(self) -> None:
+        self.heights: list[int] = []
+        self.values: list[Any] = []
+
+    def set(self, height: int, value: Any) -> None:
+        if self.heights and self.heights[-1] == height:
+            self.values[-1] = value
+        elif not self.values or self.values[-1] != value:
+            self.heights.append(height)
+            self.values.append(value)
+
+    def at(self, height: int | None, default: Any) -> Any:
+        place = len(self.heights) if height is None else bisect_right(self.heights, height)
+        return self.values[place - 1] if place else default
+
+    def to_value(self) -> list[Any]:
+        return [list(pair) for pair in zip(self.heights, self.values, strict=True)]
+
+
+class History:
+    """The history. ``names`` maps everybody whose join is final to the name it gave itself."""
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, str] = {}
+        self._joined: dict[bytes, int] = {}
+        self._roles: dict[bytes, _Track] = {}
+        self._reputations: dict[bytes, _Track] = {}
+        self._new_names: dict[bytes, str] = {}
+        self._new_roles: dict[bytes, str] = {}
+
+    def add(self, entry: Entry, height: int) -> None:
+        """Take an entry that the cut of ``height`` made final; an author's come in order, and so do heights."""
+        match entry.payload:
+            case Join(_, _, name):
+                self.names[entry.author] = name
+                self._joined[entry.author] = height
+            case Role(role):
+                self._roles.setdefault(entry.author, _Track()).set(height, role)
+            case Leave():
+                self._roles.setdefault(entry.author, _Track()).set(height, "none")
+            case _:
+                pass
+
+    def end(self, author: bytes, height: int) -> None:
+        """Take notice that the author's feed was closed or rebound with the cut of ``height``, after its entries."""
+        if author in self._roles:
+            self._roles[author].set(height, "none")
+
+    def trust(self, author: bytes, height: int, micro: int) -> None:
+        """Note an author's reputation in the cut of ``height``."""
+        self._reputations.setdefault(author, _Track()).set(height, micro)
+
+    def tracked(self, author: bytes) -> bool:
+        """Whether the author's reputations are kept."""
+        return author in self._reputations
+
+    def overlay(self, entry: Entry) -> None:
+        """Take an entry that no cut covers, or that one does in the meantime."""
+        match entry.payload:
+            case Join(_, _, name):
+                self._new_names[entry.author] = name
+            case Role(role):
+                self._new_roles[entry.author] = role
+            case Leave():
+                self._new_roles[entry.author] = "none"
+            case _:
+                pass
+
+    def lift(self) -> None:
+        """Take the overlay off."""
+        self._new_names.clear()
+        self._new_roles.clear()
+
+    # Reading
+
+    def authors(self) -> Iterable[bytes]:
+        """Everybody whose join is held."""
+        return self.names.keys() | self._new_names.keys()
+
+    def name(self, author: bytes) -> str | None:
+        """The author's name, None where its join is not held."""
+        return self._new_names.get(author) or self.names.get(author, self._new_names.get(author))
+
+    def joined_by(self, author: bytes, height: int) -> bool:
+        """Whether the cut of this height covers the author's join."""
+        return self._joined.get(author, height + 1) <= height
+
+    def role(self, author: bytes, height: int | None = None) -> str:
+        """The standing role in the cut of this height or, where that is None, in all that is held."""
+        if height is None and author in self._new_roles:
+            return self._new_roles[author]
+        track = self._roles.get(author)
+        role: str = "none" if track is None else track.at(height, "none")
+        return role
+
+    def validators(self, height: int) -> list[bytes]:
+        """Whose standing role in the cut of this height is "validator"."""
+        return [author for author, track in self._roles.items() if track.at(height, "none") == "validator"]
+
+    def reputation(self, author: bytes, height: int) -> int:
+        """The author's reputation in the cut of this height; 0 where it is not kept."""
+        track = self._reputations.get(author)
+        return 0 if track is None else int(track.at(height, 0))
+
+    # The snapshot
+
+    def to_value(self) -> list[Any]:
+        """What is final, ready for ``codec.encode``."""
+        empty = _Track()
+        return [
+            [
+                author,
+                name,
+                self._joined[author],
+                self._roles.get(author, empty).to_value(),
+                self._reputations.get(author, empty).to_value(),
+            ]
+            for author, name in self.names.items()
+        ]
+
+    @classmethod
+    def from_value(cls, value: Any) -> History:
+        """The inverse of ``to_value``, for a value that fits ``SCHEMA``."""
+        self = cls()
+        for author, name, joined, roles, reputations in value:
+            self.names[author] = name
+            self._joined[author] = joined
+            for rows, tracks in ((roles, self._roles), (reputations, self._reputations)):
+                if rows:
+                    track = tracks[author] = _Track()
+                    track.heights = [row[0] for row in rows]
+                    track.values = [row[1] for row in rows]
+        return self
