@@ -323,6 +323,14 @@ def test_a_mistake_in_the_configuration(tmp_path: Path, capsys: pytest.CaptureFi
     assert "listen: expected a list of 1 to 8 addresses" in refusal(directory, capsys)
 
 
+def test_a_folder_where_the_socket_belongs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = prepare(tmp_path, "elector", genesis())
+    directory.control_socket.mkdir()
+    assert refusal(directory, capsys) == (
+        f"{directory.control_socket}: cannot be replaced (Is a directory); remove it by hand"
+    )
+
+
 def test_a_second_daemon_on_the_same_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = prepare(tmp_path, "elector", genesis())
     with directory.open_locked():
