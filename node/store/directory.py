@@ -66,6 +66,11 @@ class DataDirectory:
         """Whether a node ever lived here."""
         return self.key_file.exists()
 
+    def written(self) -> tuple[Path, ...]:
+        """What a daemon writes to, and into; not all of it need be there."""
+        folders = (self.log, self.blobs, self.versions, self.trainer, self.work)
+        return (*folders, self.lock_file, self.boot_file, self.peers_file, self.log_database)
+
     def create(self) -> None:
         """Make the folders that are missing, for this user only."""
         try:
@@ -189,10 +194,7 @@ class DataDirectory:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-                raise UserError(
-                    f"{self.path}: another daemon runs on this data directory (pid {holder})",
-                    "stop it or choose another folder",
-                ) from None
+                raise self._busy(holder) from None
             try:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -203,6 +205,24 @@ class DataDirectory:
             yield
         finally:
             os.close(descriptor)
+
+    def require_usable(self) -> None:
+        """Raise ``UserError`` where a daemon runs on the directory, or this user could not make or write it."""
+        if (holder := self.holder()) is not None:
+            raise self._busy(str(holder or "unknown"))
+        place = self.path
+        while not os.path.lexists(place):
+            place = place.parent
+        if not place.is_dir():
+            raise UserError(f"{place}: a file stands where a folder belongs", "choose another folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise UserError(f"{place}: this user cannot write there", "choose a folder you own")
+
+    def _busy(self, holder: str) -> UserError:
+        return UserError(
+            f"{self.path}: another daemon runs on this data directory (pid {holder})",
+            "stop it or choose another folder",
+        )
 
     def holder(self) -> int | None:
         """The pid of the daemon that runs on this directory, 0 where it is not known, None without one."""
