@@ -183,6 +183,8 @@ class Elector:
     async def _attempt(self, epoch: int) -> CertifiedCut | None:
         voter, electors = self.voter, self.voter.electors
         need = quorum(len(electors))
+        if voter.away() is not None:
+            return None
         found = await self._reports(epoch)
         if len(found) < need:
             return None

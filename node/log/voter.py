@@ -101,6 +101,9 @@ class Voter:
             return "it is no elector any more"
         if not self.service.ready.is_set():
             return "its own feed is not confirmed"
+        if self.state.height != self.height + 1:
+            # Cuts that were taken and not told of yet, or a log that was lost behind the elector's back.
+            return f"it decides height {self.state.height} and holds {self.height} cuts"
         if not self.asked:
             return "it waits for the others to tell how far they are"
         return "it abstains, for a part of its past is lost" if self.state.abstains is not None else None
