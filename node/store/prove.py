@@ -90,6 +90,10 @@ def _find(connection: sqlite3.Connection, wanted: str) -> Entry:
         raise UserError(f"{wanted}: this log holds no such entry", "farflung log show lists entries with their ids")
     if len(rows) > 1:
         raise UserError(f"{wanted}: several entries begin so", "give more digits of the id")
+    if rows[0][1] is None:
+        raise UserError(
+            f"{wanted}: this node dropped what the entry says, as nodes do that are no archives", "ask an archive"
+        )
     return entries.parse(_bytes(rows[0][1]), _bytes(rows[0][2]))
 
 

@@ -227,6 +227,8 @@ async def test_altered_entries_are_the_senders_fault_alone(autojump_clock: trio.
     def corrupt(data: bytes) -> bytes:
         """Flip a bit in each entry of a delivery and leave the message well-formed."""
         value = codec.decode(data, max_bytes=1 << 30)
+        if type(value) is not list:
+            return data
         entries = value[1] if len(value) == 5 and value[0] == 1 else value
         for index, item in enumerate(entries):
             if type(item) is bytes and len(item) > 100:

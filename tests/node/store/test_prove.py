@@ -44,6 +44,16 @@ async def test_what_is_final_is_proved(directory: DataDirectory) -> None:
                 prove(directory, entry.id.hex())
 
 
+async def test_what_was_dropped_is_not_proved_and_hinders_no_other_proof(directory: DataDirectory) -> None:
+    entries = verify(directory).replica.entries(key("a").node)
+    with closing(sqlite3.connect(directory.log_database)) as connection:
+        connection.execute("UPDATE entries SET body = NULL, signature = NULL WHERE id = ?", (entries[1].id,))
+        connection.commit()
+    with pytest.raises(UserError, match="ask an archive"):
+        prove(directory, entries[1].id.hex())
+    assert prove(directory, entries[2].id.hex()).check(DOMAIN.id) == DOMAIN.electors
+
+
 async def test_it_works_while_the_log_is_open(directory: DataDirectory) -> None:
     entry = verify(directory).replica.entries(key("a").node)[1]
     async with open_log_store(directory.log_database, DOMAIN):
