@@ -104,7 +104,8 @@ async def main(directory: DataDirectory, config: Config, manager: systemd.Manage
             open_log_store(directory.log_database, domain) as store,
             open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
         ):
-            log = LogService(identity, await load(store, domain), store, known=known)
+            archive = config.history == "all"
+            log = LogService(identity, await load(store, domain), store, known=known, archive=archive)
             for addresses in known.values():
                 for address in addresses:
                     await network.add_peer(address)
@@ -154,6 +155,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
         await nursery.start(server.run, node)
         await nursery.start(sync.run)
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
+        nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)
@@ -223,6 +225,16 @@ async def _keep_joined(node: Node) -> None:
             recovery = sha256(node.directory.recovery().node).digest()
             await node.log.append(Join(recovery, f"farflung/{package.__version__}", node.config.name))
         # The head may come into doubt again: another machine may have the key.
+        await trio.sleep(10)
+
+
+async def _watch_history(node: Node, sync: LogSync) -> None:
+    """Tell the owner of a newcomer whose peers have all dropped what it needs."""
+    while True:
+        if sync.unserved:
+            node.health.warn("history", "no peer has the log's old entries any more: connect to one that keeps them")
+        else:
+            node.health.clear("history")
         await trio.sleep(10)
 
 
