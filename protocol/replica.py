@@ -27,13 +27,14 @@ from hashlib import sha256
 from typing import Final
 
 from protocol import codec
-from protocol.domain import Domain
+from protocol.amend import Amendments
+from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.feed import FeedState, ForkProof, evidence
 from protocol.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest, bucket_digests, heads_root
 from protocol.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
-from protocol.records import Weights
+from protocol.records import Amend, Weights
 
 MAX_SHELF: Final = 512
 """Entries of one frozen author that wait aside. Only entries no cut covers yet can come back from there."""
@@ -58,12 +59,13 @@ class Outcome(Enum):
 class _Chain:
     """The visible entries of one author, with the feed root at each and (seq, term) of its versions."""
 
-    __slots__ = ("entries", "roots", "state", "versions")
+    __slots__ = ("amends", "entries", "roots", "state", "versions")
 
     def __init__(self, author: bytes) -> None:
         self.entries: list[Entry] = []
         self.roots: list[bytes] = []
         self.versions: list[tuple[int, int]] = []
+        self.amends: list[Entry] = []
         self.state = FeedState(author)
 
     def push(self, entry: Entry, anchor_height: int) -> None:
@@ -72,6 +74,8 @@ class _Chain:
         self.roots.append(self.state.ids.root)
         if isinstance(entry.payload, Weights):
             self.versions.append((entry.seq, entry.payload.term))
+        if isinstance(entry.payload, Amend):
+            self.amends.append(entry)
 
 
 class Replica:
@@ -84,6 +88,7 @@ class Replica:
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
+        self.amendments = Amendments(domain)
         self.heads: dict[bytes, Head] = {}
         self.certified: dict[bytes, Head] = {}
         self.cuts: list[CertifiedCut] = []
@@ -171,6 +176,7 @@ class Replica:
             return outcome
         for author, chain in rebuilt:
             self._replace(author, chain)
+        self.amendments.cover(cut.height, self._amends_in(cut))
         self._heights[cut.id] = cut.height
         self.cuts.append(certified)
         for head in cut.changes:
@@ -282,7 +288,11 @@ class Replica:
 
     def electors_at(self, height: int) -> tuple[bytes, ...]:
         """The electors in force for the cut of ``height``, as far as the log is held."""
-        return self.domain.electors
+        return self.amendments.electors_at(height)
+
+    def thresholds_at(self, height: int) -> Thresholds:
+        """The thresholds in force at the cut of ``height``."""
+        return self.amendments.thresholds_at(height)
 
     def uncovered(self) -> list[Head]:
         """The heads that the newest cut does not cover yet, ascending by author, at most ``MAX_CHANGES`` of them."""
@@ -355,6 +365,14 @@ class Replica:
             if first <= last:
                 requests.append(RangeRequest(head.author, first, last))
         return requests
+
+    def _amends_in(self, cut: Cut) -> list[Entry]:
+        """The ``amend`` entries that the next cut, whose chains are in place, makes final."""
+        found: list[Entry] = []
+        for head in cut.changes:
+            first = self.certified_head(head.author) + 1
+            found += [entry for entry in self._chains[head.author].amends if first <= entry.seq <= head.seq]
+        return found
 
     def _ungranted(self, chain: _Chain, after: int) -> int:
         """The first seq above ``after`` of a version whose term's grant is missing; beyond the end where none is."""
