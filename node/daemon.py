@@ -160,10 +160,9 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
-        if node.id in domain.electors:
-            elector = await open_elector(log, node.identity, sync)
-            nursery.start_soon(elector.run)
-            nursery.start_soon(_keep, node, "terms", TermWatch(node, elector).run)
+        if _elects(node):
+            node.elector = await open_elector(log, node.identity, sync)
+        nursery.start_soon(_keep, node, "elector", partial(_elect, node, sync))
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
         manager.ready(watchdog.status_line(node))
         if manager.address is not None:
@@ -236,6 +235,25 @@ async def _watch_history(node: Node, sync: LogSync) -> None:
         else:
             node.health.clear("history")
         await trio.sleep(10)
+
+
+def _elects(node: Node) -> bool:
+    """Whether this node is an elector of the next cut."""
+    replica = node.log.replica
+    return node.id in replica.electors_at(len(replica.cuts) + 1)
+
+
+async def _elect(node: Node, sync: LogSync) -> None:
+    """An elector's part, from the moment on when this node is one."""
+    seen = 0
+    while node.elector is None:
+        if _elects(node):
+            node.elector = await open_elector(node.log, node.identity, sync)
+        else:
+            seen = await node.log.wait_change(seen, timeout=60)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.elector.run)
+        nursery.start_soon(_keep, node, "terms", TermWatch(node, node.elector).run)
 
 
 async def _remember_peers(node: Node) -> None:

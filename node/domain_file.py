@@ -121,14 +121,13 @@ class TaskTable:
 class DomainFile:
     """A read ``domain.toml``. ``electors`` are node ids, empty for the founder alone; ``folder`` is the file's own.
 
-    ``model_where`` and ``electors_where`` say where those stand, for what is found wrong with them later.
+    ``model_where`` says where that stands, for what is found wrong with it later.
     """
 
     name: str
     model: Path
     model_where: str
     electors: tuple[bytes, ...]
-    electors_where: str
     validators: tuple[bytes, ...]
     tasks: tuple[TaskTable, ...]
     recipe: Recipe
@@ -197,7 +196,6 @@ class _Reader:
             model=self.path.absolute().parent / model,
             model_where=self._where(("model",)),
             electors=electors,
-            electors_where=self._where(("electors",)),
             validators=validators,
             tasks=self._tasks(),
             recipe=self._section("recipe", defaults.RECIPE),

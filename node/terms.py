@@ -74,8 +74,7 @@ class TermWatch:
             holder is not None
             and grant.trainer == holder.trainer
             and now >= self._since + self._silence - slack
-            and newest is not None
-            and grant.base == newest.id
+            and grant.base == (grant.domain if newest is None else newest.id)
         )
         if not renewed and not self._vacant(slack):
             return "the office is not vacant"

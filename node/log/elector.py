@@ -90,6 +90,10 @@ class Elector:
     async def _live(self) -> None:
         voter = self.voter
         while True:
+            if voter.me not in voter.electors:
+                seen = self._service.generation
+                await self._service.wait_change(seen, timeout=60)
+                continue
             if not voter.asked or voter.state.abstains is not None:
                 await self.ask_past()
             if voter.away() is not None or not voter.holds_news():
@@ -180,6 +184,8 @@ class Elector:
     async def _attempt(self, epoch: int) -> CertifiedCut | None:
         voter, electors = self.voter, self.voter.electors
         need = quorum(len(electors))
+        if voter.away() is not None:
+            return None
         found = await self._reports(epoch)
         if len(found) < need:
             return None

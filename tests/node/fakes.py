@@ -70,7 +70,9 @@ WHOLE_0 = np.linspace(-1, 1, 16, dtype="<f4").tobytes()
 """Version 0."""
 
 
-def genesis(recipe: Recipe = RECIPE, policy: Policy = POLICY, *, devnet: bool = True) -> bytes:
+def genesis(
+    recipe: Recipe = RECIPE, policy: Policy = POLICY, *, devnet: bool = True, electors: tuple[str, ...] = ("elector",)
+) -> bytes:
     """A signed genesis by "elector" whose model is version 0 above."""
     manifest = manifest_of(WHOLE_0)
     encoded = manifest.encode()
@@ -78,7 +80,7 @@ def genesis(recipe: Recipe = RECIPE, policy: Policy = POLICY, *, devnet: bool = 
         key("elector"),
         name="fakes",
         devnet=devnet,
-        electors=(key("elector").node,),
+        electors=tuple(key(elector).node for elector in electors),
         validators=(),
         model=Model(
             architecture="llama",
@@ -392,6 +394,7 @@ class Cluster:
         serve_chunks(node.network, node.versions.read_chunk)
         node.presences.listen()
         elector = await open_elector(log, identity, sync) if identity.node in self.domain.electors else None
+        node.elector = elector
         running = Running(node, disk, port, elector, sync, stopped)
         await self.nursery.start(self._run, running)
         self.network.ports[identity.node] = port

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
 from node.config import WILLING
+from node.log.elector import NotGranted
 from node.terms import TermWatch
+from protocol import elector as rules
 from protocol.quorum import Grant
 from tests.node.fakes import Cluster, Faults, Running, genesis, open_cluster
 from tests.protocol.builders import POLICY
@@ -147,3 +150,113 @@ async def test_a_full_disk_delays_a_term_and_ends_nothing(
         await trio.sleep(2)
         assert grant(elector) is not None
         assert "term" not in elector.node.health.warnings
+
+
+# Several electors
+
+FOUR = ("elector", "e2", "e3", "e4")
+
+
+async def four(cluster: Cluster, *names: str) -> list[Running]:
+    """Four electors with their watches, none of them willing to train, and nodes that are."""
+    electors = [await cluster.node(name, willing=()) for name in FOUR]
+    for name in names:
+        await cluster.node(name)
+    for running in cluster.running.values():
+        running.nursery.start_soon(running.node.presences.run)
+    for running in electors:
+        assert running.elector is not None
+        running.nursery.start_soon(running.elector.run)
+        watch(running)
+    return electors
+
+
+async def granted(cluster: Cluster, term: int, seconds: float = 60) -> Grant:
+    """Wait until everybody holds the grant of a term, the same one."""
+    running = list(cluster.running.values())
+    await cluster.until(lambda: all(term in one.node.log.replica.grants for one in running), seconds)
+    found = [one.node.log.replica.grants[term].grant for one in running]
+    assert len({grant.id for grant in found}) == 1
+    return found[0]
+
+
+async def test_a_quorum_grants_each_term_once(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
+    async with open_cluster(tmp_path, data=data) as cluster:
+        await four(cluster, "a", "b")
+        first = await granted(cluster, 1, seconds=10)
+        await trio.sleep(20)
+        for running in cluster.running.values():
+            assert list(running.node.log.replica.grants) == [1]
+            assert running.port.blamed == []
+            assert "term" not in running.node.health.warnings
+        holder = next(name for name, running in cluster.running.items() if running.id == first.trainer)
+        cluster.crash(holder)
+        cluster.crash("e3")  # three are enough
+        second = await granted(cluster, 2)
+        assert second.trainer != first.trainer
+
+
+async def test_no_elector_alone_deposes_a_trainer_that_is_there(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
+    async with open_cluster(tmp_path, data=data) as cluster:
+        liar, *honest = await four(cluster, "a", "b")
+        first = await granted(cluster, 1)
+        other = next(cluster.running[name].id for name in ("a", "b") if cluster.running[name].id != first.trainer)
+        assert liar.elector is not None
+        for trainer in (other, liar.id):
+            with pytest.raises(NotGranted, match="not vacant"):
+                await liar.elector.grant_term(trainer)
+        # Nor does it renew the holder's term again and again.
+        with pytest.raises(NotGranted, match="not vacant"):
+            await liar.elector.grant_term(first.trainer)
+        assert all(running.elector.voter.state.term == 1 for running in honest if running.elector is not None)
+
+
+async def test_split_votes_move_on_to_a_higher_term(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
+    async with open_cluster(tmp_path, data=data) as cluster:
+        electors = [await cluster.node(name, willing=()) for name in FOUR]
+        others = [await cluster.node(name) for name in ("a", "b")]
+        for running in cluster.running.values():
+            running.nursery.start_soon(running.node.presences.run)
+        await cluster.agree()
+        await trio.sleep(1)
+        # Two signed one grant of term 1, two the other.
+        for number, running in enumerate(electors):
+            assert running.elector is not None
+            voter = running.elector.voter
+            await running.elector.ask_past()
+            own = Grant.make(cluster.domain.id, 1, others[number % 2].id, cluster.domain.id, 0, 0, cluster.domain.id)
+            assert isinstance(await voter.sign_grant(own), bytes)
+            running.nursery.start_soon(running.elector.run)
+            watch(running)
+        await granted(cluster, 2)
+        assert all(1 not in running.node.log.replica.grants for running in cluster.running.values())
+
+
+async def test_a_grant_that_failed_does_not_keep_the_holder_back_for_ever(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
+    async with open_cluster(tmp_path, data=data) as cluster:
+        electors = await four(cluster, "a", "b")
+        first = await granted(cluster, 1)
+        other = next(cluster.running[name].id for name in ("a", "b") if cluster.running[name].id != first.trainer)
+        lost = Grant.make(cluster.domain.id, 7, other, cluster.domain.id, 0, 0, cluster.domain.id)
+        for running in electors[1:3]:
+            assert running.elector is not None
+            assert isinstance(await running.elector.voter.sign_grant(lost), bytes)
+            assert rules.contested(running.elector.voter.state, 1)
+        holder = next(name for name, running in cluster.running.items() if running.id == first.trainer)
+        renewed = await granted(cluster, 8)
+        assert renewed.trainer == cluster.running[holder].id
+        for running in electors:
+            assert running.elector is not None
+            assert not rules.contested(running.elector.voter.state, 8)

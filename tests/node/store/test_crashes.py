@@ -1,7 +1,7 @@
 """A process that ends at any point of any write: what it acknowledged is there, and its feed goes on without a fork.
 
-One helper process forks a child for each boundary, so that the imports are paid for once. The child ends itself, without
-any cleaning up, before or after its n-th call to SQLite; the helper then opens what is left.
+One helper process forks a child for each boundary, so that the imports are paid for once. The child ends itself,
+without any cleaning up, before or after its n-th call to SQLite; the helper then opens what is left.
 """
 
 from __future__ import annotations
@@ -96,15 +96,13 @@ async def go_on(directory: DataDirectory) -> tuple[dict[int, str], int]:
 def explore(folder: Path, first: int, step: int, archive: bool) -> int:
     """Crash at the boundaries ``first``, ``first + step``, …; returns how many there were. Asserts what must hold."""
     service_module.SNAPSHOT_ENTRIES = 6  # type: ignore[misc]
-    crashes = 0
-    for boundary in range(first, 100_000, step):
+    for crashes, boundary in enumerate(range(first, 100_000, step)):
         directory = DataDirectory(folder / str(boundary))
         directory.create()
         directory.save_genesis(GENESIS)
         file = folder / f"{boundary}.txt"
         if not crash(directory, boundary, file, archive=archive):
             return crashes
-        crashes += 1
         acknowledged = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
         held, length = trio.run(go_on, directory)
         assert {int(seq): entry_id for seq, entry_id in acknowledged}.items() <= held.items()

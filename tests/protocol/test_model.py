@@ -1,0 +1,179 @@
+"""No two certified cuts conflict and no term has two trainers, in every reachable world of four electors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from protocol import elector as rules
+from protocol.elector import State
+from protocol.quorum import Cut, Grant, PreparedCut
+from tests.protocol.builders import digest, key
+from tests.protocol.model import DOMAIN, Model, World, all_of, cut_on, given_up, two_trainers
+
+A, B = cut_on(None, "a"), cut_on(None, "b")
+TREE = [A, B, cut_on(A, "c"), cut_on(A, "d"), cut_on(B, "c")]
+
+
+def test_one_height_has_one_cut_and_honest_electors_never_get_stuck() -> None:
+    model = Model([A, B], epochs=3, twins=True)
+    count, wrong = model.explore(all_of(model.conflict, model.stuck))
+    assert wrong is None
+    assert count > 40_000
+
+
+def test_cuts_of_two_heights_nest() -> None:
+    model = Model(TREE, epochs=2)
+    count, wrong = model.explore(all_of(model.conflict, model.stuck))
+    assert wrong is None
+    assert count > 10_000
+
+
+def test_changing_places_leaves_nothing_out() -> None:
+    whole, half = Model([A, B], epochs=2), Model([A, B], epochs=2, twins=True)
+    counts = [model.explore(all_of(model.conflict, model.stuck)) for model in (whole, half)]
+    assert counts[0][0] // 2 <= counts[1][0] < counts[0][0]
+
+
+# Mistakes that the exploration finds
+
+
+def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits lock nobody: one round of votes in effect."""
+    real = rules.commit
+
+    def commit(state: State, prepared: PreparedCut, electors: tuple[bytes, ...]) -> State | str:
+        new = real(state, prepared, electors)
+        return new if isinstance(new, str) else replace(new, lock=None)
+
+    monkeypatch.setattr(rules, "commit", commit)
+
+
+def two_votes_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vote is forgotten at once."""
+    real = rules.vote
+
+    def vote(state: State, cut: Cut, epoch: int, *rest: object) -> State | str:
+        new = real(state, cut, epoch, *rest)  # type: ignore[arg-type]
+        return new if isinstance(new, str) else replace(new, voted_epoch=epoch - 1, voted=None)
+
+    monkeypatch.setattr(rules, "vote", vote)
+
+
+def late_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It commits in an epoch although it voted in a later one."""
+    real = rules.commit
+
+    def commit(state: State, prepared: PreparedCut, electors: tuple[bytes, ...]) -> State | str:
+        earlier = replace(state, voted_epoch=min(state.voted_epoch, prepared.epoch))
+        new = real(earlier, prepared, electors)
+        return new if isinstance(new, str) else replace(new, voted_epoch=state.voted_epoch)
+
+    monkeypatch.setattr(rules, "commit", commit)
+
+
+@pytest.mark.parametrize("mistake", [no_lock, two_votes_an_epoch, late_commits])
+def test_a_mistake_in_the_rules_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    model = Model([A, B], epochs=2)
+    assert model.explore(model.conflict)[1] is not None
+
+
+def test_sending_before_storing_is_found() -> None:
+    model = Model([A, B], epochs=2, forgetful=True)
+    assert model.explore(model.conflict)[1] is not None
+
+
+def test_a_stuck_elector_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without justifications a lock can never be left."""
+    real = rules.vote
+
+    def vote(state: State, cut: Cut, epoch: int, proof: object, *rest: object) -> State | str:
+        return real(state, cut, epoch, None, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rules, "vote", vote)
+    model = Model([A, B], epochs=2)
+    assert model.explore(model.stuck)[1] == "honest electors alone are stuck"
+
+
+# Terms
+
+BASES = {(0, 0): DOMAIN, (1, 0): digest("version 0"), (1, 1): digest("version 1"), (2, 2): digest("version 2")}
+
+
+def grant(term: int, trainer: str, base: tuple[int, int]) -> Grant:
+    return Grant.make(DOMAIN, term, key(trainer).node, BASES[base], *base, DOMAIN)
+
+
+GRANTS = [
+    grant(2, "x", (1, 0)),
+    grant(2, "y", (1, 0)),
+    grant(2, "x", (1, 1)),
+    grant(3, "x", (1, 0)),
+    grant(3, "y", (1, 1)),
+]
+VERSIONS = [[(1, 0)], [(1, 0), (1, 1)]]
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_no_term_has_two_trainers(learn: bool) -> None:
+    model = Model([A], epochs=1, grants=GRANTS, versions=VERSIONS[:1], learn=learn)
+    count, wrong = model.explore(all_of(two_trainers(model), model.stuck))
+    assert wrong is None
+    assert count > 500
+
+
+def test_what_is_final_is_never_given_up() -> None:
+    model = Model([A, B], epochs=2, grants=[GRANTS[0], GRANTS[3], GRANTS[4]], versions=VERSIONS)
+    count, wrong = model.explore(all_of(two_trainers(model), given_up(model), model.conflict, model.stuck))
+    assert wrong is None
+    assert count > 10_000
+
+
+def two_grants_a_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signed grant is forgotten at once."""
+    real = rules.sign_grant
+
+    def sign(state: State, one: Grant, known: int) -> State | str:
+        new = real(state, one, known)
+        return new if isinstance(new, str) else replace(new, term=one.term - 1, bars=())
+
+    monkeypatch.setattr(rules, "sign_grant", sign)
+
+
+def no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signed grant keeps nothing back."""
+    real = rules.sign_grant
+
+    def sign(state: State, one: Grant, known: int) -> State | str:
+        new = real(state, one, known)
+        return new if isinstance(new, str) else replace(new, bars=())
+
+    monkeypatch.setattr(rules, "sign_grant", sign)
+
+
+def low_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was voted for does not bind."""
+    real = rules.sign_grant
+
+    def sign(state: State, one: Grant, known: int) -> State | str:
+        return real(replace(state, highest=(0, 0)), one, known)
+
+    monkeypatch.setattr(rules, "sign_grant", sign)
+
+
+@pytest.mark.parametrize("mistake", [two_grants_a_term, no_bars, low_bases])
+def test_a_mistake_with_terms_is_found(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    model = Model([A, B], epochs=1, grants=GRANTS[:2], versions=VERSIONS)
+
+    def wrong(world: World) -> str | None:
+        return two_trainers(model)(world) or given_up(model)(world)
+
+    assert model.explore(wrong)[1] is not None
