@@ -48,6 +48,8 @@ GENESIS_PATIENCE = 30.0
 """Seconds that a first start waits for a bootstrap peer to answer."""
 PEER_PATIENCE = 5.0
 """Seconds that a restarted node waits for a peer that may tell whether it runs elsewhere."""
+TWIN_LOOKS = (1.5, 4.0, 8.0)
+"""Presence intervals after which a node asks whether its twin appeared meanwhile."""
 PAUSE = 5.0
 """Seconds until a part of the daemon that failed begins again."""
 NO_MANAGER = systemd.Manager()
@@ -83,6 +85,7 @@ def _run(directory: DataDirectory, config: Config, manager: systemd.Manager) -> 
 
 async def main(directory: DataDirectory, config: Config, manager: systemd.Manager = NO_MANAGER) -> None:
     """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops."""
+    fresh = not directory.exists()
     identity = directory.identity()
     async with trio.open_nursery() as nursery:
 
@@ -105,7 +108,7 @@ async def main(directory: DataDirectory, config: Config, manager: systemd.Manage
             open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
         ):
             archive = config.history == "all"
-            log = LogService(identity, await load(store, domain), store, known=known, archive=archive)
+            log = LogService(identity, await load(store, domain), store, known=known, fresh=fresh, archive=archive)
             await log.checkpoints.load()
             for addresses in known.values():
                 for address in addresses:
@@ -207,9 +210,13 @@ async def _refuse_copy(node: Node) -> None:
 
 
 async def _refuse_twin(node: Node) -> None:
-    """Two copies that started at once found nobody: now their presences are out, and neither has a role yet."""
-    await trio.sleep(liveness.PAUSE_INTERVALS * node.domain.timings.presence_ms / 1000)
-    await _refuse_elsewhere(node)
+    """Two copies that started at once found nobody: now their presences are out, and neither has a role yet.
+
+    It is asked more than once: while the two push each other off the same peer's connection, that peer hears little.
+    """
+    for intervals in TWIN_LOOKS:
+        await trio.sleep(intervals * node.domain.timings.presence_ms / 1000)
+        await _refuse_elsewhere(node)
 
 
 async def _refuse_elsewhere(node: Node) -> None:

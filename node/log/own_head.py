@@ -1,7 +1,9 @@
 """Whether this node may append: a restored backup must not fork its own feed.
 
 1. A node whose key may ever have published waits until ``f + 1`` other electors, or three of the peers it knew at
-   start (all, where it knew fewer), told it its own head, and until it holds the furthest head it was told.
+   start (all, where it knew fewer), told it its own head, and until it holds the furthest head it was told. One that
+   knows nobody waits for the electors: its folder may be a backup from before it met anybody. Only where it is itself
+   the only elector is there nobody to ask.
 2. What a peer tells is the signed entry itself, so nobody can make a feed look longer than it is.
 3. A node with a key made in this very start has nothing to wait for.
 """
@@ -43,9 +45,14 @@ class OwnHead:
             return True
         if self._electors and len(self._told & self._electors) >= self._electors_needed:
             return True
+        if self._electors and not self._known:
+            return False
         return len(self._told & self._known) >= min(PEERS_TO_ASK, len(self._known))
 
     def missing(self) -> str:
         """What is still waited for, for people."""
+        if self._electors and not self._known:
+            count = len(self._told & self._electors)
+            return f"{count} of {self._electors_needed} electors told this node where its feed ends"
         needed = min(PEERS_TO_ASK, len(self._known))
         return f"{len(self._told & self._known)} of {needed} known peers told this node where its feed ends"

@@ -69,3 +69,13 @@ def test_it_catches_up_first() -> None:
     own.told(ELECTOR)
     assert not own.settled(8)
     assert own.settled(9)
+
+
+def test_a_backup_from_before_it_met_anybody_waits_for_electors() -> None:
+    own = OwnHead(ELECTORS[0], ELECTORS, [], fresh=False)  # n = 7, f = 2
+    assert own.missing() == "0 of 3 electors told this node where its feed ends"
+    for elector in ELECTORS[:4]:
+        assert not own.settled(7)
+        own.told(elector)
+    assert own.settled(7)
+    assert not OwnHead(NODE, [ELECTOR], [], fresh=False).settled(-1)
