@@ -12,6 +12,7 @@
     bootstrap = ["/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…"]
     willing = ["trainer", "relay", "validator", "inference"]
     log_level = "info"                                   # debug, info, warning or error
+    history = "all"                                      # "recent": a node that keeps no old log entries
     threads = 1                                          # threads of each child process that computes
 
     [devnet]                                             # only read in a development network
@@ -39,6 +40,7 @@ from protocol.identity import node_id
 
 WILLING: Final = ("trainer", "relay", "validator", "inference")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+HISTORIES: Final = ("all", "recent")
 CHEATS: Final = ("", "wrong-weights", "forged-reward")
 DEFAULT_LISTEN: Final = ("/ip4/0.0.0.0/tcp/4001",)
 
@@ -73,6 +75,7 @@ class Config:
     bootstrap: tuple[str, ...] = ()
     willing: tuple[str, ...] = WILLING
     log_level: str = "info"
+    history: str = "all"
     threads: int = 1
     devnet: DevnetConfig = DevnetConfig()
 
@@ -180,6 +183,7 @@ KEYS: Final = {
         Key("bootstrap", [], _bootstrap, "peers to ask first; not needed again once others are known"),
         Key("willing", list(WILLING), _willing, "the roles that this node may take"),
         Key("log_level", "info", partial(_choice, LOG_LEVELS), "debug, info, warning or error"),
+        Key("history", "all", partial(_choice, HISTORIES), "all: keep every log entry; recent: drop old, final ones"),
         Key("threads", 1, partial(_integer, 1, MAX_THREADS), "threads of each child process that computes"),
         Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
         Key(

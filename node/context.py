@@ -22,6 +22,7 @@ from protocol.entry import Entry
 from protocol.identity import Identity
 
 if TYPE_CHECKING:
+    from node.log.elector import Elector
     from node.pool import Pool
     from node.presences import Presences
     from node.weights import Weights
@@ -79,6 +80,8 @@ class Node:
     """Its feed ends in a leave entry."""
     children: dict[str, int] = field(default_factory=dict)
     failed_audits: Counter[bytes] = field(default_factory=Counter)
+    elector: Elector | None = None
+    """Where this node is, or once was, one of the domain's electors."""
     presences: Presences = field(init=False)
     weights: Weights = field(init=False)
     pool: Pool = field(init=False)

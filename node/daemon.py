@@ -104,7 +104,8 @@ async def main(directory: DataDirectory, config: Config, manager: systemd.Manage
             open_log_store(directory.log_database, domain) as store,
             open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
         ):
-            log = LogService(identity, await load(store, domain), store, known=known)
+            archive = config.history == "all"
+            log = LogService(identity, await load(store, domain), store, known=known, archive=archive)
             await log.checkpoints.load()
             for addresses in known.values():
                 for address in addresses:
@@ -155,14 +156,14 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
         await nursery.start(server.run, node)
         await nursery.start(sync.run)
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
+        nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
-        if node.id in domain.electors:
-            elector = await open_elector(log, node.identity, sync)
-            nursery.start_soon(elector.run)
-            nursery.start_soon(_keep, node, "terms", TermWatch(node, elector).run)
+        if _elects(node):
+            node.elector = await open_elector(log, node.identity, sync)
+        nursery.start_soon(_keep, node, "elector", partial(_elect, node, sync))
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
         manager.ready(watchdog.status_line(node))
         if manager.address is not None:
@@ -234,6 +235,35 @@ async def _keep_joined(node: Node) -> None:
                 node.logger.info("the recovery key is to be written down: farflung identity recovery show")
         # The head may come into doubt again: another machine may have the key.
         await trio.sleep(10)
+
+
+async def _watch_history(node: Node, sync: LogSync) -> None:
+    """Tell the owner of a newcomer whose peers have all dropped what it needs."""
+    while True:
+        if sync.unserved:
+            node.health.warn("history", "no peer has the log's old entries any more: connect to one that keeps them")
+        else:
+            node.health.clear("history")
+        await trio.sleep(10)
+
+
+def _elects(node: Node) -> bool:
+    """Whether this node is an elector of the next cut."""
+    replica = node.log.replica
+    return node.id in replica.electors_at(len(replica.cuts) + 1)
+
+
+async def _elect(node: Node, sync: LogSync) -> None:
+    """An elector's part, from the moment on when this node is one."""
+    seen = 0
+    while node.elector is None:
+        if _elects(node):
+            node.elector = await open_elector(node.log, node.identity, sync)
+        else:
+            seen = await node.log.wait_change(seen, timeout=60)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.elector.run)
+        nursery.start_soon(_keep, node, "terms", TermWatch(node, node.elector).run)
 
 
 async def _remember_peers(node: Node) -> None:

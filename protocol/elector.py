@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol import codec
+from protocol.amend import Amendment
 from protocol.codec import Array, Bytes, Int, Many, Optional
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.errors import PeerError
@@ -59,6 +60,8 @@ _STATE: Final = Array(
         ("term", _COUNTER),
         ("granted", Optional(codec.HASH)),
         ("highest", Array((("term", _COUNTER), ("number", _COUNTER)))),
+        ("amended", _COUNTER),
+        ("amendment", Optional(codec.HASH)),
         ("bars", Many(Array((("term", _COUNTER), ("base_term", _COUNTER), ("base_number", _COUNTER))), most=MAX_BARS)),
     )
 )
@@ -70,7 +73,8 @@ class State:
 
     ``height`` is the one being decided. ``voted`` is the cut it voted for in ``voted_epoch``, None where that was at an
     earlier height. ``abstains`` is the epoch that a cut must pass before it takes part again. ``granted`` is the grant
-    of ``term`` that it signed, ``highest`` that of rule 6, ``bars`` are (term, base term, base number) of rule 7.
+    of ``term`` that it signed, ``highest`` that of rule 6, ``bars`` are (term, base term, base number) of rule 7;
+    ``amendment`` of number ``amended`` is the last that it signed.
     """
 
     height: int = 1
@@ -82,6 +86,8 @@ class State:
     term: int = 0
     granted: bytes | None = None
     highest: Version = (0, 0)
+    amended: int = 0
+    amendment: bytes | None = None
     bars: tuple[tuple[int, int, int], ...] = ()
 
     @property
@@ -95,7 +101,7 @@ class State:
         return codec.encode(
             [
                 *(FORMAT, self.height, self.voted_epoch, self.voted, self.committed_epoch, lock, self.abstains),
-                *(self.term, self.granted, self.highest, self.bars),
+                *(self.term, self.granted, self.highest, self.amended, self.amendment, self.bars),
             ]
         )
 
@@ -103,12 +109,21 @@ class State:
     def decode(cls, data: bytes) -> State:
         """The inverse of ``encode``; raises ``PeerError``."""
         value = codec.parse(data, _STATE, max_bytes=2 * MAX_CUT_BYTES, what="elector state")
-        _, height, voted_epoch, voted, committed_epoch, lock, abstains, term, granted, highest, bars = value
+        _, height, voted_epoch, voted, committed_epoch, lock, abstains, term, granted, highest = value[:10]
+        amended, amendment, bars = value[10:]
         return cls(
-            *(height, voted_epoch, voted, committed_epoch),
-            None if lock is None else PreparedCut.parse(lock),
-            *(abstains, term, granted, (highest[0], highest[1])),
-            tuple((bar[0], bar[1], bar[2]) for bar in bars),
+            height=height,
+            voted_epoch=voted_epoch,
+            voted=voted,
+            committed_epoch=committed_epoch,
+            lock=None if lock is None else PreparedCut.parse(lock),
+            abstains=abstains,
+            term=term,
+            granted=granted,
+            highest=(highest[0], highest[1]),
+            amended=amended,
+            amendment=amendment,
+            bars=tuple((bar[0], bar[1], bar[2]) for bar in bars),
         )
 
 
@@ -239,6 +254,19 @@ def sign_grant(state: State, grant: Grant, known: int) -> State | str:
     # One that bars nothing more than the new one is not needed.
     kept = [old for old in state.bars if old[1:] < base]
     return replace(state, term=grant.term, granted=grant.id, bars=tuple([*kept, bar][-MAX_BARS:]))
+
+
+def sign_amendment(state: State, amendment: Amendment, known: int) -> State | str:
+    """Sign an amendment of the next number, the first of that number; ``known`` is that of the newest in force."""
+    if state.abstains is not None:
+        return "it abstains, for a part of its past is lost"
+    if amendment.number != known + 1:
+        return f"the next amendment has number {known + 1}"
+    if amendment.id == state.amendment:
+        return state
+    if amendment.number <= state.amended:
+        return f"it signed another amendment of number {state.amended}"
+    return replace(state, amended=amendment.number, amendment=amendment.id)
 
 
 def know_grant(state: State, grant: Grant) -> State:

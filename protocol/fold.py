@@ -447,6 +447,8 @@ def _payloads(submission: Submission) -> list[Verdict]:
 def decision(votes: Sequence[Verdict], due: int) -> Status | None:
     """What these counting verdicts of ``due`` validators decide, or None while they do not."""
     majority = due // 2 + 1
+    if len(votes) < majority:
+        return None
     for outcome, count in Counter(verdict.outcome for verdict in votes).items():
         if count >= majority:
             agreeing = [verdict for verdict in votes if verdict.outcome == outcome]

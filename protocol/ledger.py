@@ -35,7 +35,7 @@ from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
 from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
 
-MAX_DRAWN = 16_384
+MAX_DRAWN = 65_536
 MAX_AUDIENCES = 256
 
 
@@ -208,8 +208,8 @@ class Ledger:
             self._drawn.clear()
         self._drawn[verdict_id] = right
 
-    def submission_hash(self, rollout_id: bytes) -> Rollout | None:
-        """The payload of a rollout entry whose submission is kept."""
+    def announced(self, rollout_id: bytes) -> Rollout | None:
+        """The payload of a rollout entry whose submission is kept. Does not take notice of anything new."""
         found = self._live.submissions.get(rollout_id)
         return None if found is None else found.rollout
 

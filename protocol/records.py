@@ -8,8 +8,8 @@
    also missing where unchanged weights are announced again.
 5. ``verdict``: "accepted" goes with severity "none" and reason "ok" and neither appears elsewhere; "rejected" is
    "soft" or "hard"; "void" (nobody could decide, or the submission counts for nothing) is always "soft".
-6. ``close`` and ``rebind`` carry a signature by the target's recovery key (see ``protocol.recovery``).
-7. Kinds of a later protocol (``amend``) are refused until it defines them.
+6. ``amend`` carries an amendment with its signatures, ascending; what it means see ``protocol.amend``.
+7. ``close`` and ``rebind`` carry a signature by the target's recovery key (see ``protocol.recovery``).
 
 ``parse_payload`` and ``StepBlob.parse`` raise ``PeerError`` and nothing else.
 """
@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 from protocol import codec
@@ -260,10 +261,40 @@ class Rebind(Payload):
     signature: bytes
 
 
-Record = Join | Leave | Role | Weights | Rollout | Verdict | Step | Close | Rebind
+@dataclass(frozen=True, slots=True)
+class Amend(Payload):
+    """New electors and thresholds, signed by electors. 64 is ``MAX_ELECTORS``; an entry has room for about 25."""
+
+    KIND: ClassVar[str] = "amend"
+    SCHEMA: ClassVar = (
+        ("number", Int(1, 2**62)),
+        ("electors", Many(codec.KEY, most=64, least=1)),
+        ("thresholds", Many(Int(), most=6, least=6)),
+        ("votes", Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=64, least=1)),
+    )
+
+    number: int
+    electors: tuple[bytes, ...]
+    thresholds: tuple[int, ...]
+    votes: tuple[tuple[bytes, bytes], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "electors", tuple(self.electors))
+        object.__setattr__(self, "thresholds", tuple(self.thresholds))
+        object.__setattr__(self, "votes", tuple((elector, signature) for elector, signature in self.votes))
+
+    def problem(self) -> str | None:
+        if any(left >= right for left, right in pairwise(self.electors)):
+            return "the electors are not strictly ascending"
+        if any(left[0] >= right[0] for left, right in pairwise(self.votes)):
+            return "the signers are not strictly ascending"
+        return None
+
+
+Record = Join | Leave | Role | Weights | Rollout | Verdict | Step | Amend | Close | Rebind
 
 _CLASSES: Final[dict[str, type[Record]]] = {
-    cls.KIND: cls for cls in (Join, Leave, Role, Weights, Rollout, Verdict, Step, Close, Rebind)
+    cls.KIND: cls for cls in (Join, Leave, Role, Weights, Rollout, Verdict, Step, Amend, Close, Rebind)
 }
 KINDS: Final = tuple(_CLASSES)
 _SCHEMAS: Final[dict[str, Array]] = {kind: Array(cls.SCHEMA) for kind, cls in _CLASSES.items()}

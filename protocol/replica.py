@@ -32,8 +32,9 @@ from hashlib import sha256
 from typing import Final
 
 from protocol import codec
+from protocol.amend import Amendments
 from protocol.chain import Chain, Cuts
-from protocol.domain import Domain
+from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.feed import FeedState, ForkProof, evidence
@@ -74,6 +75,7 @@ class Replica:
 
     def __init__(self, domain: Domain) -> None:
         self.domain = domain
+        self.amendments = Amendments(domain)
         self.cuts = Cuts()
         self.grants: dict[int, CertifiedGrant] = {}
         self.forks: dict[bytes, ForkProof] = {}
@@ -170,6 +172,7 @@ class Replica:
             return outcome
         for author, chain in rebuilt:
             self._replace(author, chain)
+        self.amendments.cover(cut.height, self._amends_in(cut))
         self._heights[cut.id] = cut.height
         self.cuts.append(certified)
         self.cut_range = self.cut_range.append(cut.body)
@@ -324,7 +327,11 @@ class Replica:
 
     def electors_at(self, height: int) -> tuple[bytes, ...]:
         """The electors in force for the cut of ``height``, as far as the log is held."""
-        return self.domain.electors
+        return self.amendments.electors_at(height)
+
+    def thresholds_at(self, height: int) -> Thresholds:
+        """The thresholds in force at the cut of ``height``."""
+        return self.amendments.thresholds_at(height)
 
     def uncovered(self) -> list[Head]:
         """The heads that the newest cut does not cover yet, ascending by author, at most ``MAX_CHANGES`` of them."""
@@ -396,6 +403,14 @@ class Replica:
             if first <= last:
                 requests.append(RangeRequest(head.author, first, last))
         return requests
+
+    def _amends_in(self, cut: Cut) -> list[Entry]:
+        """The ``amend`` entries that the next cut, whose chains are in place, makes final."""
+        found: list[Entry] = []
+        for head in cut.changes:
+            first = self.certified_head(head.author) + 1
+            found += [entry for entry in self._chains[head.author].amends if first <= entry.seq <= head.seq]
+        return found
 
     def _ungranted(self, chain: Chain, after: int) -> int:
         """The first seq above ``after`` of a version whose term's grant is missing; beyond the end where none is."""

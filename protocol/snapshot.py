@@ -1,8 +1,8 @@
 """What follows from the final part of a log, as one value: a node that has it need not read that part again.
 
 1. A snapshot is taken at the newest cut. It holds the state of every feed at its certified head, what its join says of
-   the recovery key, which feeds were closed or rebound, the ids of all cuts, the final fold and the history of roles
-   and reputations, and names the entries in memory that no cut covers.
+   the recovery key, which feeds were closed or rebound, the ids of all cuts, the amendments, the final fold and the
+   history of roles and reputations, and names the entries in memory that no cut covers.
 2. It is a cache of one node, never sent and never trusted by another: who finds it damaged drops it and reads the log.
 3. Grants and proofs of forks are not in it; they are few, and read whole.
 """
@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from protocol import codec, foldstate, history
+from protocol import amend, codec, foldstate, history
+from protocol.amend import Amendments
 from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import MAX_CUT_BYTES
 from protocol.domain import Domain
@@ -52,6 +53,7 @@ _SNAPSHOT: Final = Array(
         ("recoveries", Bytes(most=MAX_BYTES)),
         ("endings", Many(ENDING, most=codec.MAX_INT)),
         ("tail", Bytes(most=MAX_BYTES)),
+        ("amendments", amend.SNAPSHOT),
         ("history", history.SCHEMA),
         ("fold", foldstate.SCHEMA),
     )
@@ -86,6 +88,7 @@ class Snapshot:
             b"".join(replica.commitments[author] for author in replica.certified),
             replica.endings.to_value(),
             b"".join(tail),
+            replica.amendments.to_value(),
             *ledger.to_value(),
         ]
         return cls(replica.domain, value, tail)
@@ -105,7 +108,7 @@ class Snapshot:
     def resume(self, sides: Iterable[CertifiedGrant | ForkProof]) -> Ledger:
         """A ledger over a replica with nothing but the newest cut in memory. ``sides`` are all grants and proofs of
         forks that are stored. Raises ``PeerError`` where the parts do not fit each other."""
-        _, _, cut, cut_ids, cut_nodes, feeds, recoveries, endings, _, past, fold = self.value
+        _, _, cut, cut_ids, cut_nodes, feeds, recoveries, endings, _, amendments, past, fold = self.value
         states = [_state(row) for row in feeds]
         frozen = {row[0] for row in feeds if row[5]}
         newest = CertifiedCut.parse(cut)
@@ -113,6 +116,7 @@ class Snapshot:
         heights = _ids(cut_ids)
         tree = _range(len(heights), cut_nodes)
         replica = Replica.resume(self.domain, states, frozen, _ids(recoveries), over, heights, tree, newest)
+        replica.amendments = Amendments.from_value(amendments, self.domain)
         for side in sides:
             with suppress(Evidence):
                 if isinstance(side, ForkProof):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node.cli import options
+from node.cli import amend, options
 from node.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     options.add_data_dir(show)
     options.add_json(show)
     show.set_defaults(command=_show)
+    amend.add_to(actions)
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -90,6 +90,10 @@ class Elector:
     async def _live(self) -> None:
         voter = self.voter
         while True:
+            if voter.me not in voter.electors:
+                seen = self._service.generation
+                await self._service.wait_change(seen, timeout=60)
+                continue
             if not voter.asked or voter.state.abstains is not None:
                 await self.ask_past()
             if voter.away() is not None or not voter.holds_news():

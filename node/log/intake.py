@@ -75,8 +75,8 @@ class Intake:
         self._replica = replica
         self._entries: dict[bytes, dict[int, Entry]] = {}
         self._count = 0
-        # Who delivered what waits, and how many bytes of each peer do.
-        self._origins: dict[bytes, bytes] = {}
+        # Who delivered what waits, with its author and seq, and how many bytes of each peer do.
+        self._origins: dict[bytes, tuple[bytes, bytes, int]] = {}
         self._bytes: Counter[bytes] = Counter()
         # Authors whose next entry waits for a cut, by the cut's id.
         self._anchored: dict[bytes, set[bytes]] = {}
@@ -100,7 +100,15 @@ class Intake:
             elif self._add(item, taken) is Outcome.ADDED:
                 taken.items.append(item)
         for entry in entries:
-            self._put(entry, origin)
+            # Nearly always it is the next one of its feed, and nothing of that waits.
+            if entry.author in self._entries or entry.seq != self._replica.next_for(entry.author):
+                self._put(entry, origin)
+            else:
+                outcome = self._add(entry, taken)
+                if outcome is Outcome.ADDED:
+                    taken.items.append(entry)
+                elif outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
+                    self._put(entry, origin)
         for cut in cuts:
             if cut.cut.height <= len(self._replica.cuts):
                 self._add(cut, taken)
@@ -124,6 +132,11 @@ class Intake:
         """Whether this entry waits here already."""
         waiting = self._entries.get(entry.author, {}).get(entry.seq)
         return waiting is not None and waiting.id == entry.id
+
+    def entry(self, entry_id: bytes) -> Entry | None:
+        """The entry of this id, if it waits here."""
+        place = self._origins.get(entry_id)
+        return None if place is None else self._entries[place[1]][place[2]]
 
     def waits(
         self,
@@ -163,16 +176,15 @@ class Intake:
         self._remove(entry.author, entry.seq)
         self._entries.setdefault(entry.author, {})[entry.seq] = entry
         self._count += 1
-        self._origins[entry.id] = origin
+        self._origins[entry.id] = (origin, entry.author, entry.seq)
         self._bytes[origin] += _size(entry)
         self._ready[entry.author] = True
 
     def _remove(self, author: bytes, seq: int) -> None:
         queue = self._entries.get(author)
-        entry = None if queue is None else queue.pop(seq, None)
-        if queue is not None and entry is not None:
+        if queue is not None and (entry := queue.pop(seq, None)) is not None:
             self._count -= 1
-            self._bytes[self._origins.pop(entry.id)] -= _size(entry)
+            self._bytes[self._origins.pop(entry.id)[0]] -= _size(entry)
             if not queue:
                 del self._entries[author]
 

@@ -31,9 +31,9 @@ from protocol.errors import Error, Evidence, LocalError, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
 from protocol.identity import ENTRY, Identity, verify
-from protocol.ledger import Ledger
+from protocol.ledger import Ledger, check_draw
 from protocol.quorum import CertifiedCut, CertifiedGrant
-from protocol.records import Record
+from protocol.records import Record, Rollout, Verdict
 from protocol.replica import Outcome, Replica
 from protocol.snapshot import Snapshot
 
@@ -51,8 +51,9 @@ VERIFIERS: Final = trio.CapacityLimiter(os.cpu_count() or 1)
 OPENED_AT_ONCE: Final = 512
 """Stored entries that are taken without a pause for others."""
 
-SNAPSHOT_ENTRIES: Final = 20_000
-"""Entries that become final between two snapshots: about 40 MB of memory, and half a second of an opening."""
+SNAPSHOT_ENTRIES: Final = 5_000
+"""Entries that become final between two snapshots, at least: 10 MB of memory, and a third of a second of an opening. At
+least as many, too, as there are feeds, since a snapshot has a row for each."""
 
 Making = Record | Callable[[list[Entry]], Record]
 """A payload, or a function that makes it from the entries made before it in the same ``append``."""
@@ -135,7 +136,7 @@ async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Ite
 async def _sum_up(ledger: Ledger, store: Store) -> bool:
     """Where enough became final since the last time, store a snapshot and let go of what it sums up."""
     ledger.update()
-    if ledger.final_entries - ledger.summed_up < SNAPSHOT_ENTRIES:
+    if ledger.final_entries - ledger.summed_up < max(SNAPSHOT_ENTRIES, len(ledger.replica.certified)):
         return False
     snapshot = Snapshot.take(ledger)
     if snapshot is None:
@@ -413,7 +414,34 @@ class LogService:
         async with trio.open_nursery() as nursery:
             for place, start in enumerate(starts):
                 nursery.start_soon(judge, place, data[start : start + VERIFIED_AT_ONCE])
-        return [entry for part in parts for entry in part]
+        good = [entry for part in parts for entry in part]
+        await self._judge_draws(good)
+        return good
+
+    async def _judge_draws(self, good: Sequence[Entry]) -> None:
+        """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
+        rollouts = {entry.id: entry.payload for entry in good if isinstance(entry.payload, Rollout)}
+        pairs: list[tuple[Entry, Rollout]] = []
+        for entry in good:
+            if isinstance(entry.payload, Verdict):
+                rollout = rollouts.get(entry.payload.rollout) or self._announced(entry.payload.rollout)
+                if rollout is not None:
+                    pairs.append((entry, rollout))
+
+        async def judge(some: Sequence[tuple[Entry, Rollout]]) -> None:
+            found = await trio.to_thread.run_sync(lambda: [check_draw(*pair) for pair in some], limiter=VERIFIERS)
+            for (entry, _), right in zip(some, found, strict=True):
+                self.ledger.note_drawn(entry.id, right)
+
+        async with trio.open_nursery() as nursery:
+            for start in range(0, len(pairs), VERIFIED_AT_ONCE):
+                nursery.start_soon(judge, pairs[start : start + VERIFIED_AT_ONCE])
+
+    def _announced(self, rollout_id: bytes) -> Rollout | None:
+        entry = self.replica.entry(rollout_id) or self.intake.entry(rollout_id)
+        if entry is not None and isinstance(entry.payload, Rollout):
+            return entry.payload
+        return self.ledger.announced(rollout_id)
 
     def _judged(self, data: Sequence[bytes], result: Received) -> list[Entry]:
         """The entries that are new here and whose signatures are right. May run in a thread."""

@@ -99,6 +99,8 @@ class LogSync:
         self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/log/1"
         self.rounds = 0
         """Rounds finished, for tests and the status page."""
+        self.unserved: set[bytes] = set()
+        """Peers that know newer cuts and gave nothing of the entries that these cover: they have dropped them."""
         self._interval = interval
         self._soon = trio.Event()
         self._wanted: dict[bytes, None] = {}
@@ -181,6 +183,7 @@ class LogSync:
     def _next(self) -> bytes | None:
         """Whom to compare with: who was asked for, then whoever waits longest."""
         connected = set(self.transport.peers)
+        self.unserved &= connected
         self._last = {peer: turn for peer, turn in self._last.items() if peer in connected}
         self._wanted = {peer: None for peer in self._wanted if peer in connected}
         free = connected - self._busy
@@ -416,6 +419,8 @@ class _Session:
         Those that are made meanwhile are gossip's and the next round's: a slow link would run after them for ever.
         """
         replica = self._service.replica
+        began = len(replica.cuts)
+        missing: list[RangeRequest] = []
         while True:
             height = len(replica.cuts)
             data = await self._ask("cuts", wire.request("cuts", height))
@@ -428,7 +433,11 @@ class _Session:
                 asked = missing
                 await self._fetch(missing)
             if len(replica.cuts) == height or len(replica.cuts) >= goal:
-                return
+                break
+        if len(replica.cuts) > began:
+            self._sync.unserved.clear()
+        elif missing and not self.result.errors:
+            self._sync.unserved.add(self._peer)
 
     async def tails(self) -> None:
         """Fetch what no cut covers yet, by comparing buckets."""

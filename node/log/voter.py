@@ -25,6 +25,7 @@ from node.net.rpc import Refused, Unreachable
 from protocol import elector as rules
 from protocol import identity as keys
 from protocol import proposal, quorum
+from protocol.amend import Amendment
 from protocol.elector import State, Version
 from protocol.errors import PeerError
 from protocol.heads import Head
@@ -153,6 +154,12 @@ class Voter:
         """The own part of a grant, or why there is none."""
         problem = await self.keep(lambda: self.away() or rules.sign_grant(self.state, grant, self.known_term))
         return quorum.grant_vote(self.identity, grant)[1] if problem is None else problem
+
+    async def sign_amendment(self, amendment: Amendment) -> bytes | str:
+        """The own signature of an amendment, or why there is none; its operator asks for it."""
+        number = self.service.replica.amendments.number
+        problem = await self.keep(lambda: rules.sign_amendment(self.state, amendment, number))
+        return amendment.sign(self.identity) if problem is None else problem
 
     def report(self, epoch: int) -> bytes:
         """What the own replica holds, signed."""

@@ -20,6 +20,7 @@ from node.tasks.service import TaskService
 from node.workers.client import WorkerError
 from proofs import audit, checks
 from protocol import identity, schedule
+from protocol.domain import Thresholds
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.records import Rollout, Verdict
@@ -212,7 +213,7 @@ class _Life:
             return before
         replay = await self._engine.replay([(seeds[i], submission.groups[i]) for i in picked])
         replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}
-        before = audit.audit_replay(submission, replays, domain.thresholds)
+        before = audit.audit_replay(submission, replays, self._thresholds(rollout))
         if before.outcome != "accepted":
             return before
         texts = dict(zip(picked, replay["texts"], strict=True))
@@ -221,6 +222,13 @@ class _Life:
         scores = iter(await self._score(flat, claimed))
         rewards = {i: tuple(next(scores) for _ in texts[i]) for i in picked}
         return audit.audit_rewards(submission, rewards, before)
+
+    def _thresholds(self, rollout: Rollout) -> Thresholds:
+        """Those in force at the cut that the version anchors on."""
+        replica = self._node.log.replica
+        version = self._node.log.ledger.weights(rollout.weights)
+        height = None if version is None else replica.height(version.anchor)
+        return replica.thresholds_at(height or 0)
 
     async def _score(self, flat: list[tuple[int, int, str]], claimed: list[int]) -> list[int | None]:
         """The rewards; a claim is called false only after it was tried again with more patience. One is enough."""

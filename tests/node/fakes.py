@@ -394,6 +394,7 @@ class Cluster:
         serve_chunks(node.network, node.versions.read_chunk)
         node.presences.listen()
         elector = await open_elector(log, identity, sync) if identity.node in self.domain.electors else None
+        node.elector = elector
         running = Running(node, disk, port, elector, sync, stopped)
         await self.nursery.start(self._run, running)
         self.network.ports[identity.node] = port

@@ -136,8 +136,12 @@ class Writer:
         return entry
 
 
-def cut_for(replica: Replica, *electors: str, epoch: int | None = None) -> CertifiedCut:
-    """A certified cut over everything that ``replica`` holds and no cut covers; the electors are key names."""
+def cut_for(
+    replica: Replica, *electors: str, epoch: int | None = None, among: tuple[bytes, ...] | None = None
+) -> CertifiedCut:
+    """A certified cut over everything that ``replica`` holds and no cut covers; the electors are key names, by default
+    of those in force."""
+    among = among or replica.electors_at(len(replica.cuts) + 1)
     cut = Cut.make(
         replica.domain.id,
         len(replica.cuts) + 1,
@@ -147,7 +151,7 @@ def cut_for(replica: Replica, *electors: str, epoch: int | None = None) -> Certi
     )
     if epoch is None:
         epoch = replica.cuts[-1].epoch + 1 if replica.cuts else 1
-    return certify(cut, epoch, dict(commit(key(elector), cut, epoch) for elector in electors), replica.domain.electors)
+    return certify(cut, epoch, dict(commit(key(elector), cut, epoch) for elector in electors), among)
 
 
 def grant_for(
@@ -166,7 +170,8 @@ def grant_for(
     else:
         assert isinstance(base.payload, Weights)
         grant = Grant.make(domain.id, term, trainer, base.id, base.payload.term, base.payload.number, anchor)
-    return certify_grant(grant, dict(grant_vote(key(elector), grant) for elector in electors), domain.electors)
+    votes = dict(grant_vote(key(elector), grant) for elector in electors)
+    return certify_grant(grant, votes, domain.electors)
 
 
 class Story:

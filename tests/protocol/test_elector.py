@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.amend import Amendment
 from protocol.elector import (
     MAX_BARS,
     MAX_JUMP,
@@ -17,6 +18,7 @@ from protocol.elector import (
     follow,
     know_grant,
     reached,
+    sign_amendment,
     sign_grant,
     unknown,
     vote,
@@ -25,7 +27,7 @@ from protocol.errors import PeerError
 from protocol.heads import heads_root
 from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut
 from protocol.quorum import vote as signed_vote
-from tests.protocol.builders import digest, key
+from tests.protocol.builders import THRESHOLDS, digest, key
 from tests.protocol.test_quorum import DOMAIN, ELECTORS, NAMES, head, make_cut
 
 A, B = make_cut(head("x", 1)), make_cut(head("x", 2))
@@ -179,6 +181,18 @@ def test_the_memory_of_grants_is_bounded() -> None:
     assert state.bars[-1] == (MAX_BARS + 9, MAX_BARS + 8, MAX_BARS + 9)
 
 
+def test_one_amendment_a_number() -> None:
+    one, other = (Amendment.make(DOMAIN, 1, ELECTORS[:count], THRESHOLDS) for count in (3, 4))
+    state = done(sign_amendment(State(), one, 0))
+    assert sign_amendment(state, one, 0) is state
+    refused(sign_amendment(state, other, 0), "another amendment of number 1")
+    refused(sign_amendment(State(), one, 1), "number 2")
+    second = Amendment.make(DOMAIN, 2, ELECTORS, THRESHOLDS)
+    refused(sign_amendment(state, second, 0), "number 1")
+    assert done(sign_amendment(state, second, 1)).amended == 2
+    refused(sign_amendment(abstain(state, 3, ELECTORS), second, 1), "abstains")
+
+
 def test_an_elector_that_lost_its_past_abstains_until_the_others_passed_it() -> None:
     lost = follow(State(), certified(A, 7), ME, ELECTORS)
     assert lost.abstains == 7
@@ -232,7 +246,7 @@ def test_what_the_others_reached(claims: list[int], electors: int, epoch: int | 
 def test_a_state_reads_as_written() -> None:
     ballots = dict(signed_vote(key(name), A, 3) for name in NAMES[:3])
     lock = PreparedCut(A, 3, tuple(sorted(ballots.items())))
-    full = State(2, 5, B.id, 3, lock, 9, 7, digest("grant"), (3, 4), ((7, 3, 4),))
+    full = State(2, 5, B.id, 3, lock, 9, 7, digest("grant"), (3, 4), 5, digest("amendment"), ((7, 3, 4),))
     for state in (State(), full, replace(full, lock=None, voted=None)):
         assert State.decode(state.encode()) == state
     raw = full.encode()

@@ -83,7 +83,7 @@ def test_anothers_signature_is_refused() -> None:
         [FORMAT, DOMAIN, AUTHOR.node, 0, digest("prev"), DOMAIN, "join", JOIN.to_value()],
         [FORMAT, DOMAIN, AUTHOR.node, 1, NO_PREV, DOMAIN, "leave", []],
         [FORMAT, DOMAIN, AUTHOR.node, 1, digest("prev"), DOMAIN, "leave", [0]],
-        [FORMAT, DOMAIN, AUTHOR.node, 1, digest("prev"), DOMAIN, "amend", []],
+        [FORMAT, DOMAIN, AUTHOR.node, 1, digest("prev"), DOMAIN, "close", []],
         [FORMAT, DOMAIN, AUTHOR.node, 1, digest("prev"), DOMAIN, "leave"],
         [FORMAT, DOMAIN, AUTHOR.node, 1, digest("prev"), None, "leave", []],
         [FORMAT, DOMAIN, AUTHOR.node, 2**62 + 1, digest("prev"), DOMAIN, "leave", []],

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from protocol import identity, recovery
+from protocol.amend import Amendment
 from protocol.feed import ForkProof
 from protocol.quorum import Report
 from protocol.records import Leave, Record, Role, Rollout, Step, StepBlob, Verdict, Weights
 from protocol.replica import Replica
-from tests.protocol.builders import Writer, cut_for, digest, grant_for, key, small_domain, small_genesis
+from tests.protocol.builders import THRESHOLDS, Writer, cut_for, digest, grant_for, key, small_domain, small_genesis
 
 ELECTORS = ("elector", "elector 2", "elector 3", "elector 4")
 
@@ -41,7 +42,8 @@ def golden_entry() -> Any:
         recovery.close(key("recovery stolen"), domain.id, key("stolen").node, author.node),
         recovery.rebind(key("recovery lost"), domain.id, key("lost").node, author.node),
     )
-    for payload in payloads:
+    amendment = Amendment.make(domain.id, 1, [key(name).node for name in ELECTORS], THRESHOLDS)
+    for payload in (*payloads, amendment.payload({domain.electors[0]: amendment.sign(key("elector"))})):
         writer.append(payload)
     other = Writer("author", domain.id)
     other.append(Leave())

@@ -16,6 +16,7 @@ from node.log.voter import META
 from node.net.rpc import Refused
 from protocol import codec
 from protocol import quorum as ballots
+from protocol.amend import Amendment
 from protocol.elector import MAX_JUMP, State
 from protocol.errors import PeerError
 from protocol.heads import Head, heads_root
@@ -450,3 +451,30 @@ async def test_leaving_nothing_to_cut(autojump_clock: trio.testing.MockClock) ->
         await nodes[0].service.append(Leave())
         await progress(nodes[1:], 1)
         assert await elector_of(nodes[0]).cut() is None
+
+
+async def test_an_amendment_changes_who_elects(autojump_clock: trio.testing.MockClock) -> None:
+    async with electors() as (world, nodes):
+        newcomer = await world.start(key("e5"))
+        everybody = [*nodes, newcomer]
+        await progress(everybody, 1)
+        amendment = Amendment.make(DOMAIN.id, 1, [node.id for node in (*nodes[:3], newcomer)], DOMAIN.thresholds)
+        signed = {node.id: await elector_of(node).voter.sign_amendment(amendment) for node in nodes[1:]}
+        votes = {node: signature for node, signature in signed.items() if isinstance(signature, bytes)}
+        assert len(votes) == 3
+        other = Amendment.make(DOMAIN.id, 1, [newcomer.id], DOMAIN.thresholds)
+        assert "another amendment" in str(await elector_of(nodes[1]).voter.sign_amendment(other))
+        await newcomer.service.append(amendment.payload(votes))
+        await progress(everybody, 1)
+        assert newcomer.service.replica.amendments.number == 1
+        newcomer.elector = await open_elector(newcomer.service, newcomer.identity, newcomer.sync)
+        world.nursery.start_soon(newcomer.elector.run)
+        await progress(everybody, 3, within=30 * PACE)
+        gone = nodes.pop(0)
+        world.crash(gone)
+        await progress([*nodes, newcomer], 3, within=60 * PACE)
+        await converge([*nodes, newcomer])
+        agree([*nodes, newcomer])
+        last = newcomer.service.replica.cuts[-1]
+        assert {elector for elector, _ in last.votes} == {nodes[0].id, nodes[1].id, newcomer.id}
+        assert elector_of(nodes[2]).voter.away() == "it is no elector any more"

@@ -1,0 +1,167 @@
+"""``farflung domain amend``: change a domain's electors and thresholds, with the signatures of a quorum.
+
+One elector makes the file, each signs it in turn on its own machine, and anybody's node carries it into the log. What
+counts is the signed body in the file; the lines beside it are written for people.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shtab
+
+from node.cli import options
+from node.errors import UserError
+
+if TYPE_CHECKING:
+    from protocol.amend import Amendment
+
+
+def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the action's parser to ``farflung domain``."""
+    parser = actions.add_parser(
+        "amend",
+        help="change a domain's electors and thresholds",
+        description="Make an amendment, have a quorum of the electors sign it, and carry it into the log. It is in "
+        "force from the second cut on that is made then.",
+    )
+    steps = parser.add_subparsers(metavar="STEP", required=True)
+    make = steps.add_parser("make", help="write an amendment into a new file")
+    make.add_argument("file", type=Path, metavar="FILE", help="the new file")
+    make.add_argument("--elector", action="append", metavar="NODE", help="an elector; once each, all of them")
+    make.add_argument("--threshold", action="append", metavar="NAME=VALUE", default=[], help="a threshold that changes")
+    options.add_data_dir(make)
+    make.set_defaults(command=_make)
+    sign = steps.add_parser("sign", help="have this node's elector sign the file; each number once")
+    submit = steps.add_parser("submit", help="carry the signed file into the log")
+    for step, command in ((sign, _sign), (submit, _submit)):
+        options.complete(step.add_argument("file", type=Path, metavar="FILE", help="the amendment"), shtab.FILE)
+        options.add_data_dir(step)
+        step.set_defaults(command=command)
+
+
+def _make(arguments: argparse.Namespace) -> int:
+    from node.store.files import write_new
+    from protocol.amend import Amendment
+    from protocol.domain import Thresholds
+    from protocol.errors import LocalError
+
+    now = _ask(arguments, "amend")
+    electors = [bytes.fromhex(elector) for elector in now["electors"]]
+    if arguments.elector:
+        electors = [_node(text) for text in arguments.elector]
+    values = dict(zip(_names(), now["thresholds"], strict=True))
+    for change in arguments.threshold:
+        name, _, value = change.partition("=")
+        if name not in values:
+            raise UserError(f"--threshold {change}: unknown name", f"known are {', '.join(values)}")
+        values[name] = _micro(change, value)
+    try:
+        made = Amendment.make(bytes.fromhex(now["domain"]), now["number"] + 1, electors, Thresholds(**values))
+    except LocalError as error:
+        raise UserError(f"such an amendment is not possible: {error}") from None
+    write_new(arguments.file, _text(made, {}), mode=0o644)
+    print(f"amendment {made.number} stands in {arguments.file}; have the electors sign it")
+    return 0
+
+
+def _sign(arguments: argparse.Namespace) -> int:
+    from node.store.files import write_atomic
+
+    made, votes = _read(arguments.file)
+    print("\n".join(_lines(made)))
+    answer = _ask(arguments, "amend_sign", body=made.body.hex())
+    votes[bytes.fromhex(answer["elector"])] = bytes.fromhex(answer["signature"])
+    write_atomic(arguments.file, _text(made, votes))
+    print(f"signed by {answer['elector']}; {len(votes)} signatures stand in {arguments.file}")
+    return 0
+
+
+def _submit(arguments: argparse.Namespace) -> int:
+    made, votes = _read(arguments.file)
+    hexed = {elector.hex(): vote.hex() for elector, vote in votes.items()}
+    answer = _ask(arguments, "amend_submit", body=made.body.hex(), votes=hexed)
+    print(f"amendment {made.number} is entry {answer['seq']} of this node's feed")
+    return 0
+
+
+def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
+    from node.api.client import Unavailable
+    from node.cli.asking import ask
+
+    try:
+        return ask(options.existing_directory(arguments), op, **more)
+    except Unavailable as error:
+        raise UserError(str(error), "the node's daemon must run: farflung run") from None
+
+
+def _names() -> tuple[str, ...]:
+    from dataclasses import fields
+
+    from protocol.domain import Thresholds
+
+    return tuple(field.name for field in fields(Thresholds))
+
+
+def _micro(change: str, value: str) -> int:
+    from decimal import Decimal, InvalidOperation
+
+    from protocol.constants import MILLION
+
+    try:
+        scaled = Decimal(value) * MILLION
+        if scaled != scaled.to_integral_value():
+            raise ValueError
+        return int(scaled)
+    except (InvalidOperation, ValueError, OverflowError):
+        raise UserError(f"--threshold {change}: not a number of at most six decimals") from None
+
+
+def _node(text: str) -> bytes:
+    from protocol.errors import PeerError
+    from protocol.identity import node_id
+
+    try:
+        return bytes.fromhex(text) if len(text) == 64 else node_id(text)
+    except (ValueError, PeerError):
+        raise UserError(
+            f"--elector {text}: neither a peer id nor a node id", "farflung identity show tells both"
+        ) from None
+
+
+def _lines(made: Amendment) -> list[str]:
+    from protocol.constants import MILLION
+
+    thresholds = zip(_names(), made.thresholds.to_value(), strict=True)
+    return [
+        f"amendment {made.number} of domain {made.domain.hex()}",
+        *(f"elector     {elector.hex()}" for elector in made.electors),
+        *(f"{name} = {value / MILLION:g}" for name, value in thresholds),
+    ]
+
+
+def _text(made: Amendment, votes: dict[bytes, bytes]) -> bytes:
+    value = {
+        "says": _lines(made),
+        "body": made.body.hex(),
+        "signatures": {elector.hex(): vote.hex() for elector, vote in sorted(votes.items())},
+    }
+    return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _read(path: Path) -> tuple[Amendment, dict[bytes, bytes]]:
+    from protocol.amend import Amendment
+    from protocol.errors import PeerError
+
+    try:
+        value = json.loads(path.read_bytes())
+        made = Amendment.parse(bytes.fromhex(value["body"]))
+        votes = {bytes.fromhex(elector): bytes.fromhex(vote) for elector, vote in value["signatures"].items()}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})", "name an amendment's file") from None
+    except (ValueError, KeyError, TypeError, AttributeError, PeerError) as error:
+        raise UserError(f"{path}: not an amendment ({error})", "make a new one: farflung domain amend make") from None
+    return made, votes
