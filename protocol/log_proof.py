@@ -4,13 +4,15 @@
    the author's row (its head) in which that root stands, the path from the row to the heads root, and the certified
    cut that names the heads root.
 2. A proof is the signed genesis, whose body hashes to the domain's id, and the covering of one entry. Between the two
-   there is room for the coverings of those ``amend`` entries that lead from the genesis' electors to the electors in
-   force, in order; there are none as long as electors never change.
+   stand the coverings of those ``amend`` entries that lead from the genesis' electors to the electors in force, by
+   number, each by the first cut that covered it (``protocol.amend``). Cut and amendment are signed by the electors in
+   force for that cut; the new ones are in force from the cut after it on.
 3. On the wire a proof is the canonical array ``[format, genesis, [covering…], covering]``, a covering
    ``[entry, [h…], row, sides, [h…], cut]``: encoded entry, path, the row as a cut lists it, on which sides the next
    path's siblings stand (see ``protocol.merkle``), path, encoded certified cut.
 4. What it proves: this entry was signed by its author, and a quorum of the electors in force certified it, at the cut's
-   height or before. It does not prove what the entry claims about the world, nor that nothing came after it.
+   height or before. It does not prove what the entry claims about the world, nor that nothing came after it: electors
+   who left office could still certify what they like to who does not know of the amendment that replaced them.
 
 ``LogProof.parse`` and ``LogProof.check`` raise ``PeerError`` and nothing else.
 """
@@ -23,6 +25,7 @@ from typing import Any, Final
 
 from protocol import codec, merkle
 from protocol import entry as entries
+from protocol.amend import Amendment
 from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import FORMAT, MAX_CUT_BYTES, MAX_GENESIS_BYTES
 from protocol.domain import Domain, parse_genesis
@@ -30,6 +33,7 @@ from protocol.entry import MAX_WIRE_BYTES, Entry
 from protocol.errors import LocalError, PeerError
 from protocol.heads import HEAD, Head
 from protocol.quorum import CertifiedCut, check_quorum
+from protocol.records import Amend
 
 MAX_PROOF_BYTES: Final = 2 * MAX_CUT_BYTES
 """Largest encoded proof: the largest cut, the genesis, and many small cuts of amendments."""
@@ -165,8 +169,17 @@ class LogProof:
         """The electors in force for the cut, once everything holds in the domain of this id; else ``PeerError``."""
         if self.domain.id != domain:
             raise PeerError(f"it is about the domain {self.domain.id.hex()}, not {domain.hex()}")
-        electors = self.domain.electors
-        if self.amendments:
-            raise PeerError("it rests on amendments, which this version does not know")
+        electors, since = self.domain.electors, 0
+        for number, covering in enumerate(self.amendments, 1):
+            payload, height = covering.entry.payload, covering.cut.cut.height
+            if not isinstance(payload, Amend) or payload.number != number:
+                raise PeerError(f"amendment {number} is missing")
+            if height < since:
+                raise PeerError(f"amendment {number} became final before the one before it was in force")
+            covering.check(domain, electors)
+            Amendment.of(domain, payload).verify(payload.votes, electors)
+            electors, since = payload.electors, height + 1
+        if self.covering.cut.cut.height < since:
+            raise PeerError("the last amendment was not in force for the cut")
         self.covering.check(domain, electors)
         return electors

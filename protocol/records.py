@@ -237,6 +237,31 @@ class Step(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class Close(Payload):
+    """Ends the feed of ``target``. ``recovery`` is the recovery public key that the target's join committed to,
+    ``signature`` its own over this statement."""
+
+    KIND: ClassVar[str] = "close"
+    SCHEMA: ClassVar = (("target", codec.KEY), ("recovery", codec.KEY), ("signature", codec.SIGNATURE))
+
+    target: bytes
+    recovery: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rebind(Payload):
+    """Ends the feed of ``target``, whose owner goes on as the author of this entry. Fields as in ``Close``."""
+
+    KIND: ClassVar[str] = "rebind"
+    SCHEMA: ClassVar = (("target", codec.KEY), ("recovery", codec.KEY), ("signature", codec.SIGNATURE))
+
+    target: bytes
+    recovery: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Amend(Payload):
     """New electors and thresholds, signed by electors. 64 is ``MAX_ELECTORS``; an entry has room for about 25."""
 
@@ -264,31 +289,6 @@ class Amend(Payload):
         if any(left[0] >= right[0] for left, right in pairwise(self.votes)):
             return "the signers are not strictly ascending"
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Close(Payload):
-    """Ends the feed of ``target``. ``recovery`` is the recovery public key that the target's join committed to,
-    ``signature`` its own over this statement."""
-
-    KIND: ClassVar[str] = "close"
-    SCHEMA: ClassVar = (("target", codec.KEY), ("recovery", codec.KEY), ("signature", codec.SIGNATURE))
-
-    target: bytes
-    recovery: bytes
-    signature: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Rebind(Payload):
-    """Ends the feed of ``target``, whose owner goes on as the author of this entry. Fields as in ``Close``."""
-
-    KIND: ClassVar[str] = "rebind"
-    SCHEMA: ClassVar = (("target", codec.KEY), ("recovery", codec.KEY), ("signature", codec.SIGNATURE))
-
-    target: bytes
-    recovery: bytes
-    signature: bytes
 
 
 Record = Join | Leave | Role | Weights | Rollout | Verdict | Step | Amend | Close | Rebind

@@ -42,7 +42,7 @@ def world() -> dict[str, tuple[bytes, Callable[[bytes], bytes]]]:
     proof = LogProof.make(GENESIS, one.entries[1], [made.id for made in one.entries], replica.certified, cut)
     note = Note("a text\n", (Signature("name", bytes(4), bytes(70)),))
     blob = StepBlob(((digest("rollout"), (digest("verdict"),)),))
-    hello = wire.request("hello", [digest("root"), 3, digest("cut"), 1, digest("side")])
+    heads = wire.request("heads", [[1, 2, 250], one.node])
     return {
         "entry": (one.entries[1].body, lambda data: entry.parse(data, bytes(64), verify=False).body),
         "rebind": (rebind.entries[1].body, lambda data: entry.parse(data, bytes(64), verify=False).body),
@@ -63,7 +63,7 @@ def world() -> dict[str, tuple[bytes, Callable[[bytes], bytes]]]:
             replica.heads[one.node].leaf(),
             lambda data: Head.from_value(codec.decode(data, max_bytes=1000)).leaf(),
         ),
-        "request": (hello, lambda data: wire.request(*wire.parse_request(data))),
+        "request": (heads, lambda data: wire.request(*wire.parse_request(data))),
         "news": (
             codec.encode([FORMAT, [b"entry"], [b"cut"], [], [b"fork"]]),
             lambda data: wire.news(*wire.parse_news(data)) or b"",

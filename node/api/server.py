@@ -2,9 +2,9 @@
 
 A Unix socket in the data directory, for its owner only. One JSON object a line in, one a line out:
 ``{"op": "status"}``, ``{"op": "peers"}``, ``{"op": "roles"}``, ``{"op": "credits"}`` (see ``node.api.status``);
-those of ``node.api.amend`` and ``node.api.recovery``; ``{"op": "pause_at", "step": N}`` (0: go on), ``{"op": "leave"}``
-(a status tells when it has left), ``{"op": "stop"}``. An answer with ``error`` says in one line what was wrong with the
-request.
+those of ``node.api.amend``; ``{"op": "pause_at", "step": N}`` (0: go on), ``{"op": "leave"}`` (a status tells when it
+has left), ``{"op": "stop"}``; and those of ``node.api.recovery``. An answer with ``error`` says in one line what was
+wrong with the request.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def _converse(node: Node, stream: trio.SocketStream) -> None:
             buffer += part
             while b"\n" in buffer:
                 line, buffer = buffer.split(b"\n", 1)
-                answer = await recovery.answer(node, line) or await _respond(node, line)
+                answer = await _respond(node, line)
                 await stream.send_all(json.dumps(answer).encode() + b"\n")
                 if answer == STOPPING:  # only now: it ends this conversation too
                     node.stop()
@@ -70,7 +70,7 @@ async def _respond(node: Node, line: bytes) -> dict[str, Any]:
         request = json.loads(line)
         if isinstance(request, dict) and request.get("op") in amend.OPS:
             return await amend.answer(node, request)
-    return _answer(node, line)
+    return await recovery.answer(node, line) or _answer(node, line)
 
 
 def _answer(node: Node, line: bytes) -> dict[str, Any]:

@@ -15,18 +15,23 @@ from typing import Final
 from node.errors import UserError
 from node.store.directory import DataDirectory
 from node.store.verify import connect
+from protocol import codec
 from protocol import entry as entries
+from protocol.amend import Amendment
 from protocol.checkpoint import CheckpointLog, CosignedCheckpoint
-from protocol.domain import parse_genesis
+from protocol.domain import Domain, parse_genesis
 from protocol.entry import Entry
 from protocol.errors import Error, LocalError, PeerError
 from protocol.heads import Head
-from protocol.log_proof import LogProof
-from protocol.quorum import CertifiedCut
-from protocol.records import Join
+from protocol.log_proof import Covering, LogProof
+from protocol.quorum import CertifiedCut, check_quorum
+from protocol.records import Amend, Join
 
 CHECKPOINT: Final = "checkpoint"
 """Where ``node.log.checkpoints`` keeps the newest one."""
+
+AMEND: Final = codec.encode(Amend.KIND)
+"""What the body of an ``amend`` entry holds, and hardly another."""
 
 SHORTEST: Final = 8
 """Hexadecimal digits of an entry's id that are enough to name it, where only one entry begins so."""
@@ -43,6 +48,7 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
     """
     genesis, path = _log(directory)
     try:
+        domain = parse_genesis(genesis)
         with closing(connect(path)) as connection:
             connection.execute("BEGIN")
             entry = _find(connection, wanted)
@@ -51,9 +57,16 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
             if cut is None or row is None or row.seq < entry.seq:
                 raise NotFinal(f"entry {entry.id.hex()} is not final: no cut covers it")
             ids = _feed(connection, row)
+            certified = CertifiedCut.parse(cut.encode())
+            # Looking for amendments takes a look at every entry: not where the genesis' electors certified the cut.
+            try:
+                check_quorum(certified.votes, domain.electors, "cut")
+                amendments = []
+            except PeerError:
+                amendments = _amendments(connection, domain, cut.cut.height)
         if ids[entry.seq] != entry.id:
             raise NotFinal(f"entry {entry.id.hex()} will never be final: another one was certified in its place")
-        return LogProof.make(genesis, entry, ids, heads, CertifiedCut.parse(cut.encode()))
+        return LogProof.make(genesis, entry, ids, heads, certified, amendments)
     except sqlite3.Error as error:
         raise UserError(
             f"{path}: cannot be read ({error})", "run as its owner; a damaged log can be deleted and fetched again"
@@ -95,6 +108,41 @@ def _find(connection: sqlite3.Connection, wanted: str) -> Entry:
             f"{wanted}: this node dropped what the entry says, as nodes do that are no archives", "ask an archive"
         )
     return entries.parse(_bytes(rows[0][1]), _bytes(rows[0][2]))
+
+
+def _amendments(connection: sqlite3.Connection, domain: Domain, height: int) -> list[Covering]:
+    """The amendments in force for the cut of ``height``, in order, each with the first cut that covered it."""
+    rows = connection.execute("SELECT body, signature FROM entries WHERE instr(body, ?)", (AMEND,)).fetchall()
+    parsed = [entries.parse(_bytes(body), _bytes(signature)) for body, signature in rows]
+    written = [entry for entry in parsed if isinstance(entry.payload, Amend)]
+    found: list[Covering] = []
+    heads: dict[bytes, Head] = {}
+    electors = domain.electors
+    for (data,) in connection.execute("SELECT data FROM cuts WHERE height < ? ORDER BY height", (height,)).fetchall():
+        cut = CertifiedCut.parse(_bytes(data), verify=False)
+        fresh: list[tuple[Entry, list[bytes]]] = []
+        for row in cut.cut.changes:
+            final = heads[row.author].seq if row.author in heads else -1
+            here = [entry for entry in written if entry.author == row.author and final < entry.seq <= row.seq]
+            feed = _feed(connection, row) if here else []
+            fresh += [(entry, feed) for entry in here if feed[entry.seq] == entry.id]
+            heads[row.author] = row
+        # As ``protocol.amend`` has it: of the next number the lowest id that a quorum signed, one a cut.
+        for entry, feed in sorted(fresh, key=lambda item: item[0].id):
+            payload = entry.payload
+            if isinstance(payload, Amend) and payload.number == len(found) + 1 and _signed(domain, payload, electors):
+                electors = payload.electors
+                found.append(Covering.make(entry, feed, heads, CertifiedCut.parse(cut.encode())))
+                break
+    return found
+
+
+def _signed(domain: Domain, payload: Amend, electors: tuple[bytes, ...]) -> bool:
+    try:
+        Amendment.of(domain.id, payload).verify(payload.votes, electors)
+    except PeerError:
+        return False
+    return True
 
 
 def _newest_vector(connection: sqlite3.Connection) -> tuple[dict[bytes, Head], CertifiedCut | None]:

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import codec, merkle
+from protocol.amend import Amendment
 from protocol.constants import FORMAT
 from protocol.domain import parse_genesis
 from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
-from protocol.heads import FROZEN, Head
+from protocol.heads import FROZEN, Head, heads_root
 from protocol.log_proof import MAX_PROOF_BYTES, Covering, LogProof
 from protocol.quorum import CertifiedCut, Cut, certify, commit
-from protocol.records import Leave, Role
+from protocol.records import Amend, Leave, Role
 from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, digest, key, small_genesis
 from tests.protocol.strategies import values
@@ -168,13 +169,101 @@ def test_an_elector_alone_proves_nothing() -> None:
         certify(body, 9, dict([commit(key("e1"), body, 9)]), strangers)
 
 
-def test_there_is_room_for_amendments_and_none_yet() -> None:
-    value = codec.decode(RAW, max_bytes=len(RAW))
-    value[2] = [value[3]]
-    read = LogProof.parse(codec.encode(value))
-    assert read.amendments == (read.covering,)
-    with pytest.raises(PeerError, match="amendments"):
-        read.check(DOMAIN.id)
+class Amended:
+    """A domain whose four electors are replaced one by one, by entries of ``w``, each final with a cut of its own."""
+
+    genesis = GENESIS
+
+    def __init__(self) -> None:
+        self.replica = Replica(DOMAIN)
+        self.writer = Writer("w", DOMAIN.id)
+        assert self.replica.add_entry(self.writer.entries[0])
+        self.coverings: list[Covering] = []
+        names = list(ELECTORS)
+        for number, new in enumerate(("n1", "n2", "n3"), 1):
+            before = tuple(names)
+            names[number - 1] = new
+            entry = self.writer.append(amended(number, tuple(names), before[:3]))
+            assert self.replica.add_entry(entry)
+            self.cut(*before)
+            self.coverings.append(self.covering(entry))
+        self.last = self.writer.append(Role("relay"))
+        assert self.replica.add_entry(self.last)
+        self.electors = tuple(sorted(key(name).node for name in names))
+        self.cut(*names)
+
+    def cut(self, *names: str) -> None:
+        """Certify everything by three of these electors."""
+        assert self.replica.add_cut(cut_by(self.replica, *names[:3]))
+        self.writer.anchor = self.replica.newest_cut_id
+
+    def covering(self, entry: Entry) -> Covering:
+        """Of an entry of ``w``, by the newest cut."""
+        ids = [made.id for made in self.writer.entries]
+        return Covering.make(entry, ids, dict(self.replica.certified), self.replica.cuts[-1])
+
+    def proof(self, *amendments: Covering) -> LogProof:
+        """Of the last entry, whether it holds or not, through the wire form."""
+        made = LogProof(GENESIS, DOMAIN, amendments, self.covering(self.last))
+        return LogProof.parse(made.encode())
+
+
+def amended(number: int, electors: tuple[str, ...], signers: tuple[str, ...]) -> Amend:
+    """An amendment that changes the electors alone."""
+    made = Amendment.make(DOMAIN.id, number, [key(name).node for name in electors], DOMAIN.thresholds)
+    return made.payload({key(name).node: made.sign(key(name)) for name in signers})
+
+
+def cut_by(replica: Replica, *names: str) -> CertifiedCut:
+    """A cut of everything by these electors, whoever is in force."""
+    rows = replica.uncovered()
+    root = heads_root({**replica.certified, **{head.author: head for head in rows}}.values())
+    body = Cut.make(DOMAIN.id, len(replica.cuts) + 1, replica.newest_cut_id, root, rows)
+    return CertifiedCut(body, 1, tuple(sorted(commit(key(name), body, 1) for name in names)))
+
+
+def test_amendments_lead_to_the_electors_in_force() -> None:
+    world = Amended()
+    first, second, third = world.coverings
+    proof = world.proof(first, second, third)
+    assert proof.check(DOMAIN.id) == world.electors == world.replica.electors_at(9)
+    assert LogProof.parse(proof.encode()) == proof
+    for amendments, why in (
+        ((), "no elector"),
+        ((first,), "no elector"),
+        ((first, second), "no elector"),
+        ((second, third), "amendment 1 is missing"),
+        ((first, third), "amendment 2 is missing"),
+        ((second, first, third), "amendment 1 is missing"),
+        ((first, second, third, third), "amendment 4 is missing"),
+        ((first, second, third, world.covering(world.last)), "amendment 4 is missing"),
+    ):
+        with pytest.raises(PeerError, match=why):
+            world.proof(*amendments).check(DOMAIN.id)
+
+
+def test_an_amendment_counts_from_the_cut_after_it() -> None:
+    world = Amended()
+    first, second, third = world.coverings
+    # The cut that covered the first amendment was certified by the old electors.
+    with pytest.raises(PeerError, match="not in force for the cut"):
+        LogProof(GENESIS, DOMAIN, (first,), first).check(DOMAIN.id)
+    assert LogProof(GENESIS, DOMAIN, (), first).check(DOMAIN.id) == DOMAIN.electors
+    # One cut brings one amendment.
+    early = replace(second, cut=first.cut, row=first.row, feed_path=first.feed_path)
+    with pytest.raises(PeerError, match="before the one before it"):
+        LogProof(GENESIS, DOMAIN, (first, early, third), world.covering(world.last)).check(DOMAIN.id)
+
+
+def test_amendments_without_their_quorum_lead_nowhere() -> None:
+    replica, writer = Replica(DOMAIN), Writer("w", DOMAIN.id)
+    for entry in (*writer.entries, writer.append(amended(1, ("s1", "s2", "s3", "s4"), ELECTORS[:2]))):
+        assert replica.add_entry(entry)
+    assert replica.add_cut(cut_by(replica, *ELECTORS[:3]))
+    ids = [entry.id for entry in writer.entries]
+    amendment = Covering.make(writer.entries[1], ids, dict(replica.certified), replica.cuts[-1])
+    with pytest.raises(PeerError, match="no quorum"):
+        LogProof(GENESIS, DOMAIN, (amendment,), amendment).check(DOMAIN.id)
 
 
 @settings(max_examples=40)

@@ -16,6 +16,7 @@ from protocol.replica import Outcome, Replica
 from protocol.snapshot import Snapshot
 from tests.protocol.builders import Story, Writer, feed_all, small_domain, take
 from tests.protocol.test_fold import LONG, same
+from tests.protocol.test_log_proof import Amended
 
 
 def restart(ledger: Ledger) -> Ledger:
@@ -191,3 +192,10 @@ def test_what_does_not_fit_is_refused() -> None:
     for place, wrong in ((3, value[3][:-32]), (3, value[3] + bytes(1)), (4, value[4][1:])):
         with pytest.raises(PeerError):
             Snapshot(LONG.domain, [*value[:place], wrong, *value[place + 1 :]], ()).resume(grants)
+
+
+def test_the_tree_over_the_cuts_and_the_electors_are_kept() -> None:
+    world = Amended()
+    replica = restart(Ledger(world.replica)).replica
+    assert replica.cut_range == world.replica.cut_range
+    assert replica.electors_at(len(replica.cuts) + 1) == world.electors

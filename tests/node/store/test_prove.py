@@ -20,6 +20,7 @@ from protocol.records import Leave, Role
 from protocol.replica import Replica
 from tests.node.store.test_verify import DOMAIN, ELECTOR, GENESIS, fill
 from tests.protocol.builders import Writer, cut_for, key
+from tests.protocol.test_log_proof import Amended
 
 
 @pytest.fixture
@@ -42,6 +43,20 @@ async def test_what_is_final_is_proved(directory: DataDirectory) -> None:
         else:
             with pytest.raises(NotFinal, match="no cut covers it"):
                 prove(directory, entry.id.hex())
+
+
+async def test_a_proof_follows_the_amendments_of_the_electors(tmp_path: Path) -> None:
+    world = Amended()
+    directory = DataDirectory(tmp_path / "node")
+    directory.create()
+    directory.save_genesis(world.genesis)
+    async with open_log_store(directory.log_database, world.replica.domain) as store:
+        await store.append([*world.writer.entries, *world.replica.cuts])
+    for entry in world.writer.entries:
+        made = LogProof.parse(prove(directory, entry.id.hex()).encode())
+        assert made.check(world.replica.domain.id) == world.electors
+        assert [covering.entry.kind for covering in made.amendments] == ["amend"] * 3
+        assert [covering.cut.cut.height for covering in made.amendments] == [1, 2, 3]
 
 
 async def test_what_was_dropped_is_not_proved_and_hinders_no_other_proof(directory: DataDirectory) -> None:
