@@ -151,7 +151,7 @@ class Elector:
         if cut is None:
             return None
         state = voter.state
-        voted = rules.vote(state, cut, epoch, None, electors)
+        voted = rules.vote(state, cut, epoch, None, electors, limit=epoch)
         if isinstance(voted, str):
             raise LocalError(f"the own cut cannot be voted for: {voted}")
         prepared = prepare(cut, epoch, dict([vote(self._identity, cut, epoch)]), electors)
@@ -330,7 +330,7 @@ class Elector:
     def _grant_alone(self, trainer: bytes) -> Own:
         voter = self.voter
         grant = self._next_grant(trainer)
-        state = rules.sign_grant(voter.state, grant, voter.known_term)
+        state = rules.sign_grant(voter.state, grant, voter.known_term, limit=grant.term)
         if isinstance(state, str):
             raise LocalError(f"the own grant cannot be signed: {state}")
         certified = certify_grant(grant, dict([grant_vote(self._identity, grant)]), voter.electors)
@@ -357,9 +357,9 @@ class Elector:
         if isinstance(value, Refusal):
             voter = self.voter
             logger.debug("%s refuses %s: %s", peer.hex()[:8], op, value.reason)
-            if value.epoch <= voter.state.epoch + rules.MAX_JUMP:
+            if value.epoch < voter.turns.limit(trio.current_time()):
                 voter.floor = max(voter.floor, value.epoch)
-            if value.term <= max(voter.state.term, voter.known_term) + rules.MAX_JUMP:
+            if value.term < voter.term_limit:
                 self._term_floor = max(self._term_floor, value.term)
             if value.height > voter.height and voter.sync is not None:
                 voter.sync.soon(peer)

@@ -33,11 +33,13 @@ from protocol.identity import Identity
 from protocol.proposal import proposer
 from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut, Report
 from protocol.records import Weights
-from protocol.turns import Turns
+from protocol.turns import Turns, reach
 
 logger = logging.getLogger(__name__)
 
 META: Final = "elector"
+ABSURD: Final = 2**40
+"""No honest elector is so far ahead of the others."""
 
 
 class Voter:
@@ -57,6 +59,7 @@ class Voter:
         self.claims: dict[bytes, Reached] = {}
         self._seen: dict[bytes, Evidence] = {}
         self._proven = 0
+        self._granted_at = trio.current_time()
         final = service.ledger.newest_weights(final=True)
         if final is not None:
             state = replace(state, highest=max(state.highest, _version(final.payload)))
@@ -140,7 +143,8 @@ class Voter:
             lock = self.state.lock
             prepared = proof is not None or (lock is not None and lock.cut.id == cut.id)
             problem = self.away() or proposal.problem(self.service.replica, cut, prepared=prepared)
-            return problem or rules.vote(self.state, cut, epoch, proof, self.electors, self._versions(cut))
+            limit = self.turns.limit(trio.current_time())
+            return problem or rules.vote(self.state, cut, epoch, proof, self.electors, self._versions(cut), limit=limit)
 
         problem = await self.keep(decide)
         return quorum.vote(self.identity, cut, epoch)[1] if problem is None else problem
@@ -152,8 +156,17 @@ class Voter:
 
     async def sign_grant(self, grant: Grant) -> bytes | str:
         """The own part of a grant, or why there is none."""
-        problem = await self.keep(lambda: self.away() or rules.sign_grant(self.state, grant, self.known_term))
+        problem = await self.keep(lambda: self.away() or self._grantable(grant))
         return quorum.grant_vote(self.identity, grant)[1] if problem is None else problem
+
+    def _grantable(self, grant: Grant) -> State | str:
+        return rules.sign_grant(self.state, grant, self.known_term, limit=self.term_limit)
+
+    @property
+    def term_limit(self) -> int:
+        """The highest term that may be granted now."""
+        pace = self.service.domain.timings.term_silence_ms / 1000
+        return reach(self.known_term, trio.current_time() - self._granted_at, pace)
 
     async def sign_amendment(self, amendment: Amendment) -> bytes | str:
         """The own signature of an amendment, or why there is none; its operator asks for it."""
@@ -202,6 +215,7 @@ class Voter:
                 self.turns = self._new_turns(certified.epoch)
         if news.grants and (known := self.service.ledger.grant()) is not None:
             self.state = rules.know_grant(self.state, known)
+            self._granted_at = trio.current_time()
 
     def _new_turns(self, epoch: int) -> Turns:
         place = self.place(self.me) if self.me in self.electors else 0
@@ -343,7 +357,7 @@ class Voter:
             return problem
         if firm:
             return await self.sign_grant(grant)
-        outcome = self.away() or rules.sign_grant(self.state, grant, self.known_term)
+        outcome = self.away() or self._grantable(grant)
         return outcome if isinstance(outcome, str) else None
 
     def _unfit(self, grant: Grant) -> str | None:
@@ -369,7 +383,7 @@ class Voter:
         """Raise ``PeerError`` for an epoch that is not the peer's, or that nobody needs."""
         if proposer(epoch, self.electors) != peer:
             raise PeerError(f"elector request: epoch {epoch} is another elector's")
-        if epoch > self.state.epoch + rules.MAX_JUMP:
+        if epoch > self.turns.limit(trio.current_time()) + ABSURD:
             raise PeerError(f"elector request: epoch {epoch} is too far ahead")
 
     async def _catch_up(self, peer: bytes) -> None:
