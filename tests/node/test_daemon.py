@@ -18,18 +18,17 @@ import pytest
 import trio
 import trio.testing
 
-from node import daemon
+from node import daemon, liveness
 from node.api.client import Unavailable, request
 from node.cli.main import main
 from node.config import Config, DevnetConfig, write
-from node.context import Node, innermost
 from node.errors import UserError
 from node.store.directory import DataDirectory
 from node.store.verify import verify
 from protocol.domain import make_genesis, parse_genesis
 from protocol.identity import peer_id
 from protocol.records import Role
-from tests.node.fakes import Faults, Running, genesis, open_cluster
+from tests.node.fakes import Faults, Running, genesis, open_cluster, presence
 from tests.protocol.builders import key, small_genesis
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,36 +228,29 @@ async def test_known_peers_are_kept_and_a_full_disk_is_told(
         assert running.node.directory.known_peers() == {}
 
 
-async def test_of_two_copies_that_start_at_once_one_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def heard_nobody(node: Node) -> None:
-        del node
+async def test_a_twin_that_appears_after_the_start_is_refused(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Both copies started at once, so neither found the other when it asked first."""
+    async with open_cluster(tmp_path) as cluster:
+        running, witness = await cluster.node("a"), await cluster.node("b")
+        for one in (running, witness):
+            liveness.serve(one.node.network, one.node.presences)
+            one.nursery.start_soon(one.node.presences.run)
+        await daemon._refuse_twin(running.node)  # its own presences are no twin's
 
-    # Each asked before anybody had heard the other.
-    monkeypatch.setattr(daemon, "_refuse_copy", heard_nobody)
-    data = founded_by(founder := prepare(tmp_path, "founder"))
-    founder.save_genesis(data)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(daemon.main, founder, founder.config())
-        (address,) = (await status(founder))["addresses"]
-        copies = [prepare(tmp_path, name, data, bootstrap=(address,)) for name in ("one", "two")]
-        copies[1].key_file.write_bytes(copies[0].key_file.read_bytes())
-        refused: list[str] = []
-        one_did = trio.Event()
+        async def twin() -> None:
+            counter = 1000
+            while True:
+                counter += 1
+                signed = presence(running.node, counter=counter).sign(running.node.identity)
+                await witness.node.presences._receive(running.id, signed)
+                await trio.sleep(0.3)
 
-        async def run(copy: DataDirectory) -> None:
-            try:
-                await daemon.main(copy, copy.config())
-            except* UserError as group:
-                refused.append(str(innermost(group)))
-                one_did.set()
-
-        for copy in copies:
-            copy.boot_file.write_text("7\n")
-            nursery.start_soon(run, copy)
-        with trio.fail_after(60):
-            await one_did.wait()
-        assert "the node of this key runs elsewhere already" in refused[0]
-        nursery.cancel_scope.cancel()
+        await trio.sleep(1)
+        witness.nursery.start_soon(twin)
+        with pytest.raises(UserError, match="the node of this key runs elsewhere already"):
+            await daemon._refuse_twin(running.node)
 
 
 # --- what its user may do wrong ------------------------------------------------------------------------------------
