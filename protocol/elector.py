@@ -39,8 +39,6 @@ from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.errors import PeerError
 from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut, check_quorum, faults, quorum
 
-MAX_JUMP: Final = 2**20
-"""How far an epoch or a term may be ahead of what an elector knows: nobody uses them up."""
 MAX_BARS: Final = 64
 """Grants that were signed and never certified, of which an elector takes notice."""
 
@@ -137,9 +135,12 @@ def vote(
     proof: PreparedCut | None,
     electors: Sequence[bytes],
     versions: Iterable[Version] = (),
+    *,
+    limit: int,
 ) -> State | str:
     """Vote for ``cut`` in ``epoch``, whose content is in order. ``proof`` is what the proposer justifies it with,
-    ``versions`` are those on the lineage that the cut makes final."""
+    ``versions`` are those on the lineage that the cut makes final. No epoch is above ``limit`` (``protocol.turns``):
+    nobody uses them up."""
     if state.abstains is not None:
         return "it abstains, for a part of its past is lost"
     if cut.height != state.height:
@@ -148,7 +149,7 @@ def vote(
         return state
     if epoch <= state.epoch:
         return f"it is at epoch {state.epoch}"
-    if epoch > state.epoch + MAX_JUMP:
+    if epoch > limit:
         return "that epoch is too far ahead"
     if proof is not None and (wrong := _proof_problem(proof, cut, epoch, electors)) is not None:
         return wrong
@@ -184,8 +185,6 @@ def commit(state: State, prepared: PreparedCut, electors: Sequence[bytes]) -> St
         return state
     if prepared.epoch < state.voted_epoch or prepared.epoch <= state.committed_epoch:
         return f"it is at epoch {state.epoch}"
-    if prepared.epoch > state.epoch + MAX_JUMP:
-        return "that epoch is too far ahead"
     return replace(state, committed_epoch=prepared.epoch, lock=prepared)
 
 
@@ -235,15 +234,16 @@ def _proof_problem(proof: PreparedCut, cut: Cut, epoch: int, electors: Sequence[
 # Terms
 
 
-def sign_grant(state: State, grant: Grant, known: int) -> State | str:
-    """Sign ``grant``, whose base is a version on the lineage; ``known`` is the highest term that is granted."""
+def sign_grant(state: State, grant: Grant, known: int, *, limit: int) -> State | str:
+    """Sign ``grant``, whose base is a version on the lineage; ``known`` is the highest term that is granted. No term is
+    above ``limit``."""
     if state.abstains is not None:
         return "it abstains, for a part of its past is lost"
     if grant.id == state.granted and grant.term > known:
         return state
     if grant.term <= max(state.term, known):
         return f"it is at term {max(state.term, known)}"
-    if grant.term > max(state.term, known) + MAX_JUMP:
+    if grant.term > limit:
         return "that term is too far ahead"
     base = (grant.base_term, grant.base_number)
     if base < state.highest:

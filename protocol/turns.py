@@ -8,7 +8,9 @@ Times are seconds of the elector's own monotonic clock; nothing here is stored o
    heard proposing, when its turn has come by the listener's clock, has the turn from then on.
 3. Others are not listened to: so whoever proposes out of turn, however often and with however high epochs, breaks off
    nobody's attempt, and after its own turn all others come first.
-4. Each turn that ends without a cut doubles the patience, up to ``MAX_BACKOFF`` times: links may be slow.
+4. Epochs are not above the last cut's by more than ``JUMP`` for each ``pace`` since: nobody uses them up, and an
+   elector that was talked into a high one is not out of the others' reach for long.
+5. Each turn that ends without a cut doubles the patience, up to ``MAX_BACKOFF`` times: links may be slow.
 """
 
 from __future__ import annotations
@@ -16,6 +18,12 @@ from __future__ import annotations
 from typing import Final
 
 MAX_BACKOFF: Final = 8
+JUMP: Final = 2**20
+
+
+def reach(last: int, elapsed: float, pace: float) -> int:
+    """How high a counter may go ``elapsed`` seconds after it was at ``last``."""
+    return last + JUMP * (1 + int(elapsed / pace))
 
 
 class Turns:
@@ -30,9 +38,14 @@ class Turns:
     def cut(self, epoch: int, now: float) -> None:
         """A cut of ``epoch`` was certified."""
         self.holder = (epoch + 1) % self._electors
+        self._epoch, self._began = epoch, now
         self._since = now
         self._changes = 0
         self._taken = False
+
+    def limit(self, now: float) -> int:
+        """The highest epoch that may be voted in now."""
+        return reach(self._epoch, now - self._began, self._pace)
 
     @property
     def patience(self) -> float:

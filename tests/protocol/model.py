@@ -122,7 +122,7 @@ class Model:
             case "vote":
                 epoch, cut, proof = arguments
                 justified = PreparedCut(self.cuts[cut], proof, OTHERS) if proof else None
-                return rules.vote(state, self.cuts[cut], epoch, justified, ELECTORS, self.versions[cut])
+                return rules.vote(state, self.cuts[cut], epoch, justified, ELECTORS, self.versions[cut], limit=99)
             case "commit":
                 epoch, cut = arguments
                 return rules.commit(state, PreparedCut(self.cuts[cut], epoch, OTHERS), ELECTORS)
@@ -131,7 +131,7 @@ class Model:
                 certified = CertifiedCut(self.cuts[cut], epoch, OTHERS)
                 return rules.follow(state, certified, ELECTORS[0], ELECTORS, self.versions[cut])
             case "grant":
-                return rules.sign_grant(state, self.grants[arguments[0]], 0)
+                return rules.sign_grant(state, self.grants[arguments[0]], 0, limit=99)
             case _:
                 return rules.know_grant(state, self.grants[arguments[0]])
 

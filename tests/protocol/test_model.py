@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -55,8 +56,8 @@ def two_votes_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vote is forgotten at once."""
     real = rules.vote
 
-    def vote(state: State, cut: Cut, epoch: int, *rest: object) -> State | str:
-        new = real(state, cut, epoch, *rest)  # type: ignore[arg-type]
+    def vote(state: State, cut: Cut, epoch: int, *rest: Any, limit: int) -> State | str:
+        new = real(state, cut, epoch, *rest, limit=limit)
         return new if isinstance(new, str) else replace(new, voted_epoch=epoch - 1, voted=None)
 
     monkeypatch.setattr(rules, "vote", vote)
@@ -92,8 +93,8 @@ def test_a_stuck_elector_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without justifications a lock can never be left."""
     real = rules.vote
 
-    def vote(state: State, cut: Cut, epoch: int, proof: object, *rest: object) -> State | str:
-        return real(state, cut, epoch, None, *rest)  # type: ignore[arg-type]
+    def vote(state: State, cut: Cut, epoch: int, proof: object, *rest: Any, limit: int) -> State | str:
+        return real(state, cut, epoch, None, *rest, limit=limit)
 
     monkeypatch.setattr(rules, "vote", vote)
     model = Model([A, B], epochs=2)
@@ -138,8 +139,8 @@ def two_grants_a_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signed grant is forgotten at once."""
     real = rules.sign_grant
 
-    def sign(state: State, one: Grant, known: int) -> State | str:
-        new = real(state, one, known)
+    def sign(state: State, one: Grant, known: int, *, limit: int) -> State | str:
+        new = real(state, one, known, limit=limit)
         return new if isinstance(new, str) else replace(new, term=one.term - 1, bars=())
 
     monkeypatch.setattr(rules, "sign_grant", sign)
@@ -149,8 +150,8 @@ def no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signed grant keeps nothing back."""
     real = rules.sign_grant
 
-    def sign(state: State, one: Grant, known: int) -> State | str:
-        new = real(state, one, known)
+    def sign(state: State, one: Grant, known: int, *, limit: int) -> State | str:
+        new = real(state, one, known, limit=limit)
         return new if isinstance(new, str) else replace(new, bars=())
 
     monkeypatch.setattr(rules, "sign_grant", sign)
@@ -160,8 +161,8 @@ def low_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was voted for does not bind."""
     real = rules.sign_grant
 
-    def sign(state: State, one: Grant, known: int) -> State | str:
-        return real(replace(state, highest=(0, 0)), one, known)
+    def sign(state: State, one: Grant, known: int, *, limit: int) -> State | str:
+        return real(replace(state, highest=(0, 0)), one, known, limit=limit)
 
     monkeypatch.setattr(rules, "sign_grant", sign)
 

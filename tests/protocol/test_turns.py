@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.turns import MAX_BACKOFF, Turns
+from protocol.turns import JUMP, MAX_BACKOFF, Turns
 
 
 def test_the_one_after_the_last_proposer_comes_first_and_others_after_its_silence() -> None:
@@ -53,3 +53,10 @@ def test_one_elector_has_every_turn() -> None:
     assert view.accepts(0, 0.0)
     assert view.due(0.0) == 1.0
     assert view.due(5.0) == 5.0
+
+
+def test_epochs_reach_further_as_time_passes() -> None:
+    view = Turns(4, 0, 2.0, 10.0, epoch=5)
+    assert [view.limit(now) for now in (10.0, 11.9, 12.0, 20.0)] == [5 + JUMP * steps for steps in (1, 1, 2, 6)]
+    view.cut(900, 20.0)
+    assert view.limit(20.0) == 900 + JUMP

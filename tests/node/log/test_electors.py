@@ -17,13 +17,14 @@ from node.net.rpc import Refused
 from protocol import codec
 from protocol import quorum as ballots
 from protocol.amend import Amendment
-from protocol.elector import MAX_JUMP, State
+from protocol.elector import State
 from protocol.errors import PeerError
 from protocol.heads import Head, heads_root
 from protocol.identity import Identity
 from protocol.proposal import proposer
 from protocol.quorum import Cut, Report, commit, quorum, vote
 from protocol.records import Leave, Role
+from protocol.turns import JUMP
 from tests.protocol.builders import digest, key, small_domain
 from tests.simulator import Disk, Network, SimNode, World, converge, open_world
 
@@ -395,6 +396,33 @@ async def test_a_lying_proposer_corrupts_nothing(
     assert all(len(cuts) == 1 for (node, _, _), cuts in votes.items() if node != liar.id)
 
 
+async def test_one_that_was_talked_into_a_high_epoch_is_not_lost(autojump_clock: trio.testing.MockClock) -> None:
+    """A liar has one elector vote as high as it may, and then says nothing any more."""
+    async with electors() as (world, nodes):
+        await progress(nodes, 1)
+        liar, victim, *others = nodes
+        for node in nodes:
+            await write(node)
+        await trio.sleep(PACE / 2)
+        voter = elector_of(victim).voter
+        replica = victim.service.replica
+        place = DOMAIN.electors.index(liar.id)
+        rows = replica.reportable()
+        root = heads_root({**replica.certified, **{head.author: head for head in rows}}.values())
+        cut = Cut.make(DOMAIN.id, len(replica.cuts) + 1, replica.newest_cut_id, root, rows)
+        epoch = voter.turns.limit(trio.current_time())
+        epoch -= (epoch - place) % 4
+        assert isinstance(await voter.vote(cut, epoch, None), bytes)
+        assert voter.state.epoch > JUMP - 8
+        world.crash(liar)
+        three = [victim, *others]
+        await progress(three, 3, within=60 * PACE)
+        await converge(three)
+        agree(three)
+        assert replica.cuts[-1].epoch > epoch
+        assert all(not node.port.blamed for node in three)
+
+
 async def test_what_breaks_the_protocol_is_blamed(autojump_clock: trio.testing.MockClock) -> None:
     async with electors() as (world, nodes):
         await progress(nodes, 1)
@@ -408,7 +436,7 @@ async def test_what_breaks_the_protocol_is_blamed(autojump_clock: trio.testing.M
             b"",
             codec.encode([1, "nothing", None]),
             wire.request("report", [epoch + 1, len(replica.cuts)]),
-            wire.request("report", [epoch + 4 * MAX_JUMP, len(replica.cuts)]),
+            wire.request("report", [epoch + 2**50, len(replica.cuts)]),
             wire.proposal(epoch, elsewhere, None),
             wire.request("prepared", codec.encode([elsewhere.body, epoch, [[liar.id, bytes(64)]]])),
             wire.request("grant", b"\x90"),
@@ -478,3 +506,17 @@ async def test_an_amendment_changes_who_elects(autojump_clock: trio.testing.Mock
         last = newcomer.service.replica.cuts[-1]
         assert {elector for elector, _ in last.votes} == {nodes[0].id, nodes[1].id, newcomer.id}
         assert elector_of(nodes[2]).voter.away() == "it is no elector any more"
+
+
+async def test_a_disk_that_refuses_ends_no_elector(autojump_clock: trio.testing.MockClock) -> None:
+    async with electors() as (_, nodes):
+        await progress(nodes, 1)
+        for node in nodes:
+            node.disk.full = True
+        with pytest.raises(OSError, match="no space"):
+            await write(nodes[0])
+        await trio.sleep(10 * PACE)
+        for node in nodes:
+            node.disk.full = False
+        await progress(nodes, 2, within=60 * PACE)
+        agree(nodes)
