@@ -64,7 +64,7 @@ BARE: Final = 4000
 REPOSITORY: Final = Path(biglog.__file__).resolve().parents[2]
 MADE_BY: Final = (biglog, amend, foldstate, history, lineage, quorum, snapshot)
 """What a made log depends on."""
-GENERATOR: Final = hashlib.sha256(b"".join(Path(one.__file__).read_bytes() for one in MADE_BY)).hexdigest()[:12]
+GENERATOR: Final = hashlib.sha256(b"".join(Path(str(one.__file__)).read_bytes() for one in MADE_BY)).hexdigest()[:12]
 
 
 def bare_seconds(entries: Sequence[Entry]) -> float:
