@@ -78,8 +78,8 @@ def _read(directory: DataDirectory, *, keep: bool = True) -> LogReport:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("checking", total=None)
         found = verify(directory, keep=keep, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    for problem in found.problems:
-        options.note(f"{directory.path}: {problem}")
+    for line in (*found.notes, *found.problems):
+        options.note(f"{directory.path}: {line}")
     return found
 
 

@@ -3,6 +3,7 @@
 Every row of ``log/log.db`` is parsed, its signatures are verified, and a new replica is built from all rows, cut by
 cut: chains, payload rules, anchors, cuts with their certificates and roots. The daemon's snapshot is not looked at. The
 database is read in one transaction, so a daemon may go on writing meanwhile. What is final need not stay in memory.
+Where bodies were removed ``node.store.pruned`` checks what is left of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from node.errors import UserError
+from node.store import pruned
 from node.store.directory import DataDirectory
 from protocol import entry as entries
 from protocol.credit import Account
@@ -51,6 +53,7 @@ class LogReport:
     problems: tuple[str, ...]
     kinds: Counter[str]
     ledger: Ledger
+    notes: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -120,7 +123,9 @@ def verify(
     names = {author: ledger.name(author) for author in checking.replica.heads}
     kinds = checking.kinds + Counter(entry.kind for entry in checking.replica.arrivals)
     problems = tuple(checking.problems)
-    return LogReport(domain, checking.replica, names, ledger.accounts(final=True), problems, kinds, ledger)
+    return LogReport(
+        domain, checking.replica, names, ledger.accounts(final=True), problems, kinds, ledger, tuple(checking.notes)
+    )
 
 
 def _bytes(value: object) -> bytes:
@@ -159,6 +164,7 @@ class _Checking:
         self.replica = Replica(domain)
         self.ledger = Ledger(self.replica)
         self.problems: list[str] = []
+        self.notes: list[str] = []
         self.kinds: Counter[str] = Counter()
         self._connection = connection
         self._threads = threads
@@ -176,7 +182,10 @@ class _Checking:
     def run(self) -> None:
         """Read and check all."""
         self._read_sides()
-        heights = [row[0] for row in self._rows("SELECT height FROM cuts ORDER BY height")]
+        if pruned.pruned(self._connection) and not self._resume():
+            return
+        below = len(self.replica.cuts)
+        heights = [row[0] for row in self._rows("SELECT height FROM cuts WHERE height > ? ORDER BY height", below)]
         for place, height in enumerate(heights):
             # A grant may stand on the newest cut, and the next one on the grant.
             self._drain_grants()
@@ -194,6 +203,23 @@ class _Checking:
             if queue:
                 seqs = f"{queue[0].seq} to {queue[-1].seq}" if len(queue) > 1 else f"{queue[0].seq}"
                 self.problems.append(f"{author.hex()}: entries {seqs} hang on something that is missing")
+
+    def _resume(self) -> bool:
+        """Begin at the snapshot, where the bodies below it were removed; False where that cannot be."""
+        sides: list[CertifiedGrant | ForkProof] = [*self._grants, *self.replica.forks.values()]
+        ledger = pruned.resume(self._connection, self.replica.domain, sides, self.problems)
+        if ledger is None:
+            return False
+        self.ledger, self.replica = ledger, ledger.replica
+        self._read = {author: head.seq for author, head in self.replica.certified.items()}
+        self._done = self._summed_up = ledger.final_entries
+        ((gone,),) = self._rows("SELECT COUNT(*) FROM entries WHERE body IS NULL")
+        self.kinds["removed"] = ledger.final_entries
+        self.notes.append(
+            f"{gone} entries have no bodies: their ids fit the cuts, which are all certified; what they said is as the "
+            f"snapshot at cut {len(self.replica.cuts)} has it"
+        )
+        return True
 
     def _rows(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, arguments).fetchall()

@@ -43,7 +43,7 @@ from node.log.sync import LogSync
 from node.net.host import Network, open_network
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
-from protocol import identity
+from protocol import amend, foldstate, history, identity, lineage, quorum, snapshot
 from protocol.entry import Entry
 from protocol.entry import decode as decode_entry
 from protocol.heads import RangeRequest
@@ -62,7 +62,9 @@ BARE: Final = 4000
 """Signatures of which a round's bare rate is taken, before and behind what it is compared with."""
 
 REPOSITORY: Final = Path(biglog.__file__).resolve().parents[2]
-GENERATOR: Final = hashlib.sha256(Path(biglog.__file__).read_bytes()).hexdigest()[:12]
+MADE_BY: Final = (biglog, amend, foldstate, history, lineage, quorum, snapshot)
+"""What a made log depends on."""
+GENERATOR: Final = hashlib.sha256(b"".join(Path(str(one.__file__)).read_bytes() for one in MADE_BY)).hexdigest()[:12]
 
 
 def bare_seconds(entries: Sequence[Entry]) -> float:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
+from node.log import service as service_module
 from node.log.elector import open_elector
 from node.log.service import LogService
+from node.store import verify as verify_module
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
 from node.store.verify import LogReport, verify
@@ -165,3 +167,69 @@ async def test_what_cannot_be_checked(tmp_path: Path, damage: Callable[[DataDire
     damage(directory)
     with pytest.raises(UserError, match=words):
         verify(directory)
+
+
+async def removed(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of which old bodies were removed."""
+    monkeypatch.setattr(service_module, "SNAPSHOT_ENTRIES", 4)
+    writer = Writer("a", DOMAIN.id)
+    directory.create()
+    directory.save_genesis(GENESIS)
+    async with open_log_store(directory.log_database, DOMAIN) as store:
+        service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True, archive=False)
+        elector = await open_elector(service, ELECTOR)
+        await service.append(Join(digest("r"), "farflung/test", "node-1"))
+        for number in range(9):
+            writer.anchor = service.replica.newest_cut_id
+            writer.append(Role("inference"))
+            await service.receive(entries=[entry.encode() for entry in writer.entries[-2:]])
+            if number == 5:
+                await elector.grant_term(writer.node)
+            await elector.cut()
+
+
+async def test_what_is_left_of_a_log_without_old_bodies_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = DataDirectory(tmp_path / "1")
+    await removed(directory, monkeypatch)
+    report = verify(directory)
+    assert report.problems == ()
+    assert len(report.notes) == 1
+    assert "entries have no bodies" in report.notes[0]
+    assert report.exit_code == 0
+    assert len(report.replica.cuts) == 9
+    assert f"node {key('a').node.hex()} credit 0 reputation 500000 entries 10 final 10 a\n" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE entries SET id = zeroblob(32) WHERE position = 3", "do not fit it"),
+        ("DELETE FROM entries WHERE position = 3", "do not fit it"),
+        ("DELETE FROM cuts WHERE height = 2", "does not follow the one before"),
+        ("UPDATE cuts SET data = substr(data, 1, 90) WHERE height = 2", "cut 2: "),
+        ("UPDATE snapshot SET data = x'90'", "the snapshot is of no use"),
+        ("DELETE FROM snapshot", "there is no snapshot"),
+        ("UPDATE entries SET signature = zeroblob(64) WHERE seq = 9", "the signature is wrong"),
+    ],
+)
+async def test_alterations_of_what_is_left_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, words: str
+) -> None:
+    directory = DataDirectory(tmp_path / "1")
+    await removed(directory, monkeypatch)
+    report = alter(directory, statement)
+    assert any(words in problem for problem in report.problems), report.problems
+    report.text()
+
+
+async def test_a_check_that_keeps_nothing_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "FORGET_FROM", 2)
+    directory = DataDirectory(tmp_path / "1")
+    await fill(directory)
+    told: list[tuple[int, int]] = []
+    report = verify(directory, keep=False, progress=lambda done, total: told.append((done, total)))
+    assert report.replica.cuts.lowest > 1
+    assert report.text() == verify(directory).text()
+    assert told[-1] == (10, 10)
