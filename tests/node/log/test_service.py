@@ -253,7 +253,7 @@ async def test_certificates_of_made_up_electors_keep_nothing_out(order: tuple[in
     assert list(service.replica.cuts) == [first, second]
     assert service.replica.grants == {1: grant}
     assert isinstance(service.store, Disk)
-    assert (await load(service.store, DOMAIN)).heads_root() == source.heads_root()
+    assert (await load(service.store, DOMAIN)).replica.heads_root() == source.heads_root()
     assert [str(error) for error in (await service.receive(grants=[false_grant.encode()])).errors] == [
         "grant: a signer is no elector"
     ]
