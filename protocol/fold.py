@@ -79,12 +79,12 @@ class Submission:
     votes: dict[bytes, Entry] = field(default_factory=dict)
     status: Status = PENDING
     closed: bool = False
+    rollout: Rollout = field(init=False)
+    """The entry's payload."""
 
-    @property
-    def rollout(self) -> Rollout:
-        """The entry's payload."""
+    def __post_init__(self) -> None:
         assert isinstance(self.entry.payload, Rollout)
-        return self.entry.payload
+        self.rollout = self.entry.payload
 
     @property
     def settled(self) -> bool:
@@ -289,7 +289,10 @@ class Fold:
 
     def _tally(self, author: bytes) -> Tally:
         self.touched.add(author)
-        return self.tallies.setdefault(author, Tally())
+        tally = self.tallies.get(author)
+        if tally is None:
+            tally = self.tallies[author] = Tally()
+        return tally
 
     # Closing and forgetting
 
@@ -449,6 +452,10 @@ def decision(votes: Sequence[Verdict], due: int) -> Status | None:
     majority = due // 2 + 1
     if len(votes) < majority:
         return None
+    first = votes[0]
+    agreed = (first.outcome, first.severity, first.reason)
+    if all((verdict.outcome, verdict.severity, verdict.reason) == agreed for verdict in votes):
+        return Status(*agreed)
     for outcome, count in Counter(verdict.outcome for verdict in votes).items():
         if count >= majority:
             agreeing = [verdict for verdict in votes if verdict.outcome == outcome]

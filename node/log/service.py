@@ -124,6 +124,7 @@ async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Ite
         batch, position = await store.read(position)
         if not batch:
             return
+        await _check_draws(ledger, batch, ledger.announced)
         for start in range(0, len(batch), OPENED_AT_ONCE):
             _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
             await trio.lowlevel.checkpoint()
@@ -149,6 +150,27 @@ async def _sum_up(ledger: Ledger, store: Store) -> bool:
         return False
     ledger.forget()
     return True
+
+
+async def _check_draws(ledger: Ledger, items: Iterable[Item], find: Callable[[bytes], Rollout | None]) -> None:
+    """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
+    some = [item for item in items if isinstance(item, Entry)]
+    rollouts = {entry.id: entry.payload for entry in some if isinstance(entry.payload, Rollout)}
+    pairs: list[tuple[Entry, Rollout]] = []
+    for entry in some:
+        if isinstance(entry.payload, Verdict):
+            rollout = rollouts.get(entry.payload.rollout) or find(entry.payload.rollout)
+            if rollout is not None:
+                pairs.append((entry, rollout))
+
+    async def check(part: Sequence[tuple[Entry, Rollout]]) -> None:
+        found = await trio.to_thread.run_sync(lambda: [check_draw(*pair) for pair in part], limiter=VERIFIERS)
+        for (entry, _), right in zip(part, found, strict=True):
+            ledger.note_drawn(entry.id, right)
+
+    async with trio.open_nursery() as nursery:
+        for start in range(0, len(pairs), VERIFIED_AT_ONCE):
+            nursery.start_soon(check, pairs[start : start + VERIFIED_AT_ONCE])
 
 
 def _take_stored(replica: Replica, items: Sequence[Item]) -> None:
@@ -415,27 +437,8 @@ class LogService:
             for place, start in enumerate(starts):
                 nursery.start_soon(judge, place, data[start : start + VERIFIED_AT_ONCE])
         good = [entry for part in parts for entry in part]
-        await self._judge_draws(good)
+        await _check_draws(self.ledger, good, self._announced)
         return good
-
-    async def _judge_draws(self, good: Sequence[Entry]) -> None:
-        """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
-        rollouts = {entry.id: entry.payload for entry in good if isinstance(entry.payload, Rollout)}
-        pairs: list[tuple[Entry, Rollout]] = []
-        for entry in good:
-            if isinstance(entry.payload, Verdict):
-                rollout = rollouts.get(entry.payload.rollout) or self._announced(entry.payload.rollout)
-                if rollout is not None:
-                    pairs.append((entry, rollout))
-
-        async def judge(some: Sequence[tuple[Entry, Rollout]]) -> None:
-            found = await trio.to_thread.run_sync(lambda: [check_draw(*pair) for pair in some], limiter=VERIFIERS)
-            for (entry, _), right in zip(some, found, strict=True):
-                self.ledger.note_drawn(entry.id, right)
-
-        async with trio.open_nursery() as nursery:
-            for start in range(0, len(pairs), VERIFIED_AT_ONCE):
-                nursery.start_soon(judge, pairs[start : start + VERIFIED_AT_ONCE])
 
     def _announced(self, rollout_id: bytes) -> Rollout | None:
         entry = self.replica.entry(rollout_id) or self.intake.entry(rollout_id)

@@ -36,6 +36,7 @@ from protocol.errors import Error, LocalError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
 from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.records import Amend
 
 SCHEMA_VERSION: Final = 2
 
@@ -325,15 +326,19 @@ class LogStore:
         return [row[0] for row in rows]
 
     async def prune(self, ranges: Sequence[RangeRequest]) -> int:
-        """Remove the bodies of the entries in these ranges, a few at a time; returns how many went."""
+        """Remove the bodies of the entries in these ranges, a few at a time; returns how many went.
+
+        Those of ``amend`` entries (and of what looks like one) stay: proofs rest on them (``node.store.prove``).
+        """
         statement = """UPDATE entries SET body = NULL, signature = NULL
-            WHERE author = ? AND seq BETWEEN ? AND ? AND body IS NOT NULL"""
+            WHERE author = ? AND seq BETWEEN ? AND ? AND body IS NOT NULL AND NOT instr(body, ?)"""
+        amend = codec.encode(Amend.KIND)
         count = 0
         for one in ranges:
             for first in range(one.first_seq, one.last_seq + 1, PRUNED_AT_ONCE):
                 last = min(first + PRUNED_AT_ONCE - 1, one.last_seq)
                 async with self._transaction():
-                    cursor = await self._run(self._connection.execute, statement, (one.author, first, last))
+                    cursor = await self._run(self._connection.execute, statement, (one.author, first, last, amend))
                 count += cursor.rowcount
         return count
 
