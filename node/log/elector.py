@@ -11,18 +11,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 import trio
 
 from node.errors import UserError
 from node.log import elector_wire as wire
+from node.log.answers import Answers
 from node.log.elector_wire import Evidence, Refusal
+from node.log.others import Others
 from node.log.service import LogService, Own
 from node.log.sync import LogSync
 from node.log.voter import META, Voter
-from node.net.rpc import Unreachable
 from protocol import elector as rules
 from protocol.elector import State
 from protocol.errors import Error, LocalError, PeerError
@@ -54,8 +55,6 @@ T = TypeVar("T")
 
 TRIES: Final = 3
 """Attempts of one turn, each in an epoch above what the others said they had reached."""
-MIN_TIMEOUT: Final = 1.0
-"""Seconds that others have for an answer at least."""
 REMEDY: Final = "delete the folder log in the data directory: peers give it back, and the elector abstains for a while"
 
 
@@ -68,11 +67,11 @@ class Elector:
 
     def __init__(self, voter: Voter) -> None:
         self.voter = voter
+        self._others = Others(voter)
         self._service = voter.service
         self._identity = voter.identity
         self._pace = voter.service.domain.timings.epoch_ms / 1000
         self._uncovered: float | None = None
-        self._term_floor = 0
         self._asking: Grant | None = None
 
     async def run(self) -> None:
@@ -80,9 +79,9 @@ class Elector:
         while True:
             try:
                 await self._live()
-            except OSError as error:
-                logger.error("no cut: the disk refuses it (%s)", error)
-            except LocalError:
+            except* OSError as group:
+                logger.error("no cut: the disk refuses it (%s)", group.exceptions[0])
+            except* LocalError:
                 # The log goes on growing without a cut; a daemon that ends would stop everything else too.
                 logger.exception("no cut: a bug")
             await trio.sleep(self._pace)
@@ -116,10 +115,10 @@ class Elector:
         voter = self.voter
 
         async def ask(peer: bytes) -> None:
-            answer = await self._request(peer, wire.request("status", None))
+            answer = await self._others.request(peer, wire.request("status", None))
             await voter.learn(peer, wire.parse_status(answer))
 
-        await self._gather(ask, len(voter.electors))
+        await self._others.gather(ask, len(voter.electors))
 
     # Cuts
 
@@ -200,7 +199,7 @@ class Elector:
         if isinstance(own, str):
             logger.debug("no vote for the own proposal: %s", own)
             return None
-        votes = await self._signatures(
+        votes = await self._others.signatures(
             "propose",
             wire.proposal(epoch, cut, proof),
             lambda peer, signature: verify_vote(cut, epoch, peer, signature, electors),
@@ -214,7 +213,7 @@ class Elector:
         if isinstance(own, str):
             logger.debug("no commit to the own proposal: %s", own)
             return None
-        commits = await self._signatures(
+        commits = await self._others.signatures(
             "prepared",
             wire.request("prepared", prepared.encode()),
             lambda peer, signature: verify_commit(cut, epoch, peer, signature, electors),
@@ -232,7 +231,7 @@ class Elector:
         payload = wire.request("report", [epoch, height])
 
         async def ask(peer: bytes) -> tuple[Report, PreparedCut | None] | None:
-            value = self._value(peer, "report", await self._request(peer, payload))
+            value = self._others.value(peer, "report", await self._others.request(peer, payload))
             if isinstance(value, Refusal):
                 return None
             report = Report.parse(value[0], electors)
@@ -247,7 +246,7 @@ class Elector:
             return report, lock
 
         own = Report.parse(voter.report(epoch), electors), voter.state.lock
-        answers = await self._gather(ask, quorum(len(electors)) - 1)
+        answers = await self._others.gather(ask, quorum(len(electors)) - 1)
         return [own, *answers.values()]
 
     async def _finish(self, certified: CertifiedCut) -> CertifiedCut | None:
@@ -265,9 +264,9 @@ class Elector:
         payload = wire.request("certified", certified.encode())
 
         async def tell(peer: bytes) -> None:
-            self._value(peer, "certified", await self._request(peer, payload))
+            self._others.value(peer, "certified", await self._others.request(peer, payload))
 
-        await self._gather(tell, quorum(len(self.voter.electors)) - 1)
+        await self._others.gather(tell, quorum(len(self.voter.electors)) - 1)
         return certified if taken else None
 
     # Terms
@@ -288,18 +287,19 @@ class Elector:
         refusals: list[str] = []
 
         async def would(peer: bytes) -> bool | None:
-            value = self._value(peer, "would", await self._request(peer, wire.request("would", grant.body)))
+            answer = await self._others.request(peer, wire.request("would", grant.body))
+            value = self._others.value(peer, "would", answer)
             if isinstance(value, Refusal):
                 refusals.append(value.reason)
                 return None
             return True
 
-        if len(await self._gather(would, need - 1)) + 1 < need:
+        if len(await self._others.gather(would, need - 1)) + 1 < need:
             raise NotGranted(f"too few electors agree ({', '.join(sorted(set(refusals))) or 'no answer'})")
         own = await voter.sign_grant(grant)
         if isinstance(own, str):
             raise NotGranted(own)
-        votes = await self._signatures(
+        votes = await self._others.signatures(
             "grant",
             wire.request("grant", grant.body),
             lambda peer, signature: verify_grant_vote(grant, peer, signature, electors),
@@ -320,9 +320,9 @@ class Elector:
         base = service.domain.id if newest is None else newest.id
         asked = self._asking
         fits = asked is not None and (asked.trainer, asked.base) == (trainer, base)
-        if asked is not None and fits and asked.term > max(voter.known_term, self._term_floor):
+        if asked is not None and fits and asked.term > max(voter.known_term, self._others.term_floor):
             return asked
-        term = max(voter.state.term, voter.known_term, self._term_floor) + 1
+        term = max(voter.state.term, voter.known_term, self._others.term_floor) + 1
         anchor = service.replica.newest_cut_id
         self._asking = Grant.make(service.domain.id, term, trainer, base, *voter.highest(), anchor)
         return self._asking
@@ -335,76 +335,6 @@ class Elector:
             raise LocalError(f"the own grant cannot be signed: {state}")
         certified = certify_grant(grant, dict([grant_vote(self._identity, grant)]), voter.electors)
         return Own(certified, {META: state.encode()}, stored=lambda: voter.resume(state))
-
-    # Asking the others
-
-    async def _signatures(self, op: str, payload: bytes, verify: Callable[[bytes, bytes], None]) -> dict[bytes, bytes]:
-        """The right signatures that the others answered with, by elector."""
-
-        async def ask(peer: bytes) -> bytes | None:
-            value = self._value(peer, op, await self._request(peer, payload))
-            if isinstance(value, Refusal):
-                return None
-            verify(peer, value)
-            assert isinstance(value, bytes)
-            return value
-
-        return await self._gather(ask, quorum(len(self.voter.electors)) - 1)
-
-    def _value(self, peer: bytes, op: str, data: bytes) -> Any:
-        """The value of an answer, or the refusal, of whose numbers notice is taken."""
-        value = wire.parse_answer(op, data)
-        if isinstance(value, Refusal):
-            voter = self.voter
-            logger.debug("%s refuses %s: %s", peer.hex()[:8], op, value.reason)
-            if value.epoch < voter.turns.limit(trio.current_time()):
-                voter.floor = max(voter.floor, value.epoch)
-            if value.term < voter.term_limit:
-                self._term_floor = max(self._term_floor, value.term)
-            if value.height > voter.height and voter.sync is not None:
-                voter.sync.soon(peer)
-        return value
-
-    async def _request(self, peer: bytes, payload: bytes) -> bytes:
-        voter = self.voter
-        assert voter.sync is not None
-        return await voter.sync.transport.request(
-            peer,
-            voter.protocol,
-            payload,
-            timeout=max(MIN_TIMEOUT, voter.turns.patience),
-            max_response=wire.MAX_MESSAGE,
-        )
-
-    async def _gather(self, ask: Callable[[bytes], Any], enough: int) -> dict[bytes, Any]:
-        """What the other electors answer, by elector; once ``enough`` did, the rest have a fifth of an epoch left.
-
-        ``ask`` gives None for an answer that does not count. What breaks the rules is blamed.
-        """
-        voter = self.voter
-        others = [elector for elector in voter.electors if elector != voter.me]
-        answers: dict[bytes, Any] = {}
-        with trio.CancelScope() as scope:
-
-            async def one(peer: bytes) -> None:
-                try:
-                    value = await ask(peer)
-                except PeerError as error:
-                    assert voter.sync is not None
-                    voter.sync.transport.blame(peer, error)
-                    return
-                except Unreachable as error:
-                    logger.debug("elector %s: %s", peer.hex()[:8], error)
-                    return
-                if value is not None:
-                    answers[peer] = value
-                    if len(answers) == enough:
-                        scope.deadline = trio.current_time() + self._pace / 5
-
-            async with trio.open_nursery() as nursery:
-                for peer in others:
-                    nursery.start_soon(one, peer)
-        return answers
 
     def _note(self, signatures: dict[bytes, bytes], cut: Cut, epoch: int, *, committed: bool) -> None:
         for elector, signature in signatures.items():
@@ -426,4 +356,7 @@ async def open_elector(service: LogService, identity: Identity, sync: LogSync | 
         state = State() if data is None else State.decode(data)
     except PeerError as error:
         raise UserError(f"the stored state of the elector is damaged: {error}", REMEDY) from None
-    return Elector(Voter(service, identity, state, sync))
+    voter = Voter(service, identity, state, sync)
+    if sync is not None:
+        Answers(voter, sync)
+    return Elector(voter)

@@ -1,11 +1,10 @@
-"""An elector's memory and what it answers other electors; when it proposes is the business of ``node.log.elector``.
+"""An elector's memory and its decisions; ``node.log.answers`` tells them, ``node.log.elector`` proposes.
 
 1. What the rules (``protocol.elector``) decide is stored before it is signed and sent. The decision is made while
    nothing else changes the log.
 2. It takes no part before its own feed is confirmed (``LogService.ready``) and q−1 others told it how far they are and
    whether they hold signatures of it that it does not know. Their questions it answers at once.
-3. Of a proposer that is ahead it fetches what it lacks, once, before it judges a proposal.
-4. Whether a term may be granted at all it asks ``objection``, the watch over the office.
+3. Whether a term may be granted at all it asks ``objection``, the watch over the office.
 """
 
 from __future__ import annotations
@@ -13,24 +12,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import trio
 
-from node.log import elector_wire as wire
-from node.log.elector_wire import Evidence, Reached, Refusal
+from node.log.elector_wire import Evidence, Reached
 from node.log.service import LogService, News, Own
 from node.log.sync import LogSync
-from node.net.rpc import Refused, Unreachable
 from protocol import elector as rules
 from protocol import identity as keys
 from protocol import proposal, quorum
 from protocol.amend import Amendment
 from protocol.elector import State, Version
-from protocol.errors import PeerError
 from protocol.heads import Head
 from protocol.identity import Identity
-from protocol.proposal import proposer
 from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut, Report
 from protocol.records import Weights
 from protocol.turns import Turns, reach
@@ -38,8 +33,6 @@ from protocol.turns import Turns, reach
 logger = logging.getLogger(__name__)
 
 META: Final = "elector"
-ABSURD: Final = 2**40
-"""No honest elector is so far ahead of the others."""
 
 
 class Voter:
@@ -62,7 +55,7 @@ class Voter:
         self._granted_at = trio.current_time()
         final = service.ledger.newest_weights(final=True)
         if final is not None:
-            state = replace(state, highest=max(state.highest, _version(final.payload)))
+            state = replace(state, highest=max(state.highest, version_of(final.payload)))
         self.state = state
         replica = service.replica
         newest = replica.newest_cut
@@ -71,9 +64,7 @@ class Voter:
         if replica.grants:
             self._take_notice(News(grants=(replica.grants[max(replica.grants)],)))
         service.subscribe(self._take_notice)
-        if sync is not None:
-            self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/elector/1"
-            sync.transport.serve(self.protocol, self.handle, max_request=wire.MAX_MESSAGE)
+        self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/elector/1"
 
     @property
     def me(self) -> bytes:
@@ -156,10 +147,11 @@ class Voter:
 
     async def sign_grant(self, grant: Grant) -> bytes | str:
         """The own part of a grant, or why there is none."""
-        problem = await self.keep(lambda: self.away() or self._grantable(grant))
+        problem = await self.keep(lambda: self.away() or self.grantable(grant))
         return quorum.grant_vote(self.identity, grant)[1] if problem is None else problem
 
-    def _grantable(self, grant: Grant) -> State | str:
+    def grantable(self, grant: Grant) -> State | str:
+        """What signing a grant makes of the state, or why it is not signed."""
         return rules.sign_grant(self.state, grant, self.known_term, limit=self.term_limit)
 
     @property
@@ -189,20 +181,20 @@ class Voter:
         ends: dict[bytes, int] = {}
         if self.state.bars:
             for entry in self.service.ledger.lineage():
-                if rules.barred(self.state, _version(entry.payload)):
+                if rules.barred(self.state, version_of(entry.payload)):
                     ends[entry.author] = min(entry.seq, ends.get(entry.author, entry.seq))
         return self.service.replica.reportable(ends)
 
     def highest(self) -> Version:
         """The newest version of the lineage."""
         newest = self.service.ledger.newest_weights()
-        return (0, 0) if newest is None else _version(newest.payload)
+        return (0, 0) if newest is None else version_of(newest.payload)
 
     def _versions(self, cut: Cut) -> list[Version]:
         """The versions on the lineage that a cut makes final."""
         ledger = self.service.ledger
         found = self.service.replica.versions_in(cut)
-        return [_version(entry.payload) for entry in found if ledger.version_number(entry.id) is not None]
+        return [version_of(entry.payload) for entry in found if ledger.version_number(entry.id) is not None]
 
     def _take_notice(self, news: News) -> None:
         for certified in news.cuts:
@@ -265,7 +257,8 @@ class Voter:
             await self.keep(lambda: replace(self.state, abstains=max(epoch, self._proven)))
         self.asked = True
 
-    def _evidence(self, elector: bytes) -> Evidence | None:
+    def evidence(self, elector: bytes) -> Evidence | None:
+        """The highest ballot of an elector that this one knows."""
         replica = self.service.replica
         if self.state.lock is not None:
             self._note_all(False, self.state.lock)
@@ -277,127 +270,8 @@ class Voter:
         for elector, signature in certified.votes:
             self.note(elector, Evidence(committed, certified.epoch, certified.cut.id, signature))
 
-    # Answering
 
-    async def handle(self, peer: bytes, data: bytes) -> bytes:
-        """Answer one request. Raises ``PeerError`` for a malformed one, ``Refused`` for a stranger."""
-        if peer not in self.electors:
-            raise Refused("electors answer only electors")
-        op, argument = wire.parse_request(data)
-        try:
-            match op:
-                case "status":
-                    await trio.lowlevel.checkpoint()
-                    return wire.status(Reached(self.state.epoch, self.height, self._term(), self._evidence(peer)))
-                case "report":
-                    value = await self._on_report(peer, *argument)
-                case "propose":
-                    value = await self._on_proposal(peer, *wire.parse_proposal(argument))
-                case "prepared":
-                    value = await self._on_prepared(peer, PreparedCut.parse(argument))
-                case "certified":
-                    value = await self._on_certified(peer, argument)
-                case _:
-                    value = await self._on_grant(peer, Grant.parse(argument), firm=op == "grant")
-        except OSError as error:
-            logger.error("an elector's state cannot be stored: %s", error)
-            value = "its disk is full or broken"
-        if isinstance(value, str):
-            value = Refusal(value, self.state.epoch, self.height, self._term())
-        return wire.answer(value)
-
-    def _term(self) -> int:
-        return max(self.state.term, self.known_term)
-
-    async def _on_report(self, peer: bytes, epoch: int, height: int) -> Any:
-        self._check(peer, epoch)
-        if height > self.height:
-            await self._catch_up(peer)
-        if height != self.height:
-            return f"it holds {self.height} cuts"
-        if not self.turns.take(self.place(peer), trio.current_time()):
-            return "it is another elector's turn"
-        if epoch <= self.state.epoch:
-            return f"it is at epoch {self.state.epoch}"
-        lock = self.state.lock
-        return self.away() or [self.report(epoch), None if lock is None else lock.encode()]
-
-    async def _on_proposal(self, peer: bytes, epoch: int, cut: Cut, proof: PreparedCut | None) -> Any:
-        self._check(peer, epoch)
-        if cut.domain != self.service.domain.id:
-            raise PeerError("proposal: it belongs to another domain")
-        if proposal.problem(self.service.replica, cut, prepared=proof is not None) is not None:
-            await self._catch_up(peer)
-        if not self.turns.take(self.place(peer), trio.current_time()):
-            return "it is another elector's turn"
-        return await self.vote(cut, epoch, proof)
-
-    async def _on_prepared(self, peer: bytes, prepared: PreparedCut) -> Any:
-        self._check(peer, prepared.epoch)
-        if prepared.cut.domain != self.service.domain.id:
-            raise PeerError("prepared cut: it belongs to another domain")
-        quorum.check_quorum(prepared.votes, self.electors, "prepared cut")
-        if prepared.cut.height > self.height + 1:
-            await self._catch_up(peer)
-        return await self.commit(prepared)
-
-    async def _on_certified(self, peer: bytes, data: bytes) -> Any:
-        received = await self.service.receive(cuts=[data])
-        if received.errors:
-            raise received.errors[0]
-        if received.waiting:
-            await self._catch_up(peer)
-        return None
-
-    async def _on_grant(self, peer: bytes, grant: Grant, *, firm: bool) -> Any:
-        if self._unfit(grant) is not None:
-            await self._catch_up(peer)
-        problem = self._unfit(grant) or self.objection(grant)
-        if problem is not None:
-            return problem
-        if firm:
-            return await self.sign_grant(grant)
-        outcome = self.away() or self._grantable(grant)
-        return outcome if isinstance(outcome, str) else None
-
-    def _unfit(self, grant: Grant) -> str | None:
-        """Why a grant does not fit the own log."""
-        replica, ledger = self.service.replica, self.service.ledger
-        if grant.domain != self.service.domain.id:
-            raise PeerError("grant: it belongs to another domain")
-        height = replica.height(grant.anchor)
-        if height is None:
-            return "its anchor is not held"
-        if replica.electors_at(height + 1) != self.electors:
-            return "its anchor is of other electors"
-        if grant.base == grant.domain:
-            return None
-        base = ledger.weights(grant.base) if ledger.version_number(grant.base) is not None else None
-        if base is None:
-            return "its base is not on the lineage"
-        if _version(base.payload) != (grant.base_term, grant.base_number):
-            raise PeerError("grant: its base has another term or number")
-        return None
-
-    def _check(self, peer: bytes, epoch: int) -> None:
-        """Raise ``PeerError`` for an epoch that is not the peer's, or that nobody needs."""
-        if proposer(epoch, self.electors) != peer:
-            raise PeerError(f"elector request: epoch {epoch} is another elector's")
-        if epoch > self.turns.limit(trio.current_time()) + ABSURD:
-            raise PeerError(f"elector request: epoch {epoch} is too far ahead")
-
-    async def _catch_up(self, peer: bytes) -> None:
-        """Fetch what ``peer`` holds and this node does not, as far as time allows."""
-        assert self.sync is not None
-        with trio.move_on_after(self.turns.patience / 2):
-            try:
-                await self.sync.sync_with(peer)
-            except PeerError as error:
-                self.sync.transport.blame(peer, error)
-            except Unreachable as error:
-                logger.debug("catching up with %s: %s", peer.hex()[:8], error)
-
-
-def _version(payload: object) -> Version:
+def version_of(payload: object) -> Version:
+    """The (term, number) of a ``weights`` payload."""
     assert isinstance(payload, Weights)
     return payload.term, payload.number

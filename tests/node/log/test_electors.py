@@ -506,3 +506,17 @@ async def test_an_amendment_changes_who_elects(autojump_clock: trio.testing.Mock
         last = newcomer.service.replica.cuts[-1]
         assert {elector for elector, _ in last.votes} == {nodes[0].id, nodes[1].id, newcomer.id}
         assert elector_of(nodes[2]).voter.away() == "it is no elector any more"
+
+
+async def test_a_disk_that_refuses_ends_no_elector(autojump_clock: trio.testing.MockClock) -> None:
+    async with electors() as (_, nodes):
+        await progress(nodes, 1)
+        for node in nodes:
+            node.disk.full = True
+        with pytest.raises(OSError, match="no space"):
+            await write(nodes[0])
+        await trio.sleep(10 * PACE)
+        for node in nodes:
+            node.disk.full = False
+        await progress(nodes, 2, within=60 * PACE)
+        agree(nodes)

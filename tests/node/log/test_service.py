@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 import trio.testing
@@ -13,9 +15,10 @@ from node.log.service import LogService, News, NotReady, load
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.entry import Entry
 from protocol.errors import LocalError
+from protocol.quorum import CertifiedCut, commit, grant_vote
 from protocol.records import Join, Leave, Role, Step, Weights
 from protocol.replica import Replica
-from tests.protocol.builders import Writer, digest, key, small_domain
+from tests.protocol.builders import Writer, cut_for, digest, grant_for, key, small_domain
 from tests.simulator import Disk
 
 DOMAIN = small_domain()
@@ -222,6 +225,56 @@ async def test_entries_wait_for_the_cut_they_anchor_on() -> None:
     assert second.replica.heads_root() == first.replica.heads_root()
     assert isinstance(second.store, Disk)
     assert (await load(second.store, DOMAIN)).replica.newest_cut_id == cut.cut.id
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_certificates_of_made_up_electors_keep_nothing_out(order: tuple[int, int]) -> None:
+    source = Replica(DOMAIN)
+    writer = Writer("a", DOMAIN.id)
+    source.add_entry(writer.entries[0])
+    first = cut_for(source, "elector")
+    source.add_cut(first)
+    writer.anchor = first.cut.id
+    source.add_entry(writer.append(Role("relay")))
+    second = cut_for(source, "elector")
+    made_up = CertifiedCut(second.cut, 9, (commit(key("stranger"), second.cut, 9),))
+    false_grant = grant_for(DOMAIN, 1, key("stranger").node, anchor=first.cut.id)
+    false_grant = replace(false_grant, votes=(grant_vote(key("stranger"), false_grant.grant),))
+    grant = grant_for(DOMAIN, 1, writer.node, anchor=first.cut.id)
+    service = await start()
+    for number in order:
+        received = await service.receive(
+            cuts=[(second, made_up)[number].encode()], grants=[(grant, false_grant)[number].encode()]
+        )
+        assert received.waiting
+        assert received.errors == []
+    received = await service.receive(entries=[entry.encode() for entry in writer.entries], cuts=[first.encode()])
+    assert received.errors == []
+    assert service.replica.cuts == [first, second]
+    assert service.replica.grants == {1: grant}
+    assert isinstance(service.store, Disk)
+    assert (await load(service.store, DOMAIN)).heads_root() == source.heads_root()
+    assert [str(error) for error in (await service.receive(grants=[false_grant.encode()])).errors] == [
+        "grant: a signer is no elector"
+    ]
+
+
+async def test_a_cut_waits_for_the_grant_of_a_version_that_it_covers() -> None:
+    writer = Writer("a", DOMAIN.id)
+    writer.append(Weights(1, 0, None, digest("m"), 9, digest("n"), 9, None))
+    source = Replica(DOMAIN)
+    grant = grant_for(DOMAIN, 1, writer.node)
+    source.add_grant(grant)
+    for entry in writer.entries:
+        source.add_entry(entry)
+    cut = cut_for(source, "elector")
+    service = await start()
+    received = await service.receive(entries=[entry.encode() for entry in writer.entries], cuts=[cut.encode()])
+    assert received.waiting
+    assert not service.replica.cuts
+    received = await service.receive(grants=[grant.encode()])
+    assert received.added == 2
+    assert service.replica.cuts == [cut]
 
 
 async def test_somebody_elses_use_of_the_key_stops_appending(autojump_clock: trio.testing.MockClock) -> None:

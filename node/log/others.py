@@ -1,0 +1,103 @@
+"""Asking the other electors, all at once, each with a deadline.
+
+An answer that breaks the rules is blamed, silence costs time, and of a refusal notice is taken: how far whoever refuses
+is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from node.log import elector_wire as wire
+from node.log.elector_wire import Refusal
+from node.log.voter import Voter
+from node.net.rpc import Unreachable
+from protocol.errors import PeerError
+from protocol.quorum import quorum
+
+logger = logging.getLogger(__name__)
+
+MIN_TIMEOUT: Final = 1.0
+"""Seconds that others have for an answer at least."""
+
+
+class Others:
+    """The other electors, as ``voter`` asks them. ``term_floor`` is a term that one of them is said to have reached."""
+
+    def __init__(self, voter: Voter) -> None:
+        self._voter = voter
+        self._pace = voter.service.domain.timings.epoch_ms / 1000
+        self.term_floor = 0
+
+    async def signatures(self, op: str, payload: bytes, verify: Callable[[bytes, bytes], None]) -> dict[bytes, bytes]:
+        """The right signatures that the others answered with, by elector."""
+
+        async def ask(peer: bytes) -> bytes | None:
+            value = self.value(peer, op, await self.request(peer, payload))
+            if isinstance(value, Refusal):
+                return None
+            verify(peer, value)
+            assert isinstance(value, bytes)
+            return value
+
+        return await self.gather(ask, quorum(len(self._voter.electors)) - 1)
+
+    def value(self, peer: bytes, op: str, data: bytes) -> Any:
+        """The value of an answer, or the refusal, of whose numbers notice is taken."""
+        value = wire.parse_answer(op, data)
+        if isinstance(value, Refusal):
+            voter = self._voter
+            logger.debug("%s refuses %s: %s", peer.hex()[:8], op, value.reason)
+            if value.epoch < voter.turns.limit(trio.current_time()):
+                voter.floor = max(voter.floor, value.epoch)
+            if value.term < voter.term_limit:
+                self.term_floor = max(self.term_floor, value.term)
+            if value.height > voter.height and voter.sync is not None:
+                voter.sync.soon(peer)
+        return value
+
+    async def request(self, peer: bytes, payload: bytes) -> bytes:
+        """One request of one elector. Raises ``Unreachable`` or ``PeerError``."""
+        voter = self._voter
+        assert voter.sync is not None
+        return await voter.sync.transport.request(
+            peer,
+            voter.protocol,
+            payload,
+            timeout=max(MIN_TIMEOUT, voter.turns.patience),
+            max_response=wire.MAX_MESSAGE,
+        )
+
+    async def gather(self, ask: Callable[[bytes], Any], enough: int) -> dict[bytes, Any]:
+        """What the other electors answer, by elector; once ``enough`` did, the rest have a fifth of an epoch left.
+
+        ``ask`` gives None for an answer that does not count. What breaks the rules is blamed.
+        """
+        voter = self._voter
+        others = [elector for elector in voter.electors if elector != voter.me]
+        answers: dict[bytes, Any] = {}
+        with trio.CancelScope() as scope:
+
+            async def one(peer: bytes) -> None:
+                try:
+                    value = await ask(peer)
+                except PeerError as error:
+                    assert voter.sync is not None
+                    voter.sync.transport.blame(peer, error)
+                    return
+                except Unreachable as error:
+                    logger.debug("elector %s: %s", peer.hex()[:8], error)
+                    return
+                if value is not None:
+                    answers[peer] = value
+                    if len(answers) == enough:
+                        scope.deadline = trio.current_time() + self._pace / 5
+
+            async with trio.open_nursery() as nursery:
+                for peer in others:
+                    nursery.start_soon(one, peer)
+        return answers
