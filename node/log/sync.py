@@ -184,6 +184,7 @@ class LogSync:
         """Whom to compare with: who was asked for, then whoever waits longest."""
         connected = set(self.transport.peers)
         self.unserved &= connected
+        self._debts = {peer: debt for peer, debt in self._debts.items() if peer in connected}
         self._last = {peer: turn for peer, turn in self._last.items() if peer in connected}
         self._wanted = {peer: None for peer in self._wanted if peer in connected}
         free = connected - self._busy

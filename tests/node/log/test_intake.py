@@ -1,0 +1,99 @@
+"""The waiting room: what wakes what waits there, and how much of it there may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.log import intake as intake_module
+from node.log.intake import Intake
+from node.log.service import LogService
+from protocol import identity
+from protocol.entry import Entry
+from protocol.quorum import CertifiedCut
+from protocol.records import Role
+from protocol.replica import Replica
+from tests.protocol.builders import Writer, cut_for, key, small_domain
+from tests.simulator import Disk
+
+DOMAIN = small_domain()
+A, B = b"a" * 32, b"b" * 32
+
+
+def history(names: tuple[str, ...], cuts: int) -> tuple[list[Entry], list[CertifiedCut], Replica]:
+    """Feeds that grow by one entry between cuts, each on the newest one."""
+    replica = Replica(DOMAIN)
+    writers = [Writer(name, DOMAIN.id) for name in names]
+    for writer in writers:
+        assert replica.add_entry(writer.entries[0])
+    made = []
+    for number in range(cuts):
+        made.append(cut_for(replica, "elector"))
+        assert replica.add_cut(made[-1])
+        for writer in writers:
+            writer.anchor = made[-1].cut.id
+            assert replica.add_entry(writer.append(Role("relay" if number % 2 else "none")))
+    return [entry for writer in writers for entry in writer.entries], made, replica
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_chain_of_cuts_and_entries_falls_into_place(backwards: bool) -> None:
+    entries, cuts, source = history(("a", "b", "c"), 40)
+    intake = Intake(replica := Replica(DOMAIN))
+    order = 1 if not backwards else -1
+    first = intake.deliver(entries[::order], origin=A)
+    rest = intake.deliver(cuts=cuts[::order], origin=A)
+    assert len(first.items) + len(rest.items) == len(entries) + len(cuts)
+    assert replica.heads_root() == source.heads_root()
+    assert len(replica.cuts) == 40
+    assert not intake.waits(entries, cuts)
+    # What was taken stands in an order in which it can be taken again.
+    again = Replica(DOMAIN)
+    for item in [*first.items, *rest.items]:
+        assert intake_module.add(again, item)
+
+
+def test_one_peers_waiting_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries, cuts, _ = history(("a", "b"), 30)
+    monkeypatch.setattr(intake_module, "MAX_WAITING_BYTES", 5 * 1300)
+    intake = Intake(replica := Replica(DOMAIN))
+    intake.deliver([entry for entry in entries if entry.author == key("a").node], origin=A)
+    intake.deliver([entry for entry in entries if entry.author == key("b").node], origin=B)
+    kept = {name: sum(intake.holds(e) for e in entries if e.author == key(name).node) for name in ("a", "b")}
+    assert 3 <= kept["a"] == kept["b"] <= 5
+    # The first ones are those that stay, so the feed goes on from where it ended.
+    assert intake.holds(entries[1])
+    intake.deliver(cuts=cuts, origin=A)
+    assert replica.next_for(key("a").node) == kept["a"] + 1
+    assert not any(intake.holds(entry) for entry in entries)
+    intake.deliver(entries, origin=A)
+    assert len(replica.cuts) == 30
+
+
+def test_no_more_is_asked_for_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, cuts, _ = history(("a", "b", "c"), 40)
+    intake = Intake(Replica(DOMAIN))
+    intake.deliver(cuts=cuts)
+    assert sum(one.last_seq - one.first_seq + 1 for one in intake.missing_for_cuts()) == 3 * 40
+    monkeypatch.setattr(intake_module, "MAX_WAITING_ENTRIES", 30)
+    assert 15 < sum(one.last_seq - one.first_seq + 1 for one in intake.missing_for_cuts()) <= 18
+
+
+async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries, cuts, _ = history(("a",), 3)
+    service = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True)
+    seen: list[bytes] = []
+    original = identity.verify
+
+    def counting(node: bytes, context: bytes, message: bytes, signature: bytes, what: str) -> None:
+        seen.append(message)
+        original(node, context, message, signature, what)
+
+    monkeypatch.setattr("node.log.service.verify", counting)
+    data = [entry.encode() for entry in entries]
+    for _ in range(3):
+        assert (await service.receive(entries=data)).errors == []
+    assert len(seen) == len(entries)
+    await service.receive(cuts=[cut.encode() for cut in cuts])
+    await service.receive(entries=data)
+    assert len(seen) == len(entries)
+    assert service.replica.next_for(key("a").node) == 4
