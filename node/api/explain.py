@@ -66,7 +66,8 @@ def waits_for(node: Node) -> list[str]:
     if node.left:
         return []
     if not log.ready.is_set():
-        return [log.waits_for()]
+        height, told = len(log.replica.cuts), log.height_told
+        return [log.waits_for(), *([f"the log to arrive: cut {height} of {told}"] if told > height else [])]
     if log.own_seq < 0:
         return ["the entry that it joins with"]
     if ledger.grant() is None:

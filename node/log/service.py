@@ -215,6 +215,8 @@ class LogService:
         self.store = store
         self.ready = trio.Event()
         self.generation = 0
+        self.height_told = 0
+        """The height of the newest cut that some peer says it holds, for people."""
         self.disk_trouble: str | None = None
         """Why the disk refuses what peers sent; None where all is stored."""
         self.behind = False

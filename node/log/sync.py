@@ -215,6 +215,7 @@ class LogSync:
         session = _Session(self, peer)
         theirs = await session.hello()
         ours = summary(self.service)
+        self.service.height_told = max(self.service.height_told, theirs.height)
         if not theirs.agrees(ours):
             if theirs.side != ours.side:
                 await session.forks()

@@ -78,6 +78,19 @@ async def running(cluster: Cluster, steps: int) -> None:
     await cluster.until(lambda: all(node.steps >= steps for node in cluster.running.values()))
 
 
+async def test_who_catches_up_says_how_far_it_is(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.stage(t="trainer", v="validator")
+        running = cluster.running["v"]
+        running.node.log.ready = trio.Event()
+        height = len(running.node.log.replica.cuts)
+        assert len(status(running.node)["waits_for"]) == 1
+        running.node.log.height_told = height + 40
+        assert status(running.node)["waits_for"][1] == f"the log to arrive: cut {height} of {height + 40}"
+
+
 async def test_a_network_tells_of_itself(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
