@@ -129,9 +129,9 @@ class Intake:
         return taken
 
     def holds(self, entry: Entry) -> bool:
-        """Whether this entry waits here already."""
+        """Whether this entry waits here already, with the very signature: an id says nothing of that."""
         waiting = self._entries.get(entry.author, {}).get(entry.seq)
-        return waiting is not None and waiting.id == entry.id
+        return waiting is not None and (waiting.id, waiting.signature) == (entry.id, entry.signature)
 
     def entry(self, entry_id: bytes) -> Entry | None:
         """The entry of this id, if it waits here."""

@@ -155,6 +155,17 @@ async def test_bad_entries_do_not_stop_good_ones() -> None:
     assert service.replica.next_for(writer.node) == 2
 
 
+async def test_a_bad_signature_does_not_take_the_place_of_a_good_one_that_waits() -> None:
+    service = await start()
+    writer = Writer("a", DOMAIN.id)
+    good = writer.append(Role("relay")).encode()
+    bad = good[:-1] + bytes([good[-1] ^ 1])
+    assert (await service.receive(entries=[good])).waiting
+    assert len((await service.receive(entries=[bad])).errors) == 1
+    await service.receive(entries=[writer.entries[0].encode()])
+    assert [entry.encode() for entry in service.replica.entries(writer.node)][1:] == [good]
+
+
 async def test_big_deliveries_are_verified_in_a_thread() -> None:
     service = LogService(ELECTOR, Replica(DOMAIN), Disk(), fresh=True, thread_from=8)
     writer = Writer("a", DOMAIN.id)
