@@ -387,7 +387,9 @@ def test_a_certified_branch_is_taken_however_long_it_is() -> None:
     # Entries that nobody was shown yet: more than have room aside.
     for _ in range(4):
         entry = bystander.entries[0] if not knows.cuts else bystander.append(Role("relay"))
-        cut = [knows.add_entry(entry), victim.add_entry(entry)] and cut_for(knows, "elector")
+        assert knows.add_entry(entry)
+        assert victim.add_entry(entry)
+        cut = cut_for(knows, "elector")
         assert knows.add_cut(cut)
         assert victim.add_cut(cut)
         writer.anchor = bystander.anchor = cut.cut.id
