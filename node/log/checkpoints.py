@@ -92,8 +92,8 @@ class Checkpoints:
         return True
 
     async def take(self, data: bytes) -> bool:
-        """Take a checkpoint from a peer; False where it brings nothing, or covers cuts that are not held: their electors
-        may not be known yet. Raises ``PeerError`` for one that does not hold, or that contradicts the own cuts."""
+        """Take a checkpoint from a peer; False where it brings nothing, or where its cuts are not held, so that their
+        electors may be unknown. Raises ``PeerError`` for one that does not hold, or that contradicts the own cuts."""
         size = rules.size(data, self._replica.domain.id)
         if size <= self.size or size > len(self._replica.cuts):
             return False
