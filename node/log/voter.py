@@ -310,11 +310,9 @@ class Voter:
         return max(self.state.term, self.known_term)
 
     async def _on_report(self, peer: bytes, epoch: int, height: int) -> Any:
+        if (apart := await self._meet(peer, height)) is not None:
+            return apart
         self._check(peer, epoch)
-        if height > self.height:
-            await self._catch_up(peer)
-        if height != self.height:
-            return f"it holds {self.height} cuts"
         if not self.turns.take(self.place(peer), trio.current_time()):
             return "it is another elector's turn"
         if epoch <= self.state.epoch:
@@ -323,9 +321,11 @@ class Voter:
         return self.away() or [self.report(epoch), None if lock is None else lock.encode()]
 
     async def _on_proposal(self, peer: bytes, epoch: int, cut: Cut, proof: PreparedCut | None) -> Any:
-        self._check(peer, epoch)
         if cut.domain != self.service.domain.id:
             raise PeerError("proposal: it belongs to another domain")
+        if (apart := await self._meet(peer, cut.height - 1)) is not None:
+            return apart
+        self._check(peer, epoch)
         if proposal.problem(self.service.replica, cut, prepared=proof is not None) is not None:
             await self._catch_up(peer)
         if not self.turns.take(self.place(peer), trio.current_time()):
@@ -333,12 +333,12 @@ class Voter:
         return await self.vote(cut, epoch, proof)
 
     async def _on_prepared(self, peer: bytes, prepared: PreparedCut) -> Any:
-        self._check(peer, prepared.epoch)
         if prepared.cut.domain != self.service.domain.id:
             raise PeerError("prepared cut: it belongs to another domain")
+        if (apart := await self._meet(peer, prepared.cut.height - 1)) is not None:
+            return apart
+        self._check(peer, prepared.epoch)
         quorum.check_quorum(prepared.votes, self.electors, "prepared cut")
-        if prepared.cut.height > self.height + 1:
-            await self._catch_up(peer)
         return await self.commit(prepared)
 
     async def _on_certified(self, peer: bytes, data: bytes) -> Any:
@@ -382,6 +382,13 @@ class Voter:
         if _version(base.payload) != (grant.base_term, grant.base_number):
             raise PeerError("grant: its base has another term or number")
         return None
+
+    async def _meet(self, peer: bytes, height: int) -> str | None:
+        """Catch up with a peer that holds ``height`` cuts; why there is nothing to decide together, or None. Without
+        the same cuts the two may not know the same electors, so that nothing of a request can be called wrong."""
+        if height > self.height:
+            await self._catch_up(peer)
+        return None if height == self.height else f"it holds {self.height} cuts"
 
     def _check(self, peer: bytes, epoch: int) -> None:
         """Raise ``PeerError`` for an epoch that is not the peer's, or that nobody needs."""
