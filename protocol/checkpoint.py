@@ -172,11 +172,15 @@ def verify_cosignature(checkpoint: Checkpoint, elector: bytes, signature: bytes)
     return time, signature[8:]
 
 
+def size(data: bytes, domain: bytes) -> int:
+    """How many cuts a note says it covers, with nothing of it verified; ``PeerError`` where it is no checkpoint."""
+    return Checkpoint.parse(Note.parse(data, max_bytes=MAX_CHECKPOINT_BYTES).text, domain).size
+
+
 def read(data: bytes, domain: bytes, electors_at: Callable[[int], Sequence[bytes]]) -> CosignedCheckpoint:
     """A checkpoint that a quorum cosigned of the electors in force for the cut of its height, which ``electors_at``
     gives; ``PeerError`` for anything else."""
-    size = Checkpoint.parse(Note.parse(data, max_bytes=MAX_CHECKPOINT_BYTES).text, domain).size
-    electors = electors_at(size)
+    electors = electors_at(size(data, domain))
     found = CosignedCheckpoint.parse(data, domain, electors)
     found.require_quorum(electors)
     return found

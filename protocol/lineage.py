@@ -238,11 +238,10 @@ class Lineage:
             self._lengthen(version)
         while len(self._kept) > KEPT:
             oldest = next(iter(self._kept))
-            if oldest not in self._tips.values():
-                del self._kept[oldest]
-            else:
-                # What a trainer may go on from stays: it moves to the end.
-                self._kept[oldest] = self._kept.pop(oldest)
+            kept = self._kept.pop(oldest)
+            if oldest in self.line[-1:]:
+                # What the next version goes on from stays: it moves to the end.
+                self._kept[oldest] = kept
         for grant in self._bases.pop(entry.id, ()):
             self._judge(grant)
 
@@ -303,7 +302,7 @@ class Lineage:
             self._slots[entry.author, weights.term, weights.number, weights.predecessor] = (entry, step)
         self._newest_step = {step.author: step for step in map(unpack, steps)}
         for term, tip in tips:
-            if term not in grants or (tip is not None and tip not in self._kept):
+            if term not in grants or (tip is not None and tip not in self.versions):
                 raise PeerError("snapshot: a grant or a version is missing")
             self._grants[term] = grants[term].grant
             self._tips[term] = tip

@@ -46,7 +46,8 @@ from protocol.records import Join
 from protocol.recovery import Endings
 
 MAX_SHELF: Final = 512
-"""Entries of one frozen author that wait aside. Only entries no cut covers yet can come back from there."""
+"""Entries of one frozen author that wait aside, beside those that a certified cut waits for: of these none is dropped.
+Only entries no cut covers yet can come back from there."""
 
 
 class Outcome(Enum):
@@ -90,6 +91,9 @@ class Replica:
         self._stale: set[bytes] = set()
         self._by_id: dict[bytes, Entry] = {}
         self._shelves: dict[bytes, dict[bytes, Entry]] = {}
+        # The rows of the certified cut that waits for entries, and how many may wait aside before some are dropped.
+        self._wanted: dict[bytes, Head] = {}
+        self._room: dict[bytes, int] = {}
         self._heights: dict[bytes, int] = {domain.id: 0}
         self.cut_range = EMPTY_RANGE
         """The compact range over the bodies of all cuts (``protocol.checkpoint``)."""
@@ -169,7 +173,11 @@ class Replica:
             check_quorum(certified.votes, self.electors_at(cut.height), "cut")
         outcome = self.judge_cut(cut, rebuilt)
         if outcome is not Outcome.ADDED:
+            if outcome is Outcome.MISSING_ENTRIES:
+                self._wanted = {head.author: head for head in cut.changes}
             return outcome
+        self._wanted = {}
+        self._room.clear()
         for author, chain in rebuilt:
             self._replace(author, chain)
         self.amendments.cover(cut.height, self._amends_in(cut))
@@ -397,7 +405,8 @@ class Replica:
                 last = head.seq
                 for held in self._waiting(head):
                     last = held.seq - 1
-                first = max(first, last - MAX_RANGE + 1)
+                # Half a range, so that its end is in an answer whatever the entries' size.
+                first = max(first, last - MAX_RANGE // 2 + 1)
             else:
                 last = min(head.seq, first + MAX_RANGE - 1)
             if first <= last:
@@ -496,10 +505,21 @@ class Replica:
             wanted, seq = entry.prev, seq - 1
 
     def _shelve(self, entry: Entry) -> None:
-        shelf = self._shelves.setdefault(entry.author, {})
+        author = entry.author
+        shelf = self._shelves.setdefault(author, {})
         shelf[entry.id] = entry
-        if len(shelf) > MAX_SHELF:
+        if len(shelf) <= self._room.get(author, MAX_SHELF):
+            return
+        wanted = self._wanted.get(author)
+        if wanted is None:
             del shelf[next(iter(shelf))]
+            return
+        # What leads to a certified row is fetched from the row downwards, the newest half may be what just comes.
+        needed = {below.id for below in self._waiting(wanted)}
+        others = [entry_id for entry_id in shelf if entry_id not in needed]
+        for gone in others[: -MAX_SHELF // 2]:
+            del shelf[gone]
+        self._room[author] = len(needed) + MAX_SHELF
 
     def _show(self, author: bytes) -> None:
         self._stale.add(author)

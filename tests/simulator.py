@@ -115,7 +115,7 @@ class Disk:
                     most -= len(found[-1])
         return found
 
-    async def cuts(self, after: int, most: int) -> Sequence[bytes]:
+    async def cuts(self, after: int, most: int, room: int) -> Sequence[bytes]:
         await trio.lowlevel.checkpoint()
         cuts = {item.cut.height: item for item in self.items if isinstance(item, CertifiedCut)}
         return [cuts[height].encode() for height in sorted(cuts) if height > after][:most]

@@ -70,11 +70,9 @@ class Answers:
         return voter.state.epoch, voter.height, max(voter.state.term, voter.known_term)
 
     async def _on_report(self, peer: bytes, epoch: int, height: int) -> Any:
+        if (apart := await self._meet(peer, height)) is not None:
+            return apart
         self._check(peer, epoch)
-        if height > self._voter.height:
-            await self._catch_up(peer)
-        if height != self._voter.height:
-            return f"it holds {self._voter.height} cuts"
         if not self._voter.turns.take(self._voter.place(peer), trio.current_time()):
             return "it is another elector's turn"
         if epoch <= self._voter.state.epoch:
@@ -83,9 +81,11 @@ class Answers:
         return self._voter.away() or [self._voter.report(epoch), None if lock is None else lock.encode()]
 
     async def _on_proposal(self, peer: bytes, epoch: int, cut: Cut, proof: PreparedCut | None) -> Any:
-        self._check(peer, epoch)
         if cut.domain != self._voter.service.domain.id:
             raise PeerError("proposal: it belongs to another domain")
+        if (apart := await self._meet(peer, cut.height - 1)) is not None:
+            return apart
+        self._check(peer, epoch)
         if proposal.problem(self._voter.service.replica, cut, prepared=proof is not None) is not None:
             await self._catch_up(peer)
         if not self._voter.turns.take(self._voter.place(peer), trio.current_time()):
@@ -93,12 +93,12 @@ class Answers:
         return await self._voter.vote(cut, epoch, proof)
 
     async def _on_prepared(self, peer: bytes, prepared: PreparedCut) -> Any:
-        self._check(peer, prepared.epoch)
         if prepared.cut.domain != self._voter.service.domain.id:
             raise PeerError("prepared cut: it belongs to another domain")
+        if (apart := await self._meet(peer, prepared.cut.height - 1)) is not None:
+            return apart
+        self._check(peer, prepared.epoch)
         quorum.check_quorum(prepared.votes, self._voter.electors, "prepared cut")
-        if prepared.cut.height > self._voter.height + 1:
-            await self._catch_up(peer)
         return await self._voter.commit(prepared)
 
     async def _on_certified(self, peer: bytes, data: bytes) -> Any:
@@ -143,6 +143,13 @@ class Answers:
         if version_of(base.payload) != (grant.base_term, grant.base_number):
             raise PeerError("grant: its base has another term or number")
         return None
+
+    async def _meet(self, peer: bytes, height: int) -> str | None:
+        """Catch up with a peer that holds ``height`` cuts; why there is nothing to decide together, or None. Without
+        the same cuts the two may not know the same electors, so that nothing of a request can be called wrong."""
+        if height > self._voter.height:
+            await self._catch_up(peer)
+        return None if height == self._voter.height else f"it holds {self._voter.height} cuts"
 
     def _check(self, peer: bytes, epoch: int) -> None:
         """Raise ``PeerError`` for an epoch that is not the peer's, or that nobody needs."""

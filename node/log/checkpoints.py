@@ -92,12 +92,12 @@ class Checkpoints:
         return True
 
     async def take(self, data: bytes) -> bool:
-        """Take a checkpoint from a peer; False where it brings nothing. Raises ``PeerError`` for one that does not
-        hold, or that contradicts the own cuts."""
-        found = rules.read(data, self._replica.domain.id, self._replica.electors_at)
-        size = found.checkpoint.size
+        """Take a checkpoint from a peer; False where it brings nothing, or where its cuts are not held, so that their
+        electors may be unknown. Raises ``PeerError`` for one that does not hold, or that contradicts the own cuts."""
+        size = rules.size(data, self._replica.domain.id)
         if size <= self.size or size > len(self._replica.cuts):
             return False
+        found = rules.read(data, self._replica.domain.id, self._replica.electors_at)
         if size == len(self._replica.cuts) and found.checkpoint != self.current():
             logger.error("electors cosigned another history than this node holds: %s", data.decode("ascii", "replace"))
             raise PeerError("checkpoint: it is of another history")

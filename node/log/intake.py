@@ -40,6 +40,9 @@ ENTRY_COST: Final = 1000
 """What a waiting entry takes in memory beside its body."""
 
 MAX_WAITING_CUTS: Final = 1024
+MAX_WAITING_CUT_BYTES: Final = 16 << 20
+"""Bytes of bodies of cuts that wait, four of the largest: in memory it is some five times as much."""
+
 MAX_WAITING_GRANTS: Final = 256
 CUTS_AT_ONCE: Final = 64
 """Waiting cuts whose entries are asked for together."""
@@ -129,9 +132,9 @@ class Intake:
         return taken
 
     def holds(self, entry: Entry) -> bool:
-        """Whether this entry waits here already."""
+        """Whether this entry waits here already, with the very signature: an id says nothing of that."""
         waiting = self._entries.get(entry.author, {}).get(entry.seq)
-        return waiting is not None and waiting.id == entry.id
+        return waiting is not None and (waiting.id, waiting.signature) == (entry.id, entry.signature)
 
     def entry(self, entry_id: bytes) -> Entry | None:
         """The entry of this id, if it waits here."""
@@ -224,14 +227,25 @@ class Intake:
             self._anchored.clear()
             self._ready = dict.fromkeys(self._entries, True)
         self._bytes += Counter()  # drops those who have nothing here
-        for height in sorted(self._cuts)[MAX_WAITING_CUTS:]:
-            del self._cuts[height]
+        self._drop_cuts()
         for term in sorted(self._grants, key=lambda term: (not self._trusted(self._grants[term]), term))[
             MAX_WAITING_GRANTS:
         ]:
             del self._grants[term]
 
     # Cuts and grants
+
+    def _drop_cuts(self) -> None:
+        """Where too much waits, keep the lowest cuts, those first whose certificates are believed."""
+        size = sum(len(cut.cut.body) for cut in self._cuts.values())
+        if len(self._cuts) <= MAX_WAITING_CUTS and size <= MAX_WAITING_CUT_BYTES:
+            return
+        room = MAX_WAITING_CUT_BYTES
+        order = sorted(self._cuts, key=lambda height: (not self._trusted(self._cuts[height]), height))
+        for place, height in enumerate(order):
+            room -= len(self._cuts[height].cut.body)
+            if place >= MAX_WAITING_CUTS or room < 0:
+                del self._cuts[height]
 
     def _drain_cuts(self, taken: Taken) -> bool:
         """Hand over the next cut, if it waits; whether it was taken."""

@@ -484,19 +484,20 @@ class LogService:
             await self._prune()
 
     async def _prune(self) -> None:
-        """Remove from the disk the bodies of what a snapshot sums up."""
-        bases = {author: self.replica.base_for(author) for author in self.replica.certified}
+        """Remove from the disk the bodies of what a snapshot sums up, but for each feed's newest: it is what tells an
+        author that was restored from a backup where its feed ends."""
+        ends = {author: self.replica.base_for(author) - 1 for author in self.replica.certified}
         ranges = [
-            RangeRequest(author, self._pruned.get(author, 0), base - 1)
-            for author, base in bases.items()
-            if base > self._pruned.get(author, 0)
+            RangeRequest(author, self._pruned.get(author, 0), end - 1)
+            for author, end in ends.items()
+            if end > self._pruned.get(author, 0)
         ]
         try:
             await self.store.prune(ranges)
         except OSError as error:
             logger.warning("old entries are not removed: %s", error)
         else:
-            self._pruned = bases
+            self._pruned = ends
 
     def _tell_foreign(self, taken: Sequence[Item]) -> None:
         if taken:

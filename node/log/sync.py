@@ -276,7 +276,7 @@ class LogSync:
                 answer = wire.fitting(await self._ranges(ranges))
             case "cuts":
                 if argument + 1 < replica.cuts.lowest:
-                    answer = wire.fitting(await self.service.store.cuts(argument, wire.MAX_CUTS))
+                    answer = wire.fitting(await self.service.store.cuts(argument, wire.MAX_CUTS, wire.ANSWER_BYTES))
                 else:
                     answer = wire.fitting(cut.encode() for cut in replica.cuts[argument : argument + wire.MAX_CUTS])
             case "grants":

@@ -122,8 +122,8 @@ class Store(Protocol):
     async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[bytes]:
         """The encoded entries of these ranges, in that order, up to about ``most`` bytes."""
 
-    async def cuts(self, after: int, most: int) -> Sequence[bytes]:
-        """The encoded cuts above the height ``after``, at most so many."""
+    async def cuts(self, after: int, most: int, room: int) -> Sequence[bytes]:
+        """The encoded cuts above the height ``after``, at most so many, and up to about ``room`` bytes."""
 
     async def prune(self, ranges: Sequence[RangeRequest]) -> int:
         """Remove the bodies of the entries in these ranges; returns how many went. Raises ``OSError``."""
@@ -320,10 +320,16 @@ class LogStore:
                 break
         return found
 
-    async def cuts(self, after: int, most: int) -> list[bytes]:
-        """The encoded cuts above the height ``after``, at most so many."""
-        rows = await self._all("SELECT data FROM cuts WHERE height > ? ORDER BY height LIMIT ?", after, most)
-        return [row[0] for row in rows]
+    async def cuts(self, after: int, most: int, room: int) -> list[bytes]:
+        """The encoded cuts above the height ``after``, at most so many, and up to about ``room`` bytes."""
+        statement = "SELECT height, LENGTH(data) FROM cuts WHERE height > ? ORDER BY height LIMIT ?"
+        last = after
+        for last, size in await self._all(statement, after, most):  # noqa: B007
+            room -= size
+            if room <= 0:
+                break
+        statement = "SELECT data FROM cuts WHERE height > ? AND height <= ? ORDER BY height"
+        return [row[0] for row in await self._all(statement, after, last)]
 
     async def prune(self, ranges: Sequence[RangeRequest]) -> int:
         """Remove the bodies of the entries in these ranges, a few at a time; returns how many went.

@@ -16,6 +16,7 @@ from protocol.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
 from protocol.records import Leave, Role, Rollout, Step, Weights
 from protocol.replica import Replica
 from protocol.rollout import max_bytes
+from protocol.snapshot import Snapshot
 from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, take
 
 TRUSTED = dataclasses.replace(POLICY, validator_reputation=600_000)
@@ -202,6 +203,24 @@ def test_a_grant_that_comes_late_takes_nothing_back() -> None:
     assert (story.ledger.version_number(aside.id), story.ledger.weights(aside.id)) == (None, aside)
     assert story.ledger.generation == 0
     assert story.ledger.accounts() == Ledger(story.replica).accounts()
+
+
+def test_there_may_be_more_terms_than_versions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocol.lineage.KEPT", 4)
+    story = Story()
+    for term in range(2, 9):
+        story.grant(term, "trainer", story.newest)
+        story.train(term=term)
+        story.ledger.update()
+    assert len(story.ledger.lineage()) == 4
+    assert story.ledger.newest_weights() is story.newest
+    assert story.ledger.version_number(story.newest.id) == 7
+    story.cut()
+    snapshot = Snapshot.take(story.ledger)
+    assert snapshot is not None
+    again = Snapshot.parse(snapshot.encode(), story.domain).resume(story.replica.grants.values())
+    assert again.newest_weights(final=True) == story.newest
+    assert again.lineage(final=True) == story.ledger.lineage(final=True)
 
 
 @pytest.mark.parametrize("change", [{"term": 2}, {"number": 2}, {"base": digest("?")}])

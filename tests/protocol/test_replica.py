@@ -381,6 +381,38 @@ def test_a_frozen_author_cannot_fill_memory() -> None:
     assert replica.heads[NODE].seq == 2
 
 
+def test_a_certified_branch_is_taken_however_long_it_is() -> None:
+    writer, bystander = Writer("a", DOMAIN.id), Writer("b", DOMAIN.id)
+    knows, victim = filled(writer.entries[0]), filled(writer.entries[0])
+    # Entries that nobody was shown yet: more than have room aside.
+    for _ in range(4):
+        entry = bystander.entries[0] if not knows.cuts else bystander.append(Role("relay"))
+        assert knows.add_entry(entry)
+        assert victim.add_entry(entry)
+        cut = cut_for(knows, "elector")
+        assert knows.add_cut(cut)
+        assert victim.add_cut(cut)
+        writer.anchor = bystander.anchor = cut.cut.id
+        for _ in range(256):
+            writer.append(Role("relay"))
+    rival = make(key("a"), DOMAIN.id, 1, writer.entries[0].id, DOMAIN.id, Leave())
+    assert victim.add_entry(rival)
+    for entry in writer.entries[1:]:
+        assert knows.add_entry(entry)
+    cut = cut_for(knows, "elector")
+    assert knows.add_cut(cut)
+    with pytest.raises(Evidence):
+        victim.add_entry(writer.entries[1])
+    for _ in range(20):
+        if victim.add_cut(cut) is not Outcome.MISSING_ENTRIES:
+            break
+        for wanted in victim.missing_for(cut.cut):
+            for entry in knows.entries(wanted.author, wanted.first_seq, wanted.last_seq):
+                victim.add_entry(entry)
+    assert victim.newest_cut_id == cut.cut.id
+    assert victim.certified == knows.certified
+
+
 def everything() -> list[Entry | CertifiedCut | CertifiedGrant]:
     """A lively log: two authors fork, one of them after a cut that covered one of its branches."""
     story = Story(validators=("v1", "v2"), inference=("i1", "i2", "i3"))

@@ -167,6 +167,10 @@ async def test_what_peers_send_is_judged() -> None:
     assert not await here.take(data)
     # A node that is behind cannot judge it yet; one that is ahead takes it where it has none.
     assert not await kept(grown(2)).take(data)
+    signed = key("stranger")
+    later = CheckpointLog(DOMAIN.id, [b"a", b"b", b"c", b"d"]).checkpoint()
+    newer = CosignedCheckpoint(later, ((signed.node, NOW, cosign(signed, later, NOW)[8:]),))
+    assert not await kept(grown(3)).take(newer.encode())
     ahead = kept(grown(5))
     assert await ahead.take(data)
     assert (ahead.size, ahead.lacking) == (3, True)

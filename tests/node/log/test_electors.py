@@ -22,7 +22,7 @@ from protocol.errors import PeerError
 from protocol.heads import Head, heads_root
 from protocol.identity import Identity
 from protocol.proposal import proposer
-from protocol.quorum import Cut, Report, commit, quorum, vote
+from protocol.quorum import Cut, PreparedCut, Report, commit, quorum, vote
 from protocol.records import Leave, Role
 from protocol.turns import JUMP
 from tests.protocol.builders import digest, key, small_domain
@@ -450,6 +450,27 @@ async def test_what_breaks_the_protocol_is_blamed(autojump_clock: trio.testing.M
         assert "only electors" in str(await send(stranger, victim, wire.request("status", None)))
         assert len(victim.port.blamed) == count
         assert elector_of(victim).voter.state.epoch < state.epoch + 40
+
+
+async def test_nobody_is_blamed_by_one_that_may_not_know_the_electors_in_force(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with electors() as (_, nodes):
+        await progress(nodes, 1)
+        ahead, behind = nodes[0], nodes[1]
+        voter, height = elector_of(behind).voter, len(behind.service.replica.cuts)
+        # By an amendment that the one behind does not hold, it is this elector's epoch, and others than it knows vote.
+        epoch = voter.state.epoch + 5 - (voter.state.epoch - DOMAIN.electors.index(ahead.id)) % 4
+        later = Cut.make(DOMAIN.id, height + 2, digest("prev"), digest("root"), [row("x")])
+        prepared = PreparedCut(later, epoch, (vote(key("e9"), later, epoch),))
+        for op, payload in (
+            ("report", wire.request("report", [epoch, height + 1])),
+            ("propose", wire.proposal(epoch, later, None)),
+            ("prepared", wire.request("prepared", prepared.encode())),
+        ):
+            answer = wire.parse_answer(op, await behind.port.handlers[voter.protocol](ahead.id, payload))
+            assert isinstance(answer, wire.Refusal)
+            assert answer.reason == f"it holds {answer.height} cuts"
 
 
 async def test_messages_read_as_written() -> None:

@@ -15,7 +15,8 @@ from node.log.service import LogService, News, NotReady, load
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.entry import Entry
 from protocol.errors import LocalError
-from protocol.quorum import CertifiedCut, commit, grant_vote
+from protocol.heads import Head
+from protocol.quorum import CertifiedCut, Cut, commit, grant_vote
 from protocol.records import Join, Leave, Role, Step, Weights
 from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, digest, grant_for, key, small_domain
@@ -158,6 +159,17 @@ async def test_bad_entries_do_not_stop_good_ones() -> None:
     assert service.replica.next_for(writer.node) == 2
 
 
+async def test_a_bad_signature_does_not_take_the_place_of_a_good_one_that_waits() -> None:
+    service = await start()
+    writer = Writer("a", DOMAIN.id)
+    good = writer.append(Role("relay")).encode()
+    bad = good[:-1] + bytes([good[-1] ^ 1])
+    assert (await service.receive(entries=[good])).waiting
+    assert len((await service.receive(entries=[bad])).errors) == 1
+    await service.receive(entries=[writer.entries[0].encode()])
+    assert [entry.encode() for entry in service.replica.entries(writer.node)][1:] == [good]
+
+
 async def test_big_deliveries_are_verified_in_a_thread() -> None:
     service = LogService(ELECTOR, Replica(DOMAIN), Disk(), fresh=True, thread_from=8)
     writer = Writer("a", DOMAIN.id)
@@ -183,6 +195,32 @@ async def test_the_waiting_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert service.replica.next_for(writers[5].node) == 4
     await service.receive(entries=[entry.encode() for entry in writers[0].entries])
     assert service.replica.next_for(writers[0].node) == 4
+
+
+async def test_waiting_cuts_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, elector = await with_elector()
+    await first.append(JOIN)
+    cuts = []
+    for _ in range(3):
+        made = await elector.cut()
+        assert made is not None
+        cuts.append(made)
+        await first.append(Role("relay"))
+    second = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True)
+    # Anybody can certify a cut with a key of its own.
+    stranger, rows = key("stranger"), tuple(Head(bytes([at]) * 32, 9, bytes(32), bytes(32)) for at in range(200))
+    monkeypatch.setattr("node.log.intake.MAX_WAITING_CUT_BYTES", 100_000)
+    for height in range(2, 60):
+        cut = Cut.make(DOMAIN.id, height, digest("prev"), digest(f"root {height}"), rows)
+        forged = CertifiedCut(cut, 1, (commit(stranger, cut, 1),))
+        assert (await second.receive(cuts=[forged.encode()])).errors == []
+    assert sum(len(cut.cut.body) for cut in second.intake._cuts.values()) <= 100_000
+    # What the electors certified finds room all the same.
+    await second.receive(cuts=[cut.encode() for cut in cuts[1:]])
+    await second.receive(
+        cuts=[cuts[0].encode()], entries=[entry.encode() for entry in first.replica.entries(ELECTOR.node)]
+    )
+    assert second.replica.newest_cut_id == cuts[-1].cut.id
 
 
 async def test_nobody_is_blamed_for_what_others_left_waiting() -> None:

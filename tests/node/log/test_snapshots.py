@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from node.log import service as service_module
-from node.log.service import load
+from node.log.service import NotReady, load
 from protocol.credit import credits
 from protocol.entry import make
 from protocol.errors import PeerError
@@ -158,6 +158,28 @@ async def test_without_old_bodies_everything_above_still_works(autojump_clock: t
         await converge([*nodes[:3], newcomer])
         same(nodes[0], newcomer)
         assert not newcomer.sync.unserved
+
+
+async def test_a_restored_backup_does_not_fork_where_nobody_keeps_old_bodies(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with open_world(DOMAIN, Network()) as world:
+        nodes = await start_all(world, archive=False)
+        await work(nodes, 2)
+        backup = nodes[3].disk.copy()
+        await work(nodes, 8)
+        world.crash(nodes[3])
+        for _ in range(6):
+            for node in nodes[:3]:
+                await node.service.append(Role("relay"))
+            await trio.sleep(1.5)
+        await converge(nodes[:3])
+        assert all(node.service.replica.base_for(key("c").node) > 8 for node in nodes[:3])
+        again = await world.start(key("c"), backup, known=[ELECTOR.node], archive=False)
+        await trio.sleep(20)
+        with pytest.raises(NotReady):
+            await again.service.append(Leave(), timeout=5)
+        assert not nodes[0].service.replica.forks
 
 
 async def test_a_full_disk_keeps_everything_in_memory(autojump_clock: trio.testing.MockClock) -> None:

@@ -20,7 +20,7 @@ from protocol.errors import LocalError
 from protocol.feed import ForkProof
 from protocol.records import Join, Leave, Role
 from protocol.replica import Replica
-from tests.protocol.builders import Writer, digest, key, small_domain
+from tests.protocol.builders import Writer, cut_for, digest, key, small_domain
 
 DOMAIN = small_domain()
 ELECTOR = key("elector")
@@ -174,6 +174,25 @@ async def test_damaged_rows_are_noticed(tmp_path: Path) -> None:
         connection.close()
         with pytest.raises(UserError, match="delete"):
             await store.load()
+
+
+async def test_a_page_of_cuts_is_bounded_in_bytes(tmp_path: Path) -> None:
+    replica, writer = Replica(DOMAIN), Writer("a", DOMAIN.id)
+    cuts = []
+    for _ in range(5):
+        assert replica.add_entry(writer.entries[-1])
+        cuts.append(cut_for(replica, "elector"))
+        assert replica.add_cut(cuts[-1])
+        writer.anchor = replica.newest_cut_id
+        writer.append(Role("relay"))
+    wires = [cut.encode() for cut in cuts]
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        await store.append(cuts)
+        assert await store.cuts(0, 9, 1 << 20) == wires
+        assert await store.cuts(1, 2, 1 << 20) == wires[1:3]
+        assert await store.cuts(1, 9, len(wires[1]) + 1) == wires[1:3]
+        assert await store.cuts(2, 9, 1) == wires[2:3]
+        assert await store.cuts(5, 9, 1 << 20) == []
 
 
 SCRIPT = """
