@@ -76,6 +76,8 @@ def waits_for(node: Node) -> list[str]:
     newest, held = node.weights.newest_number(), node.weights.newest_held()
     number = -1 if held is None else weights_payload(held).number
     found = []
+    if node.elector is not None and (away := node.elector.voter.away()) is not None and node.elector.voter.elected:
+        found.append(f"its part as an elector: {away}")
     if newest < 0:
         found.append("version 0 of the weights")
     elif number < newest:

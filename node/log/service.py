@@ -222,7 +222,7 @@ class LogService:
         self.behind = False
         """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
         self.checkpoints = Checkpoints(replica, store)
-        self._own_head = OwnHead(identity.node, self.domain.electors, known, fresh=fresh)
+        self._own_head = OwnHead(identity.node, replica.electors_at(len(replica.cuts) + 1), known, fresh=fresh)
         self._thread_from = thread_from
         self._listeners: list[Callable[[News], None]] = []
         self._changed = trio.Event()

@@ -82,6 +82,11 @@ class Voter:
         return self.service.replica.electors_at(len(self.service.replica.cuts) + 1)
 
     @property
+    def elected(self) -> bool:
+        """Whether this node is an elector of the next cut."""
+        return self.me in self.electors
+
+    @property
     def known_term(self) -> int:
         """The highest term that is granted."""
         return max(self.service.replica.grants, default=0)
@@ -92,7 +97,7 @@ class Voter:
 
     def away(self) -> str | None:
         """Why it takes no part now; None where it does."""
-        if self.me not in self.electors:
+        if not self.elected:
             return "it is no elector any more"
         if not self.service.ready.is_set():
             return "its own feed is not confirmed"

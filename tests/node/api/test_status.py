@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,22 @@ async def test_who_catches_up_says_how_far_it_is(
         assert len(status(running.node)["waits_for"]) == 1
         running.node.log.height_told = height + 40
         assert status(running.node)["waits_for"][1] == f"the log to arrive: cut {height} of {height + 40}"
+
+
+async def test_an_elector_that_takes_no_part_says_so(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.stage(t="trainer", v="validator")
+        running = cluster.running["elector"]
+        assert running.elector is not None
+        voter = running.elector.voter
+        running.node.elector = running.elector
+        assert not any("elector" in phrase for phrase in status(running.node)["waits_for"])
+        voter.state = replace(voter.state, abstains=99)
+        assert (
+            "its part as an elector: it abstains, for a part of its past is lost" in status(running.node)["waits_for"]
+        )
 
 
 async def test_a_network_tells_of_itself(
