@@ -27,7 +27,7 @@ validators have judged, once their version is ``KEPT_VERSIONS`` behind.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -94,12 +94,13 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, and those of
-    them that were never taken up; and (rollout id, verdict id) of verdicts whose submission did not come in time."""
+    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, each with
+    the verdicts that count, and those of them that were never taken up; and (rollout id, verdict id) of verdicts whose
+    submission did not come in time."""
 
     decided: Mapping[bytes, Status]
     unread: Sequence[bytes]
-    submissions: Sequence[bytes]
+    submissions: Mapping[bytes, frozenset[bytes]]
     verdicts: Sequence[tuple[bytes, bytes]]
 
 
@@ -298,7 +299,7 @@ class Fold:
 
     def close(self, height: int) -> Closed:
         """Close what the cut of ``height`` closes, after its entries were taken: for the final fold."""
-        closed: list[bytes] = []
+        closed: dict[bytes, frozenset[bytes]] = {}
         unread: list[bytes] = []
         early: list[tuple[bytes, bytes]] = []
         for rollout, verdict in self.closing.pop(height - VERDICT_CUTS, ()):
@@ -311,7 +312,7 @@ class Fold:
                 if submission.status == PENDING:
                     self._decide(submission, lapsed(_payloads(submission)))
                 self._end(submission)
-                closed.append(rollout)
+                closed[rollout] = frozenset(vote.id for vote in submission.votes.values())
         decided, self._decided = self._decided, {}
         found = Closed(decided, unread, closed, early)
         self._drop_early(found)
@@ -330,9 +331,10 @@ class Fold:
                 if submission.status != PENDING:
                     self._undo(submission)
                 self._decide(submission, status)
-        for rollout in closed.submissions:
+        for rollout, counted in closed.submissions.items():
             submission = self.submissions.get(rollout)
             if submission is not None:
+                self._drop_late(submission, counted)
                 self._end(submission)
         self._drop_early(closed)
         self._decided.clear()
@@ -350,6 +352,14 @@ class Fold:
             self._open.get(validator, {}).pop(submission.entry.id, None)
         submission.closed = True
         self._settle(submission)
+
+    def _drop_late(self, submission: Submission, counted: Collection[bytes]) -> None:
+        """Take back what verdicts earned that no cut covered in time."""
+        for validator, vote in list(submission.votes.items()):
+            if vote.id not in counted:
+                assert isinstance(vote.payload, Verdict)
+                self._tally(validator).audit(submission.status, submission.rollout, vote.payload, -1)
+                del submission.votes[validator]
 
     def _undo(self, submission: Submission) -> None:
         """Take a decision back, that of the live fold; it stays listed."""

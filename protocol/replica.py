@@ -82,6 +82,7 @@ class Replica:
         self.forks: dict[bytes, ForkProof] = {}
         self.arrivals: list[Entry] = []
         self.rewrites = 0
+        self._side: bytes | None = None
         self._chains: dict[bytes, Chain] = {}
         self._heads = HeadTable()
         self._certified = HeadTable()
@@ -146,6 +147,7 @@ class Replica:
         if known is not None and known.seq <= proof.seq:
             return Outcome.KNOWN
         self.forks[proof.author] = proof
+        self._side = None
         self._freeze(proof.author)
         return Outcome.ADDED
 
@@ -160,6 +162,7 @@ class Replica:
         known = self.grants.get(certified.grant.term)
         if known is None:
             self.grants[certified.grant.term] = certified
+            self._side = None
             return Outcome.ADDED
         if known.grant.id != certified.grant.id:
             raise PeerError(f"grant: term {certified.grant.term} is granted already")
@@ -293,9 +296,12 @@ class Replica:
 
     def side_digest(self) -> bytes:
         """32 bytes that are equal where two replicas hold the same grants and know the same forks."""
-        grants = sorted((term, certified.grant.id) for term, certified in self.grants.items())
-        forks = sorted((author, proof.seq) for author, proof in self.forks.items())
-        return sha256(codec.encode([grants, forks])).digest()
+        if self._side is None:
+            # Kept, since every peer may ask for it, and anybody may make forks.
+            grants = sorted((term, certified.grant.id) for term, certified in self.grants.items())
+            forks = sorted((author, proof.seq) for author, proof in self.forks.items())
+            self._side = sha256(codec.encode([grants, forks])).digest()
+        return self._side
 
     def entry(self, entry_id: bytes) -> Entry | None:
         """The visible entry of this id, if it is in memory."""

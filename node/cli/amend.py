@@ -107,7 +107,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _micro(change: str, value: str) -> int:
-    from decimal import Decimal, InvalidOperation
+    from decimal import Decimal
 
     from protocol.constants import MILLION
 
@@ -116,7 +116,7 @@ def _micro(change: str, value: str) -> int:
         if scaled != scaled.to_integral_value():
             raise ValueError
         return int(scaled)
-    except (InvalidOperation, ValueError, OverflowError):
+    except (ArithmeticError, ValueError):
         raise UserError(f"--threshold {change}: not a number of at most six decimals") from None
 
 
@@ -162,6 +162,6 @@ def _read(path: Path) -> tuple[Amendment, dict[bytes, bytes]]:
         votes = {bytes.fromhex(elector): bytes.fromhex(vote) for elector, vote in value["signatures"].items()}
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})", "name an amendment's file") from None
-    except (ValueError, KeyError, TypeError, AttributeError, PeerError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PeerError) as error:
         raise UserError(f"{path}: not an amendment ({error})", "make a new one: farflung domain amend make") from None
     return made, votes

@@ -32,7 +32,7 @@ from protocol import codec
 from protocol import entry as entries
 from protocol.domain import Domain
 from protocol.entry import Entry
-from protocol.errors import Error, LocalError
+from protocol.errors import Error, LocalError, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
 from protocol.quorum import CertifiedCut, CertifiedGrant
@@ -131,7 +131,11 @@ class Store(Protocol):
 
 def decode_rows(rows: Iterable[tuple[Any, ...]], *, verify: bool) -> Iterator[Item]:
     """The items of ``READ``'s rows. Raises ``PeerError`` at the first one that does not parse."""
-    for _, kind, data, signature in rows:
+    for position, kind, *stored in rows:
+        # SQLite stores any type in any column, and parsers are made for bytes.
+        data, signature = (value if isinstance(value, bytes) else b"" for value in stored)
+        if not isinstance(position, int):
+            raise PeerError("a row has no position")
         match kind:
             case "entry":
                 yield entries.parse(data, signature, verify=verify)
@@ -177,7 +181,7 @@ class LogStore:
             raise UserError(f"{self.path}: this log belongs to another domain", "use a new data directory")
         tables = ("entries", "cuts", "grants", "forks")
         newest = " UNION ALL ".join(f"SELECT MAX(position) FROM {table}" for table in tables)  # noqa: S608
-        self._position = max((row[0] for row in await self._all(newest) if row[0] is not None), default=0)
+        self._position = max((row[0] for row in await self._all(newest) if isinstance(row[0], int)), default=0)
 
     async def load(self) -> list[Item]:
         """Everything in the order in which it was appended; signatures of entries are not verified again."""
@@ -243,14 +247,15 @@ class LogStore:
     async def meta(self, key: str) -> bytes | None:
         """A value stored beside the log, or None."""
         rows = await self._all("SELECT value FROM meta WHERE key = ?", key)
-        return bytes(rows[0][0]) if rows else None
+        # SQLite stores any type in any column: what is no bytes fits nothing.
+        return (rows[0][0] if isinstance(rows[0][0], bytes) else b"") if rows else None
 
     # Snapshots
 
     async def snapshot(self) -> tuple[int, bytes] | None:
         """(position, bytes) of the snapshot, if there is one that fits its hash."""
         for position, digest, data in await self._all("SELECT position, hash, data FROM snapshot"):
-            if isinstance(data, bytes) and digest == _hash(position, data):
+            if isinstance(position, int) and isinstance(data, bytes) and digest == _hash(position, data):
                 return position, data
         return None
 
@@ -354,7 +359,7 @@ def _decoded(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
 
 
 def _hash(position: int, data: bytes) -> bytes:
-    return sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big") + data).digest()
+    return sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big", signed=True) + data).digest()
 
 
 def _statement(row: tuple[int, Item]) -> str:

@@ -8,13 +8,14 @@ from random import Random
 import pytest
 
 from protocol import merkle, recovery
+from protocol.constants import VERDICT_CUTS
 from protocol.credit import Account, credits, reputation
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.heads import FROZEN, LIVE, Head, heads_root
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, Cut, certify, commit
-from protocol.records import Join, Leave
+from protocol.records import Join, Leave, Role
 from protocol.recovery import commitment
 from protocol.replica import Outcome, Replica
 from tests.protocol.builders import POLICY, Story, Writer, key, take
@@ -98,6 +99,23 @@ def test_a_close_ends_the_feed_at_its_certified_head() -> None:
     story.cut()
     assert story.replica.certified[story.node("i1")] == head
     assert story.replica.uncovered() == []
+
+
+def test_a_verdict_that_is_covered_too_late_earns_nothing_in_the_live_fold_either() -> None:
+    story = Kept(validators=("v1", "v2", "v3"))
+    rollout = story.rollout("i1")
+    for validator in ("v1", "v2"):
+        story.judge(validator, rollout)
+    story.cut()
+    story.judge("v3", rollout)
+    assert story.account("v3", final=False).audited > 0
+    for number in range(VERDICT_CUTS):
+        story.say("i2", Role("inference" if number % 2 else "none"))
+        story.cut_without("v3")
+    story.settle()
+    assert story.account("v3") == story.account("v3", final=False)
+    assert story.account("v3").audited == 0
+    assert story.account("v1", final=False).audited > 0
 
 
 def test_no_cut_moves_a_row_beyond_the_end() -> None:

@@ -413,6 +413,19 @@ def test_a_certified_branch_is_taken_however_long_it_is() -> None:
     assert victim.certified == knows.certified
 
 
+def test_the_digest_of_grants_and_forks_is_made_once_and_follows_both() -> None:
+    replica = filled(*A[:2])
+    digests = [replica.side_digest()]
+    assert replica.side_digest() is digests[0]
+    assert replica.add_grant(grant_for(DOMAIN, 1, NODE))
+    digests.append(replica.side_digest())
+    with pytest.raises(Evidence):
+        replica.add_entry(feed("a", 2)[1])
+    digests.append(replica.side_digest())
+    assert len(set(digests)) == 3
+    assert replica.side_digest() is digests[2]
+
+
 def everything() -> list[Entry | CertifiedCut | CertifiedGrant]:
     """A lively log: two authors fork, one of them after a cut that covered one of its branches."""
     story = Story(validators=("v1", "v2"), inference=("i1", "i2", "i3"))

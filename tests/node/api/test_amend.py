@@ -12,6 +12,7 @@ import trio
 from node.api import server
 from node.api.client import Unavailable, request
 from node.cli import amend, main
+from node.errors import UserError
 from tests.node.fakes import Faults, Running, open_cluster
 from tests.protocol.builders import key
 
@@ -85,9 +86,15 @@ async def test_nonsense_is_told(tmp_path: Path, faults: Faults) -> None:
         await trio.lowlevel.checkpoint()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"body": "90", "signatures": {}}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"[" * 100_000, b'{"body": "90", "signatures": {}}'])
 def test_a_file_that_is_none_is_told(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "amendment.json"
     file.write_bytes(content)
     assert run("sign", str(file), "--data-dir", str(tmp_path)) == 2
     assert "not an amendment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["", "nan", "inf", "0.0000001", "1e9999999"])
+def test_a_threshold_that_is_no_number_is_told(value: str) -> None:
+    with pytest.raises(UserError, match="six decimals"):
+        amend._micro("deficit_mean", value)

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,44 @@ async def test_damaged_rows_are_noticed(tmp_path: Path) -> None:
         connection.close()
         with pytest.raises(UserError, match="delete"):
             await store.load()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE cuts SET data = 7",
+        "UPDATE cuts SET data = 3.5",
+        "UPDATE cuts SET position = 'x'",
+        "UPDATE cuts SET position = x'90'",
+        "UPDATE entries SET body = 3.5",
+        "UPDATE entries SET signature = 7",
+        "UPDATE meta SET value = 3.5",
+    ],
+)
+async def test_values_of_another_type_are_noticed(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "log.db"
+    replica, writer = Replica(DOMAIN), Writer("a", DOMAIN.id)
+    assert replica.add_entry(writer.entries[0])
+    async with open_log_store(path, DOMAIN) as store:
+        await store.append([*writer.entries, cut_for(replica, "elector")])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(statement)
+        connection.commit()
+    with pytest.raises(UserError):
+        async with open_log_store(path, DOMAIN) as store:
+            await load(store, DOMAIN)
+
+
+@pytest.mark.parametrize("change", ["position = 'x'", "position = -1", "position = 3.5", "data = 7", "hash = 7"])
+async def test_a_snapshot_of_another_type_is_none(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "log.db"
+    async with open_log_store(path, DOMAIN) as store:
+        await store.save_snapshot(b"data")
+        assert await store.snapshot() == (0, b"data")
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"UPDATE snapshot SET {change}")
+            connection.commit()
+        assert await store.snapshot() is None
 
 
 async def test_a_page_of_cuts_is_bounded_in_bytes(tmp_path: Path) -> None:
