@@ -109,6 +109,10 @@ class Amendments:
         """Of the newest amendment, 0 before any."""
         return len(self._list)
 
+    def number_at(self, height: int) -> int:
+        """The number of the rules of the cut of ``height``."""
+        return bisect_right(self._heights, height)
+
     def electors_at(self, height: int) -> tuple[bytes, ...]:
         """The electors of the cut of ``height``, as far as the cuts below are known."""
         found = self._at(height)
@@ -119,8 +123,9 @@ class Amendments:
         found = self._at(height)
         return self._domain.thresholds if found is None else found.thresholds
 
-    def cover(self, height: int, entries: Iterable[Entry]) -> None:
-        """Take notice of the ``amend`` entries that the cut of ``height`` covers. Cuts come in order."""
+    def cover(self, height: int, entries: Iterable[Entry]) -> bool:
+        """Take notice of the ``amend`` entries that the cut of ``height`` covers; whether one counts. Cuts come in
+        order."""
         electors = self.electors_at(height)
         for entry in sorted(entries, key=lambda entry: entry.id):
             assert isinstance(entry.payload, Amend)
@@ -133,7 +138,8 @@ class Amendments:
                 continue
             self._heights.append(height + 1)
             self._list.append(amendment)
-            return
+            return True
+        return False
 
     def to_value(self) -> list[Any]:
         """All of them, for a snapshot."""

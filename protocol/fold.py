@@ -164,7 +164,7 @@ class Fold:
 
     def refresh(self) -> None:
         """Take notice of new grants."""
-        if self.lineage.granted != len(self._rules.grants):
+        if not self.lineage.knows(self._rules.grants):
             self.version += 1
             self._wake(self.lineage.see(self._rules.grants))
 

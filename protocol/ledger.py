@@ -141,7 +141,8 @@ class Ledger:
         for head in cut.changes:
             for entry in self.replica.entries(head.author, self._next.get(head.author, 0), head.seq):
                 self._history.add(entry, cut.height)
-                self._final.add(entry, cut.height)
+                if not self.replica.terms.voided(entry):
+                    self._final.add(entry, cut.height)
                 self.final_entries += 1
             self._next[head.author] = head.seq + 1
         closed = self._final.close(cut.height)

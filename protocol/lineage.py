@@ -119,14 +119,15 @@ class Lineage:
         self._bases: dict[bytes, list[Grant]] = {}
         self._fresh: list[bytes] = []
 
-    @property
-    def granted(self) -> int:
-        """How many grants it knows."""
-        return len(self._grants)
+    def knows(self, grants: Mapping[int, CertifiedGrant]) -> bool:
+        """Whether it took notice of these grants, and of no others."""
+        return grants.keys() == self._grants.keys()
 
     def see(self, grants: Mapping[int, CertifiedGrant]) -> list[bytes]:
         """Take notice of new grants. Returns what became legitimate."""
-        if len(grants) != len(self._grants):
+        if not self.knows(grants):
+            for term in self._grants.keys() - grants.keys():
+                self._drop(term)
             for term in sorted(grants.keys() - self._grants.keys()):
                 self._grants[term] = grant = grants[term].grant
                 if grant.base == self._domain.id or grant.base in self.versions:
@@ -134,6 +135,17 @@ class Lineage:
                 else:
                     self._bases.setdefault(grant.base, []).append(grant)
         return self._take_fresh()
+
+    def _drop(self, term: int) -> None:
+        """A grant that led to nothing is void by now (see ``protocol.terms``)."""
+        grant = self._grants.pop(term)
+        if grant in (waiting := self._bases.get(grant.base, [])):
+            waiting.remove(grant)
+        if term in self._tips:
+            leading = term == max(self._tips)
+            del self._tips[term]
+            if leading:
+                self._lead_to(self._tips[max(self._tips)] if self._tips else None)
 
     def add_step(self, entry: Entry) -> None:
         """Take a step entry."""

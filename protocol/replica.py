@@ -44,6 +44,7 @@ from protocol.merkle import EMPTY_RANGE, CompactRange
 from protocol.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
 from protocol.records import Join
 from protocol.recovery import Endings
+from protocol.terms import Terms
 
 MAX_SHELF: Final = 512
 """Entries of one frozen author that wait aside, beside those that a certified cut waits for: of these none is dropped.
@@ -59,6 +60,7 @@ class Outcome(Enum):
     MISSING_ANCHOR = "the cut that it anchors on is missing"
     MISSING_CUT = "the cut before it is missing"
     MISSING_ENTRIES = "entries that it covers are missing"
+    OUTDATED = "the electors who granted it left office before anything came of it"
     MISSING_GRANT = "the grant of a version that it covers is missing"
     FROZEN = "its author is frozen"
     BELOW = "it lies below what is in memory"
@@ -78,7 +80,7 @@ class Replica:
         self.domain = domain
         self.amendments = Amendments(domain)
         self.cuts = Cuts()
-        self.grants: dict[int, CertifiedGrant] = {}
+        self.terms = Terms()
         self.forks: dict[bytes, ForkProof] = {}
         self.arrivals: list[Entry] = []
         self.rewrites = 0
@@ -159,14 +161,17 @@ class Replica:
         if height is None:
             return Outcome.MISSING_CUT
         check_quorum(certified.votes, self.electors_at(height + 1), "grant")
-        known = self.grants.get(certified.grant.term)
-        if known is None:
-            self.grants[certified.grant.term] = certified
-            self._side = None
-            return Outcome.ADDED
-        if known.grant.id != certified.grant.id:
-            raise PeerError(f"grant: term {certified.grant.term} is granted already")
-        return Outcome.KNOWN
+        term, number = certified.grant.term, self.amendments.number_at
+        known = self.grants.get(term)
+        if known is not None and known.grant.id == certified.grant.id:
+            return Outcome.KNOWN
+        if not self.terms.admits(term, number(height + 1), number(len(self.cuts) + 1)):
+            return Outcome.OUTDATED
+        if known is not None:
+            raise PeerError(f"grant: term {term} is granted already")
+        self.terms.add(certified)
+        self._side = None
+        return Outcome.ADDED
 
     def add_cut(self, certified: CertifiedCut) -> Outcome:
         """Take a verified cut, whole or not at all. Raises ``PeerError`` where it contradicts what is certified."""
@@ -183,7 +188,11 @@ class Replica:
         self._room.clear()
         for author, chain in rebuilt:
             self._replace(author, chain)
-        self.amendments.cover(cut.height, self._amends_in(cut))
+        versions = [(entry, self._rules_of(entry)) for entry in self.versions_in(cut)]
+        self.terms.cover(versions, self.amendments.number_at(cut.height))
+        if self.amendments.cover(cut.height, self._amends_in(cut)) and self.terms.change_rules():
+            self.rewrites += 1
+            self._side = None
         self._heights[cut.id] = cut.height
         self.cuts.append(certified)
         self.cut_range = self.cut_range.append(cut.body)
@@ -258,6 +267,11 @@ class Replica:
     def newest_cut_id(self) -> bytes:
         """What a new entry anchors on: the newest cut's id, or the domain's before any."""
         return self.cuts[-1].cut.id if self.cuts else self.domain.id
+
+    @property
+    def grants(self) -> dict[int, CertifiedGrant]:
+        """The grants that count, by term."""
+        return self.terms.grants
 
     @property
     def heads(self) -> dict[bytes, Head]:
@@ -430,9 +444,19 @@ class Replica:
     def _ungranted(self, chain: Chain, after: int) -> int:
         """The first seq above ``after`` of a version whose term's grant is missing; beyond the end where none is."""
         for seq, term in chain.versions[bisect_left(chain.versions, (after + 1,)) :]:
-            if term not in self.grants:
+            if term not in self.grants and not self._void(chain, seq):
                 return seq
         return max(chain.next_seq, after + 1)
+
+    def _void(self, chain: Chain, seq: int) -> bool:
+        """Whether the weights entry there needs no grant, for the next cut makes nothing of it."""
+        entry = chain.at(seq)
+        covering = self.amendments.number_at(len(self.cuts) + 1)
+        return entry is not None and self.terms.void(entry, self._rules_of(entry), covering)
+
+    def _rules_of(self, entry: Entry) -> int:
+        """The number of the rules that an entry anchors on: those of the cut after its anchor."""
+        return self.amendments.number_at(self._heights[entry.anchor] + 1)
 
     # Forks
 

@@ -1,8 +1,8 @@
 """What follows from the final part of a log, as one value: a node that has it need not read that part again.
 
 1. A snapshot is taken at the newest cut. It holds the state of every feed at its certified head, what its join says of
-   the recovery key, which feeds were closed or rebound, the ids of all cuts, the amendments, the final fold and the
-   history of roles and reputations, and names the entries in memory that no cut covers.
+   the recovery key, which feeds were closed or rebound, the ids of all cuts, the amendments, the settled terms, the
+   final fold and the history of roles and reputations, and names the entries in memory that no cut covers.
 2. It is a cache of one node, never sent and never trusted by another: who finds it damaged drops it and reads the log.
 3. Grants and proofs of forks are not in it; they are few, and read whole.
 """
@@ -26,6 +26,7 @@ from protocol.merkle import CompactRange
 from protocol.quorum import CertifiedCut, CertifiedGrant
 from protocol.recovery import ENDING, Endings
 from protocol.replica import Replica
+from protocol.terms import Terms
 
 FORMAT: Final = 1
 """Changes with whatever a snapshot is made from, rules included: an older one is dropped."""
@@ -54,6 +55,8 @@ _SNAPSHOT: Final = Array(
         ("endings", Many(ENDING, most=codec.MAX_INT)),
         ("tail", Bytes(most=MAX_BYTES)),
         ("amendments", amend.SNAPSHOT),
+        ("settled", Many(Int(), most=codec.MAX_INT)),
+        ("highest_term", Int()),
         ("history", history.SCHEMA),
         ("fold", foldstate.SCHEMA),
     )
@@ -89,6 +92,8 @@ class Snapshot:
             replica.endings.to_value(),
             b"".join(tail),
             replica.amendments.to_value(),
+            sorted(replica.terms.settled),
+            replica.terms.highest,
             *ledger.to_value(),
         ]
         return cls(replica.domain, value, tail)
@@ -108,7 +113,9 @@ class Snapshot:
     def resume(self, sides: Iterable[CertifiedGrant | ForkProof]) -> Ledger:
         """A ledger over a replica with nothing but the newest cut in memory. ``sides`` are all grants and proofs of
         forks that are stored. Raises ``PeerError`` where the parts do not fit each other."""
-        _, _, cut, cut_ids, cut_nodes, feeds, recoveries, endings, _, amendments, past, fold = self.value
+        _, _, cut, cut_ids, cut_nodes, feeds, recoveries, endings, _, amendments, settled, highest, past, fold = (
+            self.value
+        )
         states = [_state(row) for row in feeds]
         frozen = {row[0] for row in feeds if row[5]}
         newest = CertifiedCut.parse(cut)
@@ -117,6 +124,7 @@ class Snapshot:
         tree = _range(len(heights), cut_nodes)
         replica = Replica.resume(self.domain, states, frozen, _ids(recoveries), over, heights, tree, newest)
         replica.amendments = Amendments.from_value(amendments, self.domain)
+        replica.terms = Terms(settled, highest)
         for side in sides:
             with suppress(Evidence):
                 if isinstance(side, ForkProof):

@@ -181,7 +181,7 @@ def _take_stored(replica: Replica, items: Sequence[Item]) -> None:
             continue
         except PeerError as error:
             raise _damaged(str(error)) from None
-        if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN, Outcome.BELOW):
+        if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN, Outcome.BELOW, Outcome.OUTDATED):
             raise _damaged(outcome.value)
 
 

@@ -88,8 +88,8 @@ class Voter:
 
     @property
     def known_term(self) -> int:
-        """The highest term that is granted."""
-        return max(self.service.replica.grants, default=0)
+        """The highest term that was ever granted."""
+        return self.service.replica.terms.highest
 
     def place(self, node: bytes) -> int:
         """A node's place among the electors."""

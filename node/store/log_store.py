@@ -369,7 +369,8 @@ def _statement(row: tuple[int, Item]) -> str:
         case CertifiedCut():
             return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
         case CertifiedGrant():
-            return "INSERT OR IGNORE INTO grants VALUES (?, ?, ?)"
+            # One that became void, see ``protocol.terms``, gives its place to a later one.
+            return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)"
         case ForkProof():
             return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
 

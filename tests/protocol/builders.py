@@ -171,7 +171,7 @@ def grant_for(
         assert isinstance(base.payload, Weights)
         grant = Grant.make(domain.id, term, trainer, base.id, base.payload.term, base.payload.number, anchor)
     votes = dict(grant_vote(key(elector), grant) for elector in electors)
-    return certify_grant(grant, votes, domain.electors)
+    return certify_grant(grant, votes, tuple(votes))
 
 
 class Story:

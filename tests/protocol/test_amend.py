@@ -11,7 +11,7 @@ from protocol.amend import Amendment
 from protocol.domain import Thresholds
 from protocol.errors import LocalError, PeerError
 from protocol.records import Amend, parse_payload
-from protocol.replica import Replica
+from protocol.replica import Outcome, Replica
 from tests.protocol.builders import THRESHOLDS, Writer, cut_for, grant_for, key, small_domain
 
 OLD, NEW = ("e1", "e2", "e3", "e4"), ("e3", "e4", "e5", "e6")
@@ -66,8 +66,8 @@ def test_it_counts_from_the_cut_after_the_one_that_covers_it() -> None:
     assert replica.add_entry(author.append(payload(amendment(2, OLD), *NEW[:3])))
     with pytest.raises(PeerError, match="elector"):
         replica.add_cut(cut_for(replica, *OLD[:3], among=nodes(*OLD)))
-    # Grants follow their anchor: old ones stay good.
-    assert replica.add_grant(grant_for(DOMAIN, 1, author.node, electors=OLD[:3]))
+    # Neither do they grant terms any more, not even on an anchor of their time.
+    assert replica.add_grant(grant_for(DOMAIN, 1, author.node, electors=OLD[:3])) is Outcome.OUTDATED
     with pytest.raises(PeerError, match="elector"):
         replica.add_grant(grant_for(DOMAIN, 2, author.node, electors=OLD[:3], anchor=first.cut.id))
     assert replica.add_cut(cut_for(replica, *NEW[1:]))
