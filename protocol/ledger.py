@@ -203,6 +203,10 @@ class Ledger:
             self.note_drawn(verdict.id, found)
         return found
 
+    def knows_draw(self, verdict_id: bytes) -> bool:
+        """Whether the draw of this verdict was checked."""
+        return verdict_id in self._drawn
+
     def note_drawn(self, verdict_id: bytes, right: bool) -> None:
         """Take notice of a draw that was checked elsewhere."""
         if len(self._drawn) >= MAX_DRAWN:

@@ -19,10 +19,10 @@ from itertools import count, islice
 from typing import Final, TypeVar
 
 from node.store.log_store import Item
-from protocol.entry import Entry
+from protocol.entry import NO_PREV, Entry
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
+from protocol.heads import MAX_RANGE, RangeRequest
 from protocol.quorum import CertifiedCut, CertifiedGrant, check_quorum
 from protocol.replica import Outcome, Replica
 
@@ -154,24 +154,46 @@ class Intake:
             or any(isinstance(item, CertifiedGrant) and item.grant.term in self._grants for item in others)
         )
 
-    def missing_for_cuts(self) -> list[RangeRequest]:
-        """What to ask for so that the cuts that wait can be taken, one range an author: for the next cut, and for as
-        many behind it as leave room for what waits."""
-        merged: dict[bytes, RangeRequest] = {}
+    def missing_for_cuts(self, *, again: bool = False) -> list[RangeRequest]:
+        """What to ask for so that the cuts that wait can be taken: for the next cut, and for as many behind it as leave
+        room for what waits. What waits here already is left out, or, ``again``, asked for as well: it may be of another
+        branch than the one that a cut covers."""
+        replica = self._replica
+        starts: dict[bytes, int] = {}
+        goals: dict[bytes, int] = {}
+        aside: dict[bytes, RangeRequest] = {}
         total = 0
         believed = (height for height in sorted(self._cuts) if self._trusted(self._cuts[height]))
         for height in islice(believed, CUTS_AT_ONCE):
-            for wanted in self._replica.missing_for(self._cuts[height].cut):
-                known = merged.get(wanted.author)
-                if known is None:
-                    merged[wanted.author] = wanted
-                    total += wanted.last_seq - wanted.first_seq + 1
-                elif known.first_seq == wanted.first_seq and known.last_seq < wanted.last_seq:
-                    merged[wanted.author] = wanted
-                    total += wanted.last_seq - known.last_seq
+            cut = self._cuts[height].cut
+            rows = {head.author: head.seq for head in cut.changes}
+            for wanted in replica.missing_for(cut):
+                author = wanted.author
+                if replica.frozen(author) or wanted.first_seq != replica.next_for(author):
+                    aside.setdefault(author, wanted)
+                    continue
+                if author not in starts:
+                    starts[author] = wanted.first_seq if again else self._first_missing(author)
+                    goals[author] = starts[author] - 1
+                goal = min(rows[author], starts[author] + MAX_WAITING_ENTRIES // 2)
+                total += max(goal - goals[author], 0)
+                goals[author] = max(goal, goals[author])
             if total > MAX_WAITING_ENTRIES // 2:
                 break
-        return list(merged.values())
+        found = list(aside.values())
+        for author, goal in goals.items():
+            firsts = range(starts[author], goal + 1, MAX_RANGE)
+            found += [RangeRequest(author, first, min(first + MAX_RANGE - 1, goal)) for first in firsts]
+        return found
+
+    def _first_missing(self, author: bytes) -> int:
+        """The seq of the author's first entry that neither is held nor waits, in a chain with what is held."""
+        seq = self._replica.next_for(author)
+        prev = NO_PREV if seq == 0 else self._replica.id_at(author, seq - 1)
+        waiting = self._entries.get(author, {})
+        while (entry := waiting.get(seq)) is not None and entry.prev == prev:
+            prev, seq = entry.id, seq + 1
+        return seq
 
     # Entries
 

@@ -160,7 +160,7 @@ async def _check_draws(ledger: Ledger, items: Iterable[Item], find: Callable[[by
     for entry in some:
         if isinstance(entry.payload, Verdict):
             rollout = rollouts.get(entry.payload.rollout) or find(entry.payload.rollout)
-            if rollout is not None:
+            if rollout is not None and not ledger.knows_draw(entry.id):
                 pairs.append((entry, rollout))
 
     async def check(part: Sequence[tuple[Entry, Rollout]]) -> None:
@@ -415,6 +415,8 @@ class LogService:
                 result.errors += taken.errors
                 result.added = len(taken.items)
                 result.waiting = self.intake.waits(good, new_cuts, others)
+                if len(taken.items) >= self._thread_from:
+                    await _check_draws(self.ledger, taken.items, self._announced)
                 if taken.items:
                     await self._save_foreign(taken.items)
                 for entry in good:
@@ -438,12 +440,10 @@ class LogService:
         async with trio.open_nursery() as nursery:
             for place, start in enumerate(starts):
                 nursery.start_soon(judge, place, data[start : start + VERIFIED_AT_ONCE])
-        good = [entry for part in parts for entry in part]
-        await _check_draws(self.ledger, good, self._announced)
-        return good
+        return [entry for part in parts for entry in part]
 
     def _announced(self, rollout_id: bytes) -> Rollout | None:
-        entry = self.replica.entry(rollout_id) or self.intake.entry(rollout_id)
+        entry = self.replica.entry(rollout_id)
         if entry is not None and isinstance(entry.payload, Rollout):
             return entry.payload
         return self.ledger.announced(rollout_id)

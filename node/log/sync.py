@@ -427,13 +427,18 @@ class _Session:
             height = len(replica.cuts)
             data = await self._ask("cuts", wire.request("cuts", height))
             self._note(await self._service.receive(cuts=data, origin=self._peer))
-            asked = None
-            while len(replica.cuts) < goal and (missing := self._service.intake.missing_for_cuts()):
+            asked, again = None, False
+            while len(replica.cuts) < goal:
+                missing = self._service.intake.missing_for_cuts(again=again)
                 # Another round may have brought it meanwhile: what counts is whether anything is missing that was not.
-                if missing == asked:
-                    break
-                asked = missing
+                if not missing or missing == asked:
+                    if again:
+                        break
+                    asked, again = None, True
+                    continue
+                asked, reached = missing, len(replica.cuts)
                 await self._fetch(missing)
+                again = again and len(replica.cuts) == reached
             if len(replica.cuts) == height or len(replica.cuts) >= goal:
                 break
         if len(replica.cuts) > began:
