@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 import trio
 
 from node.log import wire
-from node.log.service import LogService, Received
+from node.log.service import LogService
+from node.log.verifying import Received
 from node.log.wire import Summary
 from node.net.rpc import Unreachable
 from protocol import entry as entries

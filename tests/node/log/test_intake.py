@@ -88,7 +88,7 @@ async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(message)
         original(node, context, message, signature, what)
 
-    monkeypatch.setattr("node.log.service.verify", counting)
+    monkeypatch.setattr("node.log.verifying.verify", counting)
     data = [entry.encode() for entry in entries]
     for _ in range(3):
         assert (await service.receive(entries=data)).errors == []
