@@ -19,12 +19,13 @@ from itertools import count, islice
 from typing import Final, TypeVar
 
 from node.store.log_store import Item
+from protocol.branches import Outcome
 from protocol.entry import Entry
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
 from protocol.quorum import CertifiedCut, CertifiedGrant, check_quorum
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,11 @@ from node.errors import UserError
 from node.log.intake import add
 from node.log.verifying import check_draws
 from node.store.log_store import Item, Store
+from protocol.branches import Outcome
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
 from protocol.ledger import Ledger
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 from protocol.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)

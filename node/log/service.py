@@ -23,6 +23,7 @@ from node.log.own_head import OwnHead
 from node.log.verifying import THREAD_FROM, Received, Verifier
 from node.store.log_store import Item, Store
 from protocol import entry as entries
+from protocol.branches import Outcome
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.entry import NO_PREV, Entry
 from protocol.errors import Error, LocalError
@@ -32,7 +33,7 @@ from protocol.identity import Identity
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Record
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 
 logger = logging.getLogger(__name__)
 
