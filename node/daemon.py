@@ -24,7 +24,8 @@ from node.config import Config
 from node.context import Health, Node, innermost
 from node.errors import UserError
 from node.log.elector import open_elector
-from node.log.service import LogService, load
+from node.log.opening import load
+from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network

@@ -5,19 +5,13 @@ cut. Which versions there are is the business of ``protocol.lineage``.
 
 1. An author's submissions are taken up in feed order. One that names weights which are not legitimate (yet) waits,
    and so do those after it.
-2. Counters run from 0 per (author, version): the first gap voids it and all that follows ("gap"); counters that
-   were used already are void ("duplicate").
+2. What decides about a submission taken by itself, its counters, its size and its verdicts, says ``protocol.decision``.
 3. The author's join must be covered by the cut that the weights anchor on, and it never goes back to an older
-   version, else the submission is void ("ineligible"). One that announces more than the recipe allows is hard-rejected
-   ("malformed").
-4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission's
-   hash. The outcome that a majority of the due gave is the decision, with severity hard where a majority said so,
-   and the reason that most of those gave (the first in the alphabet among equals). Where all have spoken without
-   a majority the submission is void ("undecidable").
-5. With the cut ``VERDICT_CUTS`` above the one that made it final a submission is closed. If it is undecided, the
-   majority of the due who have spoken decides; a tie, silence and weights that never became legitimate make it
-   void ("unjudged"). Verdicts that become final later count for nothing, and so do those that were final for
-   ``VERDICT_CUTS`` cuts before their submission was.
+   version, else the submission is void ("ineligible").
+4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission's hash.
+5. With the cut ``VERDICT_CUTS`` above the one that made it final a submission is closed. If it is undecided, it lapses.
+   Verdicts that become final later count for nothing, and so do those that were final for ``VERDICT_CUTS`` cuts before
+   their submission was.
 6. What the final fold decided stands: the live one, which may have seen verdicts in another order, adopts it.
 
 The fold forgets what nothing can change any more and nobody asks for: closed submissions, and those that all due
@@ -26,19 +20,19 @@ validators have judged, once their version is ``KEPT_VERSIONS`` behind.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import PENDING, Account, Status, Tally
+from protocol.decision import Counting, Submission, decision, lapsed
 from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.lineage import Lineage, Version
 from protocol.quorum import CertifiedGrant
 from protocol.records import Rollout, Step, Verdict, Weights
-from protocol.rollout import max_bytes
 from protocol.schedule import due_validators
 
 KEPT_DECISIONS: Final = 4096
@@ -69,29 +63,6 @@ class Rules(Protocol):
         """Whether the verdict's draw is its author's signature over the submission's hash."""
 
 
-@dataclass(slots=True, eq=False)
-class Submission:
-    """A submission and what is known about it. ``due`` is None until it is taken up."""
-
-    entry: Entry
-    early: dict[bytes, Entry]
-    due: tuple[bytes, ...] | None = None
-    votes: dict[bytes, Entry] = field(default_factory=dict)
-    status: Status = PENDING
-    closed: bool = False
-    rollout: Rollout = field(init=False)
-    """The entry's payload."""
-
-    def __post_init__(self) -> None:
-        assert isinstance(self.entry.payload, Rollout)
-        self.rollout = self.entry.payload
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing can change it any more."""
-        return self.closed or (self.status != PENDING and len(self.votes) == len(self.due or ()))
-
-
 @dataclass(frozen=True, slots=True)
 class Closed:
     """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, each with
@@ -102,16 +73,6 @@ class Closed:
     unread: Sequence[bytes]
     submissions: Mapping[bytes, frozenset[bytes]]
     verdicts: Sequence[tuple[bytes, bytes]]
-
-
-@dataclass(slots=True)
-class Counting:
-    """The version that an author's newest submission names, and the counter that comes next unless there was a gap."""
-
-    weights: bytes
-    made_with: tuple[int, int]
-    expected: int = 0
-    broken: bool = False
 
 
 class Fold:
@@ -236,27 +197,12 @@ class Fold:
             return Status("void", "soft", "ineligible")
         if counting is None or counting.weights != version.id:
             counting = self.counting[author] = Counting(version.id, made_with)
-        counters = None
-        if counting.broken or rollout.first_counter > counting.expected:
-            counters, counting.broken = "gap", True
-        elif rollout.first_counter < counting.expected:
-            counters = "duplicate"
-        else:
-            counting.expected += rollout.groups
+        counters = counting.take(rollout)
         if not self._rules.eligible(author, version.anchor_height):
             return Status("void", "soft", "ineligible")
         if counters is not None:
             return Status("void", "soft", counters)
-        return Status("rejected", "hard", "malformed") if self._oversized(rollout) else None
-
-    def _oversized(self, rollout: Rollout) -> bool:
-        recipe = self._rules.domain.recipe
-        return (
-            rollout.groups > recipe.groups_per_submission
-            or rollout.responses != rollout.groups * recipe.group_size
-            or rollout.tokens > rollout.responses * recipe.max_response_tokens
-            or rollout.size > max_bytes(recipe)
-        )
+        return Status("rejected", "hard", "malformed") if submission.oversized(self._rules.domain.recipe) else None
 
     def _count(self, submission: Submission, entry: Entry, verdict: Verdict) -> None:
         due = submission.due or ()
@@ -269,7 +215,7 @@ class Fold:
         if submission.status != PENDING:
             self._tally(entry.author).audit(submission.status, submission.rollout, verdict)
         else:
-            status = decision(_payloads(submission), len(due))
+            status = decision(submission.verdicts, len(due))
             if status is not None:
                 self._decide(submission, status)
         self._settle(submission)
@@ -310,7 +256,7 @@ class Fold:
                     unread.append(rollout)
                     self._take_out(submission)
                 if submission.status == PENDING:
-                    self._decide(submission, lapsed(_payloads(submission)))
+                    self._decide(submission, lapsed(submission.verdicts))
                 self._end(submission)
                 closed[rollout] = frozenset(vote.id for vote in submission.votes.values())
         decided, self._decided = self._decided, {}
@@ -451,33 +397,3 @@ class Fold:
         self._forgotten_at = len(self.lineage.line)
         for author, queue in self._queues.items():
             self._waiting.setdefault(queue[0].rollout.weights, set()).add(author)
-
-
-def _payloads(submission: Submission) -> list[Verdict]:
-    return [vote.payload for vote in submission.votes.values() if isinstance(vote.payload, Verdict)]
-
-
-def decision(votes: Sequence[Verdict], due: int) -> Status | None:
-    """What these counting verdicts of ``due`` validators decide, or None while they do not."""
-    majority = due // 2 + 1
-    if len(votes) < majority:
-        return None
-    first = votes[0]
-    agreed = (first.outcome, first.severity, first.reason)
-    if all((verdict.outcome, verdict.severity, verdict.reason) == agreed for verdict in votes):
-        return Status(*agreed)
-    for outcome, count in Counter(verdict.outcome for verdict in votes).items():
-        if count >= majority:
-            agreeing = [verdict for verdict in votes if verdict.outcome == outcome]
-            severity = "none" if outcome == "accepted" else "soft"
-            if sum(verdict.severity == "hard" for verdict in agreeing) >= majority:
-                severity = "hard"
-            reasons = Counter(verdict.reason for verdict in agreeing)
-            return Status(outcome, severity, min(reasons, key=lambda reason: (-reasons[reason], reason)))
-    return Status("void", "soft", "undecidable") if len(votes) >= due else None
-
-
-def lapsed(votes: Sequence[Verdict]) -> Status:
-    """What the verdicts that came in time decide, where too few came for a majority of the due."""
-    found = decision(votes, len(votes)) if votes else None
-    return Status("void", "soft", "unjudged") if found is None or found.reason == "undecidable" else found

@@ -11,9 +11,10 @@ from typing import Any, Final
 from protocol import codec, lineage
 from protocol.codec import Array, Int, Many, Optional, Text
 from protocol.credit import Status, Tally
+from protocol.decision import Counting, Submission
 from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.fold import Counting, Fold, Rules, Submission
+from protocol.fold import Fold, Rules
 from protocol.lineage import ENTRY, Lineage, pack, unpack
 from protocol.records import Rollout, Verdict
 

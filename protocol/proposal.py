@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from protocol.branches import Outcome
 from protocol.errors import PeerError
 from protocol.heads import FROZEN, Head, heads_root
 from protocol.quorum import MAX_CHANGES, Cut, PreparedCut, Report, moves, quorum
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 
 Held = Callable[[bytes, int], Head | None]
 """``held(author, seq)``: the head that the own replica's feed of ``author`` had at ``seq``, or None."""

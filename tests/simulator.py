@@ -15,7 +15,8 @@ from typing import Any
 import trio
 
 from node.log.elector import Elector, open_elector
-from node.log.service import LogService, load
+from node.log.opening import load
+from node.log.service import LogService
 from node.log.sync import Handler, LogSync
 from node.net.rpc import Refused, Unreachable
 from node.store.log_store import Item

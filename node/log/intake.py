@@ -19,12 +19,13 @@ from itertools import count, islice
 from typing import Final, TypeVar
 
 from node.store.log_store import Item
+from protocol.branches import Outcome
 from protocol.entry import NO_PREV, Entry
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import MAX_RANGE, RangeRequest
 from protocol.quorum import CertifiedCut, CertifiedGrant, check_quorum
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -135,11 +136,6 @@ class Intake:
         """Whether this entry waits here already, with the very signature: an id says nothing of that."""
         waiting = self._entries.get(entry.author, {}).get(entry.seq)
         return waiting is not None and (waiting.id, waiting.signature) == (entry.id, entry.signature)
-
-    def entry(self, entry_id: bytes) -> Entry | None:
-        """The entry of this id, if it waits here."""
-        place = self._origins.get(entry_id)
-        return None if place is None else self._entries[place[1]][place[2]]
 
     def waits(
         self,

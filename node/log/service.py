@@ -3,57 +3,39 @@
 1. Commit before publish: an own entry, cut or grant is in the store before anything else sees it. A commit of unknown
    outcome blocks the place it was for until a restart.
 2. The own feed grows only once ``ready`` is set (see ``node.log.own_head``). Reads and peers are served meanwhile.
-3. What peers send is verified piece by piece: a bad piece is reported to the caller, who blames its sender, and the
-   rest is taken. What cannot be judged yet waits, in ``node.log.intake``.
+3. What peers send is verified piece by piece (``node.log.verifying``): a bad piece is reported to the caller, who
+   blames its sender, and the rest is taken. What cannot be judged yet waits, in ``node.log.intake``.
 4. Where the disk refuses what peers sent, it is kept in memory and stored before anything else is; own entries fail.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from dataclasses import dataclass
 
 import trio
 
-from node.errors import UserError
 from node.log.checkpoints import Checkpoints
 from node.log.intake import Intake, add
+from node.log.opening import sum_up
 from node.log.own_head import OwnHead
+from node.log.verifying import THREAD_FROM, Received, Verifier
 from node.store.log_store import Item, Store
 from protocol import entry as entries
+from protocol.branches import Outcome
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
-from protocol.domain import Domain
 from protocol.entry import NO_PREV, Entry
-from protocol.errors import Error, Evidence, LocalError, PeerError
+from protocol.errors import Error, LocalError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
-from protocol.identity import ENTRY, Identity, verify
-from protocol.ledger import Ledger, check_draw
+from protocol.identity import Identity
+from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
-from protocol.records import Record, Rollout, Verdict
-from protocol.replica import Outcome, Replica
-from protocol.snapshot import Snapshot
+from protocol.records import Record
+from protocol.replica import Replica
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-THREAD_FROM: Final = 32
-"""Deliveries of so many objects (about 100 µs each) are verified in a thread."""
-
-VERIFIED_AT_ONCE: Final = 256
-"""Entries that one thread verifies in one go."""
-
-VERIFIERS: Final = trio.CapacityLimiter(os.cpu_count() or 1)
-OPENED_AT_ONCE: Final = 512
-"""Stored entries that are taken without a pause for others."""
-
-SNAPSHOT_ENTRIES: Final = 5_000
-"""Entries that become final between two snapshots, at least: 10 MB of memory, and a third of a second of an opening. At
-least as many, too, as there are feeds, since a snapshot has a row for each."""
 
 Making = Record | Callable[[list[Entry]], Record]
 """A payload, or a function that makes it from the entries made before it in the same ``append``."""
@@ -82,113 +64,6 @@ class Own:
     item: CertifiedCut | CertifiedGrant | None
     meta: Mapping[str, bytes]
     stored: Callable[[], None] = lambda: None
-
-
-@dataclass(slots=True)
-class Received:
-    """What became of a delivery: objects added; whether some wait for others; what is wrong with the rest."""
-
-    added: int = 0
-    waiting: bool = False
-    errors: list[PeerError] = field(default_factory=list)
-
-
-async def load(store: Store, domain: Domain) -> Ledger:
-    """The ledger, with its replica, over what the store holds: from the snapshot on, or all of it.
-
-    Raises ``UserError`` where what was stored breaks a rule.
-    """
-    stored = await store.snapshot()
-    if stored is not None:
-        position, data = stored
-        try:
-            snapshot = await trio.to_thread.run_sync(Snapshot.parse, data, domain)
-            ledger = snapshot.resume(await store.sides())
-            await _fill(ledger, store, position, await store.entries_by_id(snapshot.tail))
-            return ledger
-        except (PeerError, UserError) as error:
-            # Whatever is wrong with it: it says nothing that the log itself does not.
-            logger.warning("the snapshot of the log is of no use, all is read again: %s", error)
-            await store.drop_snapshot()
-    ledger = Ledger(Replica(domain))
-    await _fill(ledger, store, 0)
-    await _sum_up(ledger, store)
-    return ledger
-
-
-async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Item] = ()) -> None:
-    """Hand over ``first`` and then what is stored after ``position``; what becomes final leaves memory on the way."""
-    _take_stored(ledger.replica, first)
-    known = ledger.final_entries
-    while True:
-        batch, position = await store.read(position)
-        if not batch:
-            return
-        await _check_draws(ledger, batch, ledger.announced)
-        for start in range(0, len(batch), OPENED_AT_ONCE):
-            _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
-            await trio.lowlevel.checkpoint()
-        ledger.update()
-        if ledger.final_entries - known >= SNAPSHOT_ENTRIES:
-            known = ledger.final_entries
-            ledger.forget()
-
-
-async def _sum_up(ledger: Ledger, store: Store) -> bool:
-    """Where enough became final since the last time, store a snapshot and let go of what it sums up."""
-    ledger.update()
-    if ledger.final_entries - ledger.summed_up < max(SNAPSHOT_ENTRIES, len(ledger.replica.certified)):
-        return False
-    snapshot = Snapshot.take(ledger)
-    if snapshot is None:
-        return False
-    ledger.summed_up = ledger.final_entries
-    try:
-        await store.save_snapshot(await trio.to_thread.run_sync(snapshot.encode))
-    except OSError as error:
-        logger.warning("no snapshot of the log is stored: %s", error)
-        return False
-    ledger.forget()
-    return True
-
-
-async def _check_draws(ledger: Ledger, items: Iterable[Item], find: Callable[[bytes], Rollout | None]) -> None:
-    """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
-    some = [item for item in items if isinstance(item, Entry)]
-    rollouts = {entry.id: entry.payload for entry in some if isinstance(entry.payload, Rollout)}
-    pairs: list[tuple[Entry, Rollout]] = []
-    for entry in some:
-        if isinstance(entry.payload, Verdict):
-            rollout = rollouts.get(entry.payload.rollout) or find(entry.payload.rollout)
-            if rollout is not None and not ledger.knows_draw(entry.id):
-                pairs.append((entry, rollout))
-
-    async def check(part: Sequence[tuple[Entry, Rollout]]) -> None:
-        found = await trio.to_thread.run_sync(lambda: [check_draw(*pair) for pair in part], limiter=VERIFIERS)
-        for (entry, _), right in zip(part, found, strict=True):
-            ledger.note_drawn(entry.id, right)
-
-    async with trio.open_nursery() as nursery:
-        for start in range(0, len(pairs), VERIFIED_AT_ONCE):
-            nursery.start_soon(check, pairs[start : start + VERIFIED_AT_ONCE])
-
-
-def _take_stored(replica: Replica, items: Sequence[Item]) -> None:
-    for item in items:
-        try:
-            outcome = add(replica, item)
-        except Evidence:
-            continue
-        except PeerError as error:
-            raise _damaged(str(error)) from None
-        if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN, Outcome.BELOW, Outcome.OUTDATED):
-            raise _damaged(outcome.value)
-
-
-def _damaged(why: str) -> UserError:
-    return UserError(
-        f"the stored log is damaged: {why}", "delete the folder log in the data directory: peers give the log back"
-    )
 
 
 class LogService:
@@ -223,7 +98,6 @@ class LogService:
         """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
         self.checkpoints = Checkpoints(replica, store)
         self._own_head = OwnHead(identity.node, replica.electors_at(len(replica.cuts) + 1), known, fresh=fresh)
-        self._thread_from = thread_from
         self._listeners: list[Callable[[News], None]] = []
         self._changed = trio.Event()
         self._lock = trio.Lock()
@@ -231,6 +105,7 @@ class LogService:
         self._archive = archive
         self._pruned: dict[bytes, int] = {}
         self.intake = Intake(replica)
+        self._verifier = Verifier(self.ledger, self.intake, thread_from)
         self._settle()
 
     # Watching
@@ -392,22 +267,7 @@ class LogService:
         """Take encoded objects from the peer ``origin``: verified, stored, and only then told to others. Never raises
         for them."""
         result = Received()
-        others: list[CertifiedGrant | ForkProof] = []
-        new_cuts: list[CertifiedCut] = []
-        good: list[Entry] = []
-
-        def judge_sides() -> None:
-            new_cuts.extend(_parsed(cuts, CertifiedCut.parse, result))
-            others.extend(_parsed(forks, ForkProof.parse, result))
-            others.extend(_parsed(grants, CertifiedGrant.parse, result))
-
-        if len(entries) + len(cuts) + len(grants) + len(forks) < self._thread_from:
-            judge_sides()
-            good = self._judged(entries, result)
-        else:
-            if cuts or grants or forks:
-                await trio.to_thread.run_sync(judge_sides, limiter=VERIFIERS)
-            good = await self._judged_in_threads(entries, result)
+        good, new_cuts, others = await self._verifier.verify(entries, cuts, grants, forks, result)
         async with self._lock:
             with trio.CancelScope(shield=True):
                 others += await self._forks_below(good, result)
@@ -415,8 +275,7 @@ class LogService:
                 result.errors += taken.errors
                 result.added = len(taken.items)
                 result.waiting = self.intake.waits(good, new_cuts, others)
-                if len(taken.items) >= self._thread_from:
-                    await _check_draws(self.ledger, taken.items, self._announced)
+                await self._verifier.draws(taken.items)
                 if taken.items:
                     await self._save_foreign(taken.items)
                 for entry in good:
@@ -428,39 +287,6 @@ class LogService:
                     await self._sum_up()
         await trio.lowlevel.checkpoint()
         return result
-
-    async def _judged_in_threads(self, data: Sequence[bytes], result: Received) -> list[Entry]:
-        """Parse and verify on all cores: libsodium works outside the interpreter's lock."""
-        starts = range(0, len(data), VERIFIED_AT_ONCE)
-        parts: list[list[Entry]] = [[] for _ in starts]
-
-        async def judge(place: int, some: Sequence[bytes]) -> None:
-            parts[place] = await trio.to_thread.run_sync(self._judged, some, result, limiter=VERIFIERS)
-
-        async with trio.open_nursery() as nursery:
-            for place, start in enumerate(starts):
-                nursery.start_soon(judge, place, data[start : start + VERIFIED_AT_ONCE])
-        return [entry for part in parts for entry in part]
-
-    def _announced(self, rollout_id: bytes) -> Rollout | None:
-        entry = self.replica.entry(rollout_id)
-        if entry is not None and isinstance(entry.payload, Rollout):
-            return entry.payload
-        return self.ledger.announced(rollout_id)
-
-    def _judged(self, data: Sequence[bytes], result: Received) -> list[Entry]:
-        """The entries that are new here and whose signatures are right. May run in a thread."""
-        good = []
-        for entry in _parsed(data, _entry, result):
-            if self.replica.entry(entry.id) is None:
-                try:
-                    # What waits was verified when it came.
-                    if not self.intake.holds(entry):
-                        verify(entry.author, ENTRY, entry.body, entry.signature, "entry")
-                    good.append(entry)
-                except PeerError as error:
-                    result.errors.append(error)
-        return good
 
     async def _forks_below(self, good: list[Entry], result: Received) -> list[ForkProof]:
         """Proofs from entries for places that are no longer in memory; takes those entries out of ``good``."""
@@ -480,7 +306,7 @@ class LogService:
 
     async def _sum_up(self) -> None:
         """Where enough became final, store a snapshot, and let go of what it sums up."""
-        if not self._unsaved and await _sum_up(self.ledger, self.store) and not self._archive:
+        if not self._unsaved and await sum_up(self.ledger, self.store) and not self._archive:
             await self._prune()
 
     async def _prune(self) -> None:
@@ -530,17 +356,3 @@ class LogService:
         else:
             self._unsaved = []
             self.disk_trouble = None
-
-
-def _entry(data: bytes) -> Entry:
-    return entries.decode(data, verify=False)
-
-
-def _parsed(items: Iterable[bytes], parse: Callable[[bytes], T], result: Received) -> list[T]:
-    parsed = []
-    for data in items:
-        try:
-            parsed.append(parse(data))
-        except PeerError as error:
-            result.errors.append(error)
-    return parsed

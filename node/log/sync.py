@@ -1,11 +1,9 @@
 """Replication: gossip carries what is new, anti-entropy guarantees that everything arrives.
 
 1. Own entries, cuts and grants are gossiped once they are stored. Gossip is a hint: it may be lost or out of order.
-2. Anti-entropy with one peer: compare summaries; equal, done. Else fetch forks, then cuts page by page with the
-   entries that each page covers, then grants, then the tails that no cut covers yet, found by 256 bucket digests.
-   Everything is verified in order; a peer that offers nothing new ends the round.
-3. Every answer is bounded, every request has a deadline, and a round asks on only as long as it brings something new.
-4. A peer's mistake is its own: it is blamed and the round goes on or ends; nobody else's work is disturbed.
+2. Anti-entropy compares logs with one peer after the other (``node.log.session`` is one round): whoever was asked for,
+   then whoever waits longest. A peer that stalls or makes mistakes disturbs nobody else's round.
+3. Every answer is bounded, every request has a deadline, and a peer that asks for more than its share waits.
 """
 
 from __future__ import annotations
@@ -13,19 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import trio
 
 from node.log import wire
-from node.log.service import LogService, News, Received
+from node.log.service import LogService, News
+from node.log.session import Session, SyncResult, summary
 from node.log.wire import Summary
 from node.net.rpc import Unreachable
 from protocol import codec
-from protocol import entry as entries
 from protocol.errors import PeerError
-from protocol.heads import MAX_RANGE, Head, RangeRequest, plan
+from protocol.heads import MAX_RANGE, RangeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +35,11 @@ PATIENCE: Final = 3.0
 """After so many seconds of a round the next peer's begins beside it."""
 
 MAX_ROUNDS: Final = 8
-MAX_BLAMES: Final = 8
-"""Mistakes of one round after which it is broken off."""
+"""Rounds that run side by side."""
 
 BYTES_PER_SECOND: Final = 32 << 20
 BURST: Final = 64 << 20
 """What one peer gets: so many bytes at once, and then so many a second."""
-
-REQUESTS_AT_ONCE: Final = 3
-"""Requests for entries that are under way together: while one answer is verified, the next ones come."""
-
-ENTRIES_AT_ONCE: Final = 2048
-"""Entries that one request asks for: about as many as an answer has room for."""
 
 QUEUE: Final = 1024
 """Own news that wait to be gossiped; beyond that they travel by anti-entropy alone."""
@@ -78,16 +68,6 @@ class Transport(Protocol):
 
     def blame(self, peer: bytes, error: PeerError) -> None:
         """Count a peer's mistake."""
-
-
-@dataclass(slots=True)
-class SyncResult:
-    """One round with one peer: bytes of payload each way, objects taken, and mistakes of the peer."""
-
-    sent: int = 0
-    received: int = 0
-    added: int = 0
-    errors: list[PeerError] = field(default_factory=list)
 
 
 class LogSync:
@@ -212,7 +192,7 @@ class LogSync:
     async def sync_with(self, peer: bytes) -> SyncResult:
         """One round of anti-entropy with ``peer``. Bad objects are blamed and skipped; raises ``PeerError`` where the
         peer breaks the protocol itself, ``Unreachable`` where it does not answer."""
-        session = _Session(self, peer)
+        session = Session(self, peer)
         theirs = await session.hello()
         ours = summary(self.service)
         self.service.height_told = max(self.service.height_told, theirs.height)
@@ -337,184 +317,3 @@ class LogSync:
         debt = max(0.0, debt - (now - since) * BYTES_PER_SECOND) + size
         self._debts[peer] = (debt, now)
         await trio.sleep(max(0.0, (debt - BURST) / BYTES_PER_SECOND))
-
-
-def summary(service: LogService) -> Summary:
-    """What this node says of its log in a hello."""
-    replica = service.replica
-    newest = replica.newest_cut
-    height, cut = (0, None) if newest is None else (newest.cut.height, newest.cut.id)
-    own = replica.heads.get(service.identity.node)
-    return Summary(
-        replica.heads_root(),
-        height,
-        cut,
-        max(replica.grants, default=0),
-        replica.side_digest(),
-        None if own is None else own.entry_id,
-    )
-
-
-class _Session:
-    """One round with one peer."""
-
-    def __init__(self, sync: LogSync, peer: bytes) -> None:
-        self._sync = sync
-        self._service = sync.service
-        self._peer = peer
-        self.result = SyncResult()
-
-    async def _ask(self, op: str, payload: bytes) -> Any:
-        self.result.sent += len(payload)
-        answer = await self._sync.ask(self._peer, payload)
-        self.result.received += len(answer)
-        return wire.parse_answer(op, answer)
-
-    def _note(self, received: Received) -> int:
-        self.result.added += received.added
-        for error in received.errors:
-            if len(self.result.errors) == MAX_BLAMES:
-                raise PeerError("too many mistakes in one round")
-            self.result.errors.append(error)
-            self._sync.blame(self._peer, error)
-        return received.added
-
-    async def hello(self) -> Summary:
-        """Exchange summaries; what the peer holds of our own feed is taken note of."""
-        payload = wire.request("hello", summary(self._service).to_value())
-        value, yours = await self._ask("hello", payload)
-        if yours is not None:
-            entry = entries.decode(yours)
-            if entry.author != self._service.identity.node or entry.domain != self._service.domain.id:
-                raise PeerError("hello: it shows another feed than the asker's")
-            self._service.heard(entry)
-        return Summary(*value)
-
-    async def forks(self) -> None:
-        """Fetch the fork proofs, in pages."""
-        after = wire.FIRST
-        while rows := await self._ask("forks", wire.request("forks", after)):
-            if rows[-1][0] <= after:
-                raise PeerError("forks: the authors do not ascend")
-            after = rows[-1][0]
-            self._note(await self._service.receive(forks=[data for _, data in rows], origin=self._peer))
-
-    async def grants(self) -> None:
-        """Fetch the grants, in pages."""
-        after = 0
-        while rows := await self._ask("grants", wire.request("grants", after)):
-            if rows[-1][0] <= after:
-                raise PeerError("grants: the terms do not ascend")
-            after = rows[-1][0]
-            self._note(await self._service.receive(grants=[data for _, data in rows], origin=self._peer))
-
-    async def checkpoint(self) -> None:
-        """Fetch a newer cosigned checkpoint, if the peer has one."""
-        checkpoints = self._service.checkpoints
-        data = await self._ask("checkpoint", wire.request("checkpoint", checkpoints.size))
-        if data is not None:
-            await checkpoints.take(data)
-
-    async def cuts(self, goal: int) -> None:
-        """Fetch the cuts above ours up to height ``goal`` and, page by page, the entries that they cover.
-
-        Those that are made meanwhile are gossip's and the next round's: a slow link would run after them for ever.
-        """
-        replica = self._service.replica
-        began = len(replica.cuts)
-        missing: list[RangeRequest] = []
-        while True:
-            height = len(replica.cuts)
-            data = await self._ask("cuts", wire.request("cuts", height))
-            self._note(await self._service.receive(cuts=data, origin=self._peer))
-            asked, again = None, False
-            while len(replica.cuts) < goal:
-                missing = self._service.intake.missing_for_cuts(again=again)
-                # Another round may have brought it meanwhile: what counts is whether anything is missing that was not.
-                if not missing or missing == asked:
-                    if again:
-                        break
-                    asked, again = None, True
-                    continue
-                asked, reached = missing, len(replica.cuts)
-                await self._fetch(missing)
-                again = again and len(replica.cuts) == reached
-            if len(replica.cuts) == height or len(replica.cuts) >= goal:
-                break
-        if len(replica.cuts) > began:
-            self._sync.unserved.clear()
-        elif missing and not self.result.errors:
-            self._sync.unserved.add(self._peer)
-
-    async def tails(self) -> None:
-        """Fetch what no cut covers yet, by comparing buckets."""
-        theirs = await self._ask("buckets", wire.request("buckets", None))
-        ours = self._service.replica.bucket_digests()
-        differing = [number for number in range(len(theirs)) if theirs[number] != ours[number]]
-        after = wire.FIRST
-        while differing:
-            payload = wire.request("heads", [differing, after])
-            rows = [Head.from_value(value) for value in await self._ask("heads", payload)]
-            await self._heads(rows)
-            if len(rows) < wire.MAX_ROWS or rows[-1].author <= after:
-                return
-            after = rows[-1].author
-
-    async def _heads(self, rows: list[Head]) -> None:
-        replica = self._service.replica
-        searched: set[bytes] = set()
-        # Where a peer is behind what is in memory here, the disk tells whether it is on another branch.
-        low = [(row.author, row.seq) for row in rows if row.seq < replica.base_for(row.author) - 1]
-        stored = await self._service.store.ids_at(low) if low else {}
-
-        def id_at(author: bytes, seq: int) -> bytes | None:
-            return replica.id_at(author, seq) or stored.get((author, seq))
-
-        while True:
-            wanted = plan(replica.heads, rows, id_at)
-            wanted = [one for one in wanted if one.author not in searched]
-            if not wanted:
-                return
-            before = {one.author: replica.next_for(one.author) for one in wanted}
-            await self._fetch(wanted)
-            for one in wanted:
-                if replica.next_for(one.author) == before[one.author]:
-                    searched.add(one.author)
-                    if one.first_seq == before[one.author] > 0 and not replica.frozen(one.author):
-                        # Nothing of it followed our head: perhaps the branches part below it.
-                        first = max(replica.certified_head(one.author) + 1, one.first_seq - MAX_RANGE)
-                        await self._fetch([RangeRequest(one.author, first, one.first_seq - 1)])
-
-    async def _fetch(self, wanted: list[RangeRequest]) -> None:
-        """Ask for ranges, a few requests at a time; raises the first error that one of them meets."""
-        errors: list[Exception] = []
-
-        async def ask(some: list[RangeRequest]) -> None:
-            try:
-                async with room:
-                    if not errors:
-                        data = await self._ask("ranges", wire.ranges(some))
-                        self._note(await self._service.receive(entries=data, origin=self._peer))
-            except (PeerError, Unreachable) as error:
-                errors.append(error)
-
-        room = trio.Semaphore(REQUESTS_AT_ONCE)
-        async with trio.open_nursery() as nursery:
-            for some in batches(wanted):
-                nursery.start_soon(ask, some)
-        if errors:
-            raise errors[0]
-
-
-def batches(wanted: Iterable[RangeRequest]) -> list[list[RangeRequest]]:
-    """``wanted`` in as many parts as it takes requests."""
-    found: list[list[RangeRequest]] = [[]]
-    entries_asked = 0
-    for one in wanted:
-        length = one.last_seq - one.first_seq + 1
-        if found[-1] and (len(found[-1]) == wire.MAX_RANGES or entries_asked + length > ENTRIES_AT_ONCE):
-            found.append([])
-            entries_asked = 0
-        found[-1].append(one)
-        entries_asked += length
-    return found if found[0] else []

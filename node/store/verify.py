@@ -23,6 +23,7 @@ from node.errors import UserError
 from node.store import pruned
 from node.store.directory import DataDirectory
 from protocol import entry as entries
+from protocol.branches import Outcome
 from protocol.credit import Account
 from protocol.domain import Domain, parse_genesis
 from protocol.entry import Entry
@@ -30,7 +31,7 @@ from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 
 T = TypeVar("T")
 

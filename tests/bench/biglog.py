@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from node.log.service import SNAPSHOT_ENTRIES
+from node.log.opening import SNAPSHOT_ENTRIES
 from node.store.log_store import SCHEMA, SCHEMA_VERSION, SNAPSHOT_CONTEXT, Item, _row, _statement
 from protocol import codec, identity
 from protocol.constants import FORMAT

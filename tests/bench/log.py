@@ -38,7 +38,8 @@ from nacl.signing import VerifyKey
 from node.api.client import Unavailable, request
 from node.config import Config
 from node.config import write as write_config
-from node.log.service import LogService, load
+from node.log.opening import load
+from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.host import Network, open_network
 from node.store.directory import DataDirectory

@@ -24,7 +24,8 @@ from node import entrusting
 from node.config import WILLING, Config, DevnetConfig
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
-from node.log.service import LogService, load
+from node.log.opening import load
+from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.host import Peer
 from node.net.transfer import serve_blobs, serve_chunks

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from protocol import identity
+from protocol.branches import Outcome
 from protocol.domain import (
     Domain,
     Model,
@@ -25,7 +26,7 @@ from protocol.identity import Identity
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, commit, grant_vote
 from protocol.records import Blob, Join, Record, Role, Rollout, Step, Verdict, Weights
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 
 RECIPE = Recipe(
     async_level=2,

@@ -8,10 +8,11 @@ import pytest
 
 from protocol import codec
 from protocol.amend import Amendment
+from protocol.branches import Outcome
 from protocol.domain import Thresholds
 from protocol.errors import LocalError, PeerError
 from protocol.records import Amend, parse_payload
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 from tests.protocol.builders import THRESHOLDS, Writer, cut_for, grant_for, key, small_domain
 
 OLD, NEW = ("e1", "e2", "e3", "e4"), ("e3", "e4", "e5", "e6")

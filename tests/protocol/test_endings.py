@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from protocol import merkle, recovery
+from protocol.branches import Outcome
 from protocol.constants import VERDICT_CUTS
 from protocol.credit import Account, credits, reputation
 from protocol.entry import Entry
@@ -17,7 +18,7 @@ from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, Cut, certify, commit
 from protocol.records import Join, Leave, Role
 from protocol.recovery import commitment
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 from tests.protocol.builders import POLICY, Story, Writer, key, take
 from tests.protocol.test_snapshot import restart
 

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import codec, fold
+from protocol.branches import Outcome
 from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import PENDING, Status, credits
 from protocol.entry import Entry
 from protocol.foldstate import SCHEMA, fold_from_value, fold_to_value
 from protocol.ledger import Ledger
 from protocol.records import Role, Rollout
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 from tests.protocol.builders import Story, take
 
 

@@ -7,13 +7,15 @@ from random import Random
 
 import pytest
 
+from protocol.branches import Outcome
 from protocol.entry import NO_PREV, Entry, make
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
 from protocol.heads import FROZEN, LIVE, Head, RangeRequest, bucket_digests, heads_root, plan
 from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit
 from protocol.records import Join, Leave, Role, Weights
-from protocol.replica import MAX_SHELF, Outcome, Replica
+from protocol.replica import Replica
+from protocol.shelf import MAX_SHELF
 from tests.protocol.builders import Story, Writer, cut_for, digest, feed_all, grant_for, key, small_domain
 
 DOMAIN = small_domain()
@@ -376,7 +378,7 @@ def test_a_frozen_author_cannot_fill_memory() -> None:
     for seq in range(3, MAX_SHELF + 20):
         entry = make(key("a"), DOMAIN.id, seq, digest(str(seq)), DOMAIN.id, Leave())
         assert replica.add_entry(entry) is Outcome.FROZEN
-    assert len(replica._shelves[NODE]) == MAX_SHELF
+    assert len(list(replica._shelf)) == MAX_SHELF
     assert not feed_all(replica, A[1:3])
     assert replica.heads[NODE].seq == 2
 

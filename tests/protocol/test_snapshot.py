@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 
+from protocol.branches import Outcome
 from protocol.entry import Entry
 from protocol.errors import Evidence, LocalError, PeerError
 from protocol.feed import ForkProof
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedGrant
 from protocol.records import Leave, Role
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 from protocol.snapshot import Snapshot
 from tests.protocol.builders import Story, Writer, feed_all, small_domain, take
 from tests.protocol.test_fold import LONG, same

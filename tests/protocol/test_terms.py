@@ -7,12 +7,13 @@ from random import Random
 import pytest
 
 from protocol.amend import Amendment
+from protocol.branches import Outcome
 from protocol.entry import Entry
 from protocol.heads import heads_root
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit
 from protocol.records import Role, Weights
-from protocol.replica import Outcome, Replica
+from protocol.replica import Replica
 from protocol.snapshot import Snapshot
 from tests.protocol.builders import MODEL, THRESHOLDS, Writer, cut_for, digest, feed_all, grant_for, key, small_domain
 

@@ -78,6 +78,26 @@ def test_no_more_is_asked_for_than_there_is_room_for(monkeypatch: pytest.MonkeyP
     assert 15 < sum(one.last_seq - one.first_seq + 1 for one in intake.missing_for_cuts()) <= 18
 
 
+def test_what_waits_is_not_asked_for_again_unless_it_leads_nowhere() -> None:
+    entries, cuts, _ = history(("a", "b"), 10)
+    intake = Intake(Replica(DOMAIN))
+    intake.deliver(cuts=cuts)
+    of_a = [entry for entry in entries if entry.author == key("a").node]
+    intake.deliver(of_a[:7], origin=A)  # the first is taken, the others wait for cuts that cover b's as well
+    wanted = {one.author: one for one in intake.missing_for_cuts()}
+    assert (wanted[key("a").node].first_seq, wanted[key("b").node].first_seq) == (7, 0)
+    again = {one.author: one for one in intake.missing_for_cuts(again=True)}
+    assert again[key("a").node].first_seq == 1
+    # What does not follow what is held may be rubbish, and is no reason not to ask.
+    other = Writer("a", DOMAIN.id)
+    stray = other.append(Role("trainer"))
+    intake = Intake(Replica(DOMAIN))
+    intake.deliver(cuts=cuts)
+    intake.deliver([other.append(Role("relay"))], origin=A)
+    assert stray.seq == 1
+    assert {one.author: one.first_seq for one in intake.missing_for_cuts()}[key("a").node] == 0
+
+
 async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     entries, cuts, _ = history(("a",), 3)
     service = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True)
@@ -88,7 +108,7 @@ async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(message)
         original(node, context, message, signature, what)
 
-    monkeypatch.setattr("node.log.service.verify", counting)
+    monkeypatch.setattr("node.log.verifying.verify", counting)
     data = [entry.encode() for entry in entries]
     for _ in range(3):
         assert (await service.receive(entries=data)).errors == []

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from node.log import wire
-from node.log.service import LogService, NotReady, load
+from node.log.opening import load
+from node.log.service import LogService, NotReady
 from node.net.rpc import Refused
 from protocol import codec
 from protocol.entry import Entry

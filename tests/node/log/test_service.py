@@ -11,7 +11,8 @@ import trio.testing
 from node.errors import UserError
 from node.log.elector import Elector, open_elector
 from node.log.intake import MAX_WAITING_ENTRIES
-from node.log.service import LogService, News, NotReady, load
+from node.log.opening import load
+from node.log.service import LogService, News, NotReady
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.entry import Entry
 from protocol.errors import LocalError

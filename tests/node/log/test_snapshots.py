@@ -8,8 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from node.log import service as service_module
-from node.log.service import NotReady, load
+from node.log import opening as opening_module
+from node.log.opening import load
+from node.log.service import NotReady
 from protocol.credit import credits
 from protocol.entry import make
 from protocol.errors import PeerError
@@ -25,7 +26,7 @@ NAMES = ("a", "b", "c")
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot for every few entries."""
-    monkeypatch.setattr(service_module, "SNAPSHOT_ENTRIES", 8)
+    monkeypatch.setattr(opening_module, "SNAPSHOT_ENTRIES", 8)
 
 
 async def start_all(world: World, *, archive: bool = True) -> list[SimNode]:

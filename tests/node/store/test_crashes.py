@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import trio
 
-from node.log import service as service_module
+from node.log import opening as opening_module
 from node.log.elector import open_elector
-from node.log.service import LogService, load
+from node.log.opening import load
+from node.log.service import LogService
 from node.store.directory import DataDirectory
 from node.store.log_store import LogStore, open_log_store
 from node.store.verify import verify
@@ -95,7 +96,7 @@ async def go_on(directory: DataDirectory) -> tuple[dict[int, str], int]:
 
 def explore(folder: Path, first: int, step: int, archive: bool) -> int:
     """Crash at the boundaries ``first``, ``first + step``, …; returns how many there were. Asserts what must hold."""
-    service_module.SNAPSHOT_ENTRIES = 6  # type: ignore[misc]
+    opening_module.SNAPSHOT_ENTRIES = 6  # type: ignore[misc]
     for crashes, boundary in enumerate(range(first, 100_000, step)):
         directory = DataDirectory(folder / str(boundary))
         directory.create()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
-from node.log import service as service_module
+from node.log import opening as opening_module
 from node.log.elector import open_elector
 from node.log.service import LogService
 from node.store import verify as verify_module
@@ -171,7 +171,7 @@ async def test_what_cannot_be_checked(tmp_path: Path, damage: Callable[[DataDire
 
 async def removed(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of which old bodies were removed."""
-    monkeypatch.setattr(service_module, "SNAPSHOT_ENTRIES", 4)
+    monkeypatch.setattr(opening_module, "SNAPSHOT_ENTRIES", 4)
     writer = Writer("a", DOMAIN.id)
     directory.create()
     directory.save_genesis(GENESIS)

@@ -1,0 +1,112 @@
+"""Opening of a stored log: from its newest snapshot on, or all of it; and the taking of snapshots.
+
+1. A snapshot is a cache. One that does not fit its hash, this program or what is stored is dropped, and all is read.
+2. What is stored was verified before: signatures are not checked again. A log that breaks a rule is damaged, and is not
+   opened.
+3. What becomes final leaves memory on the way, so that an opening needs no more of it than a running node.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from node.errors import UserError
+from node.log.intake import add
+from node.log.verifying import check_draws
+from node.store.log_store import Item, Store
+from protocol.branches import Outcome
+from protocol.domain import Domain
+from protocol.errors import Evidence, PeerError
+from protocol.ledger import Ledger
+from protocol.replica import Replica
+from protocol.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+OPENED_AT_ONCE: Final = 512
+"""Stored entries that are taken without a pause for others."""
+
+SNAPSHOT_ENTRIES: Final = 5_000
+"""Entries that become final between two snapshots, at least: 10 MB of memory, and a third of a second of an opening. At
+least as many, too, as there are feeds, since a snapshot has a row for each."""
+
+
+async def load(store: Store, domain: Domain) -> Ledger:
+    """The ledger, with its replica, over what the store holds: from the snapshot on, or all of it.
+
+    Raises ``UserError`` where what was stored breaks a rule.
+    """
+    stored = await store.snapshot()
+    if stored is not None:
+        position, data = stored
+        try:
+            snapshot = await trio.to_thread.run_sync(Snapshot.parse, data, domain)
+            ledger = snapshot.resume(await store.sides())
+            await _fill(ledger, store, position, await store.entries_by_id(snapshot.tail))
+            return ledger
+        except (PeerError, UserError) as error:
+            # Whatever is wrong with it: it says nothing that the log itself does not.
+            logger.warning("the snapshot of the log is of no use, all is read again: %s", error)
+            await store.drop_snapshot()
+    ledger = Ledger(Replica(domain))
+    await _fill(ledger, store, 0)
+    await sum_up(ledger, store)
+    return ledger
+
+
+async def sum_up(ledger: Ledger, store: Store) -> bool:
+    """Where enough became final since the last time, store a snapshot and let go of what it sums up."""
+    ledger.update()
+    if ledger.final_entries - ledger.summed_up < max(SNAPSHOT_ENTRIES, len(ledger.replica.certified)):
+        return False
+    snapshot = Snapshot.take(ledger)
+    if snapshot is None:
+        return False
+    ledger.summed_up = ledger.final_entries
+    try:
+        await store.save_snapshot(await trio.to_thread.run_sync(snapshot.encode))
+    except OSError as error:
+        logger.warning("no snapshot of the log is stored: %s", error)
+        return False
+    ledger.forget()
+    return True
+
+
+async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Item] = ()) -> None:
+    """Hand over ``first`` and then what is stored after ``position``; what becomes final leaves memory on the way."""
+    _take_stored(ledger.replica, first)
+    known = ledger.final_entries
+    while True:
+        batch, position = await store.read(position)
+        if not batch:
+            return
+        await check_draws(ledger, batch, ledger.announced)
+        for start in range(0, len(batch), OPENED_AT_ONCE):
+            _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
+            await trio.lowlevel.checkpoint()
+        ledger.update()
+        if ledger.final_entries - known >= SNAPSHOT_ENTRIES:
+            known = ledger.final_entries
+            ledger.forget()
+
+
+def _take_stored(replica: Replica, items: Sequence[Item]) -> None:
+    for item in items:
+        try:
+            outcome = add(replica, item)
+        except Evidence:
+            continue
+        except PeerError as error:
+            raise _damaged(str(error)) from None
+        if outcome not in (Outcome.ADDED, Outcome.KNOWN, Outcome.FROZEN, Outcome.BELOW, Outcome.OUTDATED):
+            raise _damaged(outcome.value)
+
+
+def _damaged(why: str) -> UserError:
+    return UserError(
+        f"the stored log is damaged: {why}", "delete the folder log in the data directory: peers give the log back"
+    )

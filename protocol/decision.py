@@ -1,0 +1,109 @@
+"""What decides about one submission: its counters and its size, and then the verdicts of the due validators.
+
+1. Counters run from 0 per (author, version): the first gap voids it and all that follows ("gap"); counters that
+   were used already are void ("duplicate").
+2. A submission that announces more than the recipe allows is hard-rejected ("malformed").
+3. The outcome that a majority of the due gave is the decision, with severity hard where a majority said so, and the
+   reason that most of those gave (the first in the alphabet among equals). Where all have spoken without a majority
+   the submission is void ("undecidable").
+4. Of one that lapses the majority of the due who have spoken decides; a tie, silence and weights that never became
+   legitimate make it void ("unjudged").
+
+Which verdicts count, and when a submission lapses, is the business of ``protocol.fold``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocol.credit import PENDING, Status
+from protocol.domain import Recipe
+from protocol.entry import Entry
+from protocol.records import Rollout, Verdict
+from protocol.rollout import max_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """A submission and what is known about it. ``due`` is None until it is taken up."""
+
+    entry: Entry
+    early: dict[bytes, Entry]
+    due: tuple[bytes, ...] | None = None
+    votes: dict[bytes, Entry] = field(default_factory=dict)
+    status: Status = PENDING
+    closed: bool = False
+    rollout: Rollout = field(init=False)
+    """The entry's payload."""
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.entry.payload, Rollout)
+        self.rollout = self.entry.payload
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing can change it any more."""
+        return self.closed or (self.status != PENDING and len(self.votes) == len(self.due or ()))
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts that count."""
+        return [vote.payload for vote in self.votes.values() if isinstance(vote.payload, Verdict)]
+
+    def oversized(self, recipe: Recipe) -> bool:
+        """Whether it announces more than the recipe allows."""
+        rollout = self.rollout
+        return (
+            rollout.groups > recipe.groups_per_submission
+            or rollout.responses != rollout.groups * recipe.group_size
+            or rollout.tokens > rollout.responses * recipe.max_response_tokens
+            or rollout.size > max_bytes(recipe)
+        )
+
+
+@dataclass(slots=True)
+class Counting:
+    """The version that an author's newest submission names, and the counter that comes next unless there was a gap."""
+
+    weights: bytes
+    made_with: tuple[int, int]
+    expected: int = 0
+    broken: bool = False
+
+    def take(self, rollout: Rollout) -> str | None:
+        """Count the author's next submission of this version; the reason why it is void, if it is."""
+        if self.broken or rollout.first_counter > self.expected:
+            self.broken = True
+            return "gap"
+        if rollout.first_counter < self.expected:
+            return "duplicate"
+        self.expected += rollout.groups
+        return None
+
+
+def decision(votes: Sequence[Verdict], due: int) -> Status | None:
+    """What these counting verdicts of ``due`` validators decide, or None while they do not."""
+    majority = due // 2 + 1
+    if len(votes) < majority:
+        return None
+    first = votes[0]
+    agreed = (first.outcome, first.severity, first.reason)
+    if all((verdict.outcome, verdict.severity, verdict.reason) == agreed for verdict in votes):
+        return Status(*agreed)
+    for outcome, count in Counter(verdict.outcome for verdict in votes).items():
+        if count >= majority:
+            agreeing = [verdict for verdict in votes if verdict.outcome == outcome]
+            severity = "none" if outcome == "accepted" else "soft"
+            if sum(verdict.severity == "hard" for verdict in agreeing) >= majority:
+                severity = "hard"
+            reasons = Counter(verdict.reason for verdict in agreeing)
+            return Status(outcome, severity, min(reasons, key=lambda reason: (-reasons[reason], reason)))
+    return Status("void", "soft", "undecidable") if len(votes) >= due else None
+
+
+def lapsed(votes: Sequence[Verdict]) -> Status:
+    """What the verdicts that came in time decide, where too few came for a majority of the due."""
+    found = decision(votes, len(votes)) if votes else None
+    return Status("void", "soft", "unjudged") if found is None or found.reason == "undecidable" else found
