@@ -105,6 +105,8 @@ def address_problem(address: object, *, peer: bool) -> str | None:
             return f"{address!r} has no valid port"
     elif name is not None:
         return f"{address!r} must not carry a peer id"
+    elif kind not in ("ip4", "ip6"):
+        return f"{address!r} is a name, and a node listens on an IP address"
     return None
 
 
@@ -233,8 +235,9 @@ def _config(values: Mapping[str, object]) -> Config:
 
 def _read_file(path: Path, *, required: bool) -> dict[str, object]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        # Some editors put a byte order mark in front, which TOML does not know.
+        text = path.read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
         if required:
             raise UserError(f"{path}: there is no such file", "name a farflung.toml with --config") from None
         return {}
@@ -253,6 +256,8 @@ def _read_toml(text: str, path: Path) -> dict[str, object]:
         found = re.fullmatch(r"(.*) \(at line ([0-9]+), column ([0-9]+)\)", str(error))
         line, what = (found[2], f"{found[1]}, column {found[3]}") if found else (text.count("\n") + 1, str(error))
         raise UserError(f"{path}: line {line}: not TOML: {what}", "correct that line") from None
+    except RecursionError:
+        raise UserError(f"{path}: brackets stand too deep in each other", "no key of it needs more than one") from None
     values: dict[str, object] = {}
     for key, value in table.items():
         if key != "devnet":

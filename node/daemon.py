@@ -190,6 +190,7 @@ async def _take_part(node: Node, roles: RoleManager) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_keep, node, "presence", node.presences.run)
         nursery.start_soon(_keep, node, "roles", roles.run)
+        nursery.start_soon(_refuse_twin, node)
 
 
 async def _refuse_copy(node: Node) -> None:
@@ -200,15 +201,25 @@ async def _refuse_copy(node: Node) -> None:
         if not node.network.peers:
             with trio.move_on_after(PEER_PATIENCE):
                 await connected.wait()
-        interval = node.domain.timings.presence_ms / 1000
-        sighting = await liveness.look(node.network, node.network.peers, node.domain.id, node.id, interval)
-        if sighting.elsewhere and sighting.presence is not None:
-            at = ", ".join(sighting.presence.addresses) or "an unknown address"
-            raise UserError(
-                f"{node.directory.key_file}: the node of this key runs elsewhere already ({at}), and two of them would "
-                "fork its feed",
-                "stop that one, or use a new data directory",
-            )
+        await _refuse_elsewhere(node)
+
+
+async def _refuse_twin(node: Node) -> None:
+    """Two copies that started at once found nobody: now their presences are out, and neither has a role yet."""
+    await trio.sleep(liveness.PAUSE_INTERVALS * node.domain.timings.presence_ms / 1000)
+    await _refuse_elsewhere(node)
+
+
+async def _refuse_elsewhere(node: Node) -> None:
+    interval, ours = node.domain.timings.presence_ms / 1000, node.presences.ours
+    sighting = await liveness.look(node.network, node.network.peers, node.domain.id, node.id, interval, ours)
+    if sighting.elsewhere and sighting.presence is not None:
+        at = ", ".join(sighting.presence.addresses) or "an unknown address"
+        raise UserError(
+            f"{node.directory.key_file}: the node of this key runs elsewhere already ({at}), and two of them would "
+            "fork its feed",
+            "stop that one, or use a new data directory",
+        )
 
 
 async def _keep_joined(node: Node) -> None:

@@ -33,6 +33,9 @@ from protocol.records import Blob
 MAX_CONFIG_BYTES: Final = 1 << 20
 """A model's configuration that is larger is not looked at."""
 
+MAX_SHAPE: Final = 10**6
+"""A model with as many layers, or as wide, is not believed: the digits could fill the screen of whoever is asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
@@ -119,4 +122,5 @@ def _shape(config: bytes | None) -> str:
         layers, width = values["num_hidden_layers"], values["hidden_size"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return f"{layers} layers of {width}" if type(layers) is int and type(width) is int else ""
+    plausible = all(type(value) is int and 0 < value < MAX_SHAPE for value in (layers, width))
+    return f"{layers} layers of {width}" if plausible else ""

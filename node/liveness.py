@@ -10,11 +10,13 @@ Two nodes with one key fork their feed sooner or later, so a daemon asks about i
 2. A peer could play two old presences one after the other. So most of the peers that answered must say the same.
 3. A peer that does not answer says nothing. A node that reaches no peer starts: it disturbs nobody then, and what its
    feed may have become is asked again before it appends (``node.log.service``).
+4. Two copies that start in the same seconds hear nothing of each other at first. So a node asks once more when its
+   presences are out, and before it can have a role: what goes on counting and was not signed here is the other's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,10 +87,18 @@ async def sighted(network: Network, peers: Iterable[bytes], domain: bytes, node:
     return found
 
 
-async def look(network: Network, peers: Iterable[bytes], domain: bytes, node: bytes, interval: float) -> Sighting:
-    """Whether ``node``, which does not run here, runs elsewhere. ``interval`` is the domain's, in seconds.
+async def look(
+    network: Network,
+    peers: Iterable[bytes],
+    domain: bytes,
+    node: bytes,
+    interval: float,
+    ours: Callable[[Presence], bool] = lambda presence: False,
+) -> Sighting:
+    """Whether ``node`` runs elsewhere. ``interval`` is the domain's, in seconds.
 
-    Takes no longer than the answers where nobody heard the node lately, else ``PAUSE_INTERVALS`` intervals more.
+    ``ours`` tells the presences that this very process signed: they are no sign of another. Takes no longer than the
+    answers where nobody heard the node lately, else ``PAUSE_INTERVALS`` intervals more.
     """
     first = await sighted(network, peers, domain, node)
     heard = {peer: presence for peer, presence in first.items() if presence is not None}
@@ -99,7 +109,9 @@ async def look(network: Network, peers: Iterable[bytes], domain: bytes, node: by
     alive = [
         later
         for peer, earlier in heard.items()
-        if (later := second.get(peer)) is not None and (later.boot, later.counter) > (earlier.boot, earlier.counter)
+        if (later := second.get(peer)) is not None
+        and (later.boot, later.counter) > (earlier.boot, earlier.counter)
+        and not ours(later)
     ]
     newest = max(alive or heard.values(), key=lambda presence: (presence.boot, presence.counter))
     return Sighting(len(first), len(alive), newest)

@@ -7,7 +7,9 @@ and its addresses are handed to the network.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping
+from typing import Final
 
 import trio
 
@@ -17,6 +19,8 @@ from protocol.identity import peer_id
 from protocol.presence import Presence, PresenceTable
 
 TOPIC = "presence"
+MAX_RECENT: Final = 64
+"""Own presences that are remembered: of more intervals than a presence lives, at five an interval at most."""
 
 
 def _memory_mb() -> int:
@@ -35,6 +39,7 @@ class Presences:
         self._signed: dict[bytes, bytes] = {}
         self._room = 16
         """How many signed presences are kept before those of nodes that are gone are sorted out."""
+        self._recent: deque[Presence] = deque(maxlen=MAX_RECENT)
         self._soon = trio.Event()
         self._first_peer_at: float | None = None
 
@@ -45,6 +50,10 @@ class Presences:
     def signed(self, node: bytes) -> bytes:
         """The newest presence of ``node`` as it was signed; empty where there is none that has not lapsed."""
         return self._signed.get(node, b"") if node in self.live() else b""
+
+    def ours(self, presence: Presence) -> bool:
+        """Whether ``presence``, in this node's name, was signed by this very process, lately."""
+        return presence in self._recent
 
     def announce_soon(self) -> None:
         """Publish without waiting for the interval: a version arrived or the role changed."""
@@ -68,6 +77,7 @@ class Presences:
                 await self._soon.wait()
             self._soon = trio.Event()
             presence = self._own()
+            self._recent.append(presence)
             data = presence.sign(self._node.identity)
             self._update(presence, data)
             await self._node.network.publish(TOPIC, data)

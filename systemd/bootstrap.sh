@@ -11,6 +11,8 @@ TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
 # What pip and apt-get say where the other side cannot be reached.
 NO_NETWORK="name resolution|Name or service not known|Network is unreachable|No route to host|Failed to establish a new connection|Temporary failure resolving|Could not connect to|timed out"
 
+NO_ADDRESS="join takes the address of a node, such as /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
+
 say() {
     printf 'farflung: %s\n' "$*" >&2
 }
@@ -299,6 +301,10 @@ find_source() {
     esac
 }
 
+need_home() {
+    [ -n "${HOME:-}" ] || fail "HOME is not set: say where Farflung belongs, such as HOME=/home/you."
+}
+
 # Sets base and venv to where "$1" is installed, and makes base.
 find_place() {
     if [ "$1" = machine ]; then
@@ -311,7 +317,7 @@ find_place() {
         kind=checkout base=$root venv=$root/.venv
         return 0
     else
-        [ -n "${HOME:-}" ] || fail "HOME is not set: say where to install, such as HOME=/home/you."
+        need_home
         base=$HOME/.local/share/farflung
         [ -n "$source" ] || [ "$1" = command ] || source=$root
         find_source
@@ -364,7 +370,14 @@ join() {
             *) set -- "$@" "$argument" ;;
         esac
     done
-    [ -n "$service" ] || run_command join "$@"
+    if [ -z "$service" ]; then
+        # A forgotten or mistyped address is told before anything is installed.
+        case " $* " in
+            */p2p/* | *" -h "* | *" --help "*) ;;
+            *) fail "$NO_ADDRESS" ;;
+        esac
+        run_command join "$@"
+    fi
     who=machine
     if [ -n "$user" ] || [ "$(id -u)" != 0 ]; then who=user user=--user; fi
     address="" yes=""
@@ -372,7 +385,8 @@ join() {
         case $argument in
             --yes) yes=--yes ;;
             -*) fail "with --service, join takes an address, --yes, --user and --source only; the rest belongs into farflung.toml." ;;
-            *) address=$argument ;;
+            */p2p/*) address=$argument ;;
+            *) fail "$NO_ADDRESS" ;;
         esac
     done
     check_systemd
@@ -398,6 +412,7 @@ uninstall() {
         base=/opt/farflung venv=/opt/farflung/venv
     else
         user=--user
+        need_home
         unit=${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/farflung.service
         base=$HOME/.local/share/farflung venv=$HOME/.local/share/farflung/venv
         if [ ! -e "$venv" ] && [ -n "$root" ]; then base=$root venv=$root/.venv; fi

@@ -58,6 +58,8 @@ case "$1 $2" in
 esac
 """
 
+ADDRESS = "/ip4/192.0.2.1/tcp/4001/p2p/x"
+
 
 @dataclass
 class World:
@@ -78,7 +80,12 @@ class World:
         return self.bin.parent / "home" / ".local" / "share" / "farflung"
 
     def run(
-        self, *arguments: str, pip_fails: str = "nothing", pip_says: str = "", piped: bool = False
+        self,
+        *arguments: str,
+        pip_fails: str = "nothing",
+        pip_says: str = "",
+        piped: bool = False,
+        home: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         environment = {
             "PATH": str(self.bin),
@@ -86,7 +93,7 @@ class World:
             "PIP_FAILS": pip_fails,
             "PIP_SAYS": pip_says,
             "TMPDIR": str(self.bin),
-            "HOME": str(self.bin.parent / "home"),
+            "HOME": str(self.bin.parent / "home") if home is None else home,
         }
         script = self.checkout / "systemd" / "bootstrap.sh"
         return subprocess.run(
@@ -307,18 +314,34 @@ def test_a_python_that_is_too_old_is_named(world: World) -> None:
 
 
 def test_through_a_pipe_it_installs_from_the_index_into_the_home(world: World) -> None:
-    done = world.run("join", "/ip4/192.0.2.1/tcp/4001/p2p/x", "--yes", piped=True)
+    done = world.run("join", ADDRESS, "--yes", piped=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "farflung join /ip4/192.0.2.1/tcp/4001/p2p/x --yes\n"
+    assert done.stdout == f"farflung join {ADDRESS} --yes\n"
     assert world.noted()[-1] == f"pip install -c {world.home}/venv/constraints.txt --upgrade farflung"
     assert not (world.checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--yes",), ("12D3KooW", "--yes"), ("12D3KooW", "--service")])
+def test_a_wrong_address_is_told_before_anything_is_installed(world: World, words: tuple[str, ...]) -> None:
+    done = world.run("join", *words, piped=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("farflung: join takes the address of a node")
+    assert world.noted() == []
+    assert not world.home.exists()
+
+
+def test_without_a_home_there_is_one_clear_line(world: World) -> None:
+    for command in ("status", "uninstall"):
+        done = world.run(command, piped=True, home="")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "HOME is not set" in done.stderr
 
 
 def test_a_wheel_is_a_source(world: World) -> None:
     wheel = world.bin.parent / "farflung-1-py3-none-any.whl"
     wheel.write_bytes(b"one")
     for _ in range(2):
-        assert world.run("join", "--source", str(wheel), "ADDRESS", piped=True).returncode == 0
+        assert world.run("join", "--source", str(wheel), ADDRESS, piped=True).returncode == 0
     assert [line for line in world.noted() if "whl" in line] == [
         f"pip install -c {world.home}/venv/constraints.txt {wheel}",
         f"pip install --force-reinstall --no-deps {wheel}",
@@ -329,15 +352,15 @@ def test_a_wheel_is_a_source(world: World) -> None:
 
 
 def test_a_folder_and_an_index_are_sources(world: World) -> None:
-    assert world.run("join", f"--source={world.checkout}", "ADDRESS", piped=True).returncode == 0
+    assert world.run("join", f"--source={world.checkout}", ADDRESS, piped=True).returncode == 0
     assert any(line.endswith(f"constraints.txt {world.checkout}") for line in world.noted())
-    assert world.run("join", "--source", "file:///index", "ADDRESS", piped=True).returncode == 0
+    assert world.run("join", "--source", "file:///index", ADDRESS, piped=True).returncode == 0
     assert any(line.endswith("--upgrade farflung") for line in world.noted())
 
 
 @pytest.mark.parametrize("source", ["/nowhere/farflung.whl", "/"])
 def test_a_source_that_is_none_is_refused(world: World, source: str) -> None:
-    done = world.run("join", "--source", source, "ADDRESS", piped=True)
+    done = world.run("join", "--source", source, ADDRESS, piped=True)
     assert done.returncode == 2
     assert f"--source {source}" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -347,7 +370,7 @@ def test_a_source_that_is_none_is_refused(world: World, source: str) -> None:
 def test_a_service_without_systemd_is_refused_before_anything_is_installed(world: World, systemctl: str | None) -> None:
     if systemctl is not None:
         world.program("systemctl", systemctl)
-    done = world.run("join", "ADDRESS", "--service", piped=True)
+    done = world.run("join", ADDRESS, "--service", piped=True)
     assert done.returncode == 2
     assert "systemd" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -356,8 +379,8 @@ def test_a_service_without_systemd_is_refused_before_anything_is_installed(world
 
 def test_a_users_service_is_the_commands_work(world: World) -> None:
     world.program("systemctl", "exit 0")
-    done = world.run("join", "ADDRESS", "--yes", "--service", piped=True)
-    assert done.stdout == "farflung service install --user --join ADDRESS --yes\n"
+    done = world.run("join", ADDRESS, "--yes", "--service", piped=True)
+    assert done.stdout == f"farflung service install --user --join {ADDRESS} --yes\n"
     assert world.run("join", "--service", "--threads=2", piped=True).returncode == 2
 
 

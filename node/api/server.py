@@ -18,6 +18,7 @@ import trio
 from node.api.rows import credits
 from node.api.status import RECENT_STEPS, peers, roles, status
 from node.context import Node
+from node.errors import UserError
 
 __all__ = ["RECENT_STEPS", "STOPPING", "run", "status"]
 
@@ -27,8 +28,12 @@ STOPPING: Final = {"stopping": True}
 
 async def run(node: Node, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
     """Serve until cancelled."""
-    with suppress(FileNotFoundError):
-        node.directory.control_socket.unlink()
+    try:
+        node.directory.control_socket.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{node.directory.control_socket}: cannot be replaced ({error.strerror})", "remove it by hand"
+        ) from None
     listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     with node.directory.socket_address() as address:
         await listener.bind(address)

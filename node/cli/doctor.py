@@ -69,4 +69,5 @@ def text(findings: list[Finding]) -> str:
         if finding.remedy:
             lines.append(f"{'':<22}→ {finding.remedy}")
     errors, warnings = (sum(f.severity == severity for f in findings) for severity in ("error", "warning"))
-    return "\n".join([*lines, "", f"{errors} errors, {warnings} warnings" if errors or warnings else "all is well"])
+    summary = f"{options.counted(errors, 'error')}, {options.counted(warnings, 'warning')}"
+    return "\n".join([*lines, "", summary if errors or warnings else "all is well"])

@@ -6,6 +6,7 @@ Nothing is kept before its user agreed: the peer is asked with a key of its own 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -58,6 +59,7 @@ def _join(arguments: argparse.Namespace) -> int:
     config = options.configuration(arguments, directory, may_lack=True)
     if not arguments.yes and not sys.stdin.isatty():
         raise UserError("join asks before it runs anything, and there is no terminal to ask at", "add --yes")
+    directory.require_usable()
     held = joining.held(directory)
     if held is not None and wanted.domain not in (None, held.id):
         raise _other_domain(directory, held)
@@ -70,13 +72,25 @@ def _join(arguments: argparse.Namespace) -> int:
         return 1
     _keep(arguments, directory, wanted, offer)
     if arguments.no_run:
-        print(f"joined {offer.domain.name}; start it with: farflung run --data-dir {directory.path}")
+        # How it is started only whoever asked for this knows: the service's installer, say.
+        print(f"joined {offer.domain.name}; nothing runs yet")
         return 0
-    print(f"joined {offer.domain.name}; the node runs until Ctrl-C, and later with: farflung run", flush=True)
+    later = _run_line(arguments, directory)
+    print(f"joined {offer.domain.name}; the node runs until Ctrl-C, and later with: {later}", flush=True)
     from node import daemon
 
     daemon.run(directory, config)
     return 0
+
+
+def _run_line(arguments: argparse.Namespace, directory: DataDirectory) -> str:
+    """The command that starts this node again."""
+    words = ["farflung", "run"]
+    if arguments.data_dir is not None:
+        words += ["--data-dir", str(directory.path)]
+    if arguments.config is not None:
+        words += ["--config", str(arguments.config.absolute())]
+    return shlex.join(words)
 
 
 def _other_domain(directory: DataDirectory, held: Domain) -> UserError:
@@ -105,7 +119,9 @@ def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invit
         try:
             directory.save_peers(known)
         except OSError as error:
-            raise UserError(f"{directory.peers_file}: cannot be written ({error.strerror})", "make room") from None
+            raise UserError(
+                f"{directory.peers_file}: cannot be written ({error.strerror})", "check the rights and the room"
+            ) from None
 
 
 def _shown(offer: Offer, config: Config) -> Iterator[tuple[str, str]]:

@@ -84,7 +84,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     found = _read(directory)
     sys.stdout.write(found.text())
-    result = f"{len(found.problems)} problems" if found.problems else "the log is valid"
+    result = options.counted(len(found.problems), "problem") if found.problems else "the log is valid"
     options.note(f"{directory.path}: {result} ({time.monotonic() - began:.1f} s)")
     return found.exit_code
 

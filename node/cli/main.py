@@ -5,60 +5,74 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from node import __version__
-from node.cli import (
-    completion,
-    credits,
-    devnet,
-    doctor,
-    domain,
-    identity,
-    init,
-    join,
-    leave,
-    log,
-    peers,
-    roles,
-    run,
-    service,
-    status,
-)
 from node.errors import UserError
 
-COMMANDS = (
-    devnet,
-    init,
-    join,
-    run,
-    leave,
-    status,
-    peers,
-    roles,
-    credits,
-    log,
-    identity,
-    domain,
-    doctor,
-    completion,
-    service,
-)
+if TYPE_CHECKING:
+    import argparse
+
+
+def commands() -> tuple[ModuleType, ...]:
+    """The modules of all commands, in the order of the help.
+
+    Imported here and not above, as argparse is below: a Ctrl-C that comes while they load is ``main``'s to catch.
+    """
+    from node.cli import (
+        completion,
+        credits,
+        devnet,
+        doctor,
+        domain,
+        identity,
+        init,
+        join,
+        leave,
+        log,
+        peers,
+        roles,
+        run,
+        service,
+        status,
+    )
+
+    return (
+        devnet,
+        init,
+        join,
+        run,
+        leave,
+        status,
+        peers,
+        roles,
+        credits,
+        log,
+        identity,
+        domain,
+        doctor,
+        completion,
+        service,
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; each command's module adds its own."""
+    import argparse
+
     top = argparse.ArgumentParser(
         prog="farflung", description="Strangers' machines train one language model together.", allow_abbrev=False
     )
     top.add_argument("--version", action="version", version=f"farflung {__version__}")
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_to(commands)
+    added = top.add_subparsers(metavar="COMMAND", required=True)
+    for command in commands():
+        command.add_to(added)
     return top
 
 
@@ -69,6 +83,9 @@ def _user_error(error: BaseException) -> UserError | None:
     if isinstance(error, BaseExceptionGroup):
         mistakes, others = error.split(UserError)
         return None if mistakes is None or others is not None else _user_error(mistakes.exceptions[0])
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # Whatever was being written, standard output included, only the user can make room for it.
+        return UserError(f"{error.filename or 'the output'}: {error.strerror}", "make room and try again")
     return error if isinstance(error, UserError) else None
 
 
@@ -78,25 +95,49 @@ def _interrupted(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt)
 
 
+def _mend_streams() -> None:
+    """Make standard input, output and error exist (not so after ``>&-``) and take every character (in any locale)."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(descriptor)
+            except OSError:
+                # The lowest free number is this one. Left free, the next file would get it, and what a library prints.
+                os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _abandon_output() -> None:
+    """Let what is still buffered for standard output go nowhere: Python would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _mend_streams()
     try:
         chosen = parser().parse_args(arguments)
         code: int = chosen.command(chosen)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of our output went away (``farflung … | head``): what is still buffered goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output went away (``farflung … | head``).
+        _abandon_output()
         return 1
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         mistake = _user_error(error)
         if mistake is not None:
             # Imported here: most commands end without a mistake.
+            import logging
+
             from node import systemd
 
             line = f"farflung: {mistake}"
             print(systemd.for_journal(line, logging.ERROR) if systemd.is_journal(sys.stderr) else line, file=sys.stderr)
+            if isinstance(error, OSError):
+                _abandon_output()
             return 2
         if _interrupted(error):
             return 130

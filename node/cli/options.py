@@ -32,7 +32,6 @@ def add_data_dir(parser: argparse.ArgumentParser) -> None:
     complete(
         parser.add_argument(
             "--data-dir",
-            type=Path,
             metavar="DIR",
             help="the node's folder (default: $FARFLUNG_DATA_DIR, else /var/lib/farflung where this user can read it, "
             "else ~/.local/share/farflung/node)",
@@ -78,7 +77,9 @@ def complete(action: argparse.Action, how: object) -> None:
 
 def data_directory(arguments: argparse.Namespace) -> DataDirectory:
     """The node's folder that the command is about; it need not exist."""
-    given: Path | None = arguments.data_dir
+    given: str | Path | None = arguments.data_dir
+    if given == "":  # of a variable that is not set; it would mean the present folder
+        raise UserError("--data-dir: the name is empty", "name a folder")
     if given is not None:
         return DataDirectory(given)
     if variable := os.environ.get("FARFLUNG_DATA_DIR"):
@@ -139,6 +140,11 @@ def print_json(value: dict[str, Any]) -> None:
 def note(text: str) -> None:
     """A remark for people, apart from the output."""
     print(f"farflung: {text}", file=sys.stderr)
+
+
+def counted(count: int, noun: str) -> str:
+    """``count`` things for people: "1 error", "2 errors"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _home() -> Path:

@@ -46,6 +46,8 @@ def facts(pairs: Iterable[tuple[str, str]], *, title: str = "", styles: dict[str
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, min_width=max((len(name) for name, _ in pairs), default=0))
+    grid.add_column(overflow="fold")
     for name, value in pairs:
         grid.add_row(Text(name, style="dim"), Text(value, style=(styles or {}).get(name, ""), overflow="fold"))
     console = Console()

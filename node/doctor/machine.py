@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,11 +155,21 @@ async def memory(model: int) -> list[Finding]:
     return [Finding("memory", OK, found)]
 
 
+def _nearest(path: Path) -> Path:
+    """``path``, or the folder above it that is there and can be looked into."""
+    while not os.path.exists(path):
+        path = path.parent
+    return path
+
+
+def _barred(paths: Iterable[Path]) -> Path | None:
+    """The first of ``paths`` that is there and that this user cannot read and write."""
+    return next((path for path in paths if os.path.lexists(path) and not os.access(path, os.R_OK | os.W_OK)), None)
+
+
 async def disk(directory: DataDirectory, model: int) -> list[Finding]:
     """Is there room for the log and the versions that every holder keeps?"""
-    place = directory.path
-    while not place.exists():
-        place = place.parent
+    place = _nearest(directory.path)
     free = DataDirectory(place).free_bytes()
     # Five versions are kept, one is on its way, and a trainer writes one more with its checkpoint.
     need = ROOM + 10 * model
@@ -167,8 +178,9 @@ async def disk(directory: DataDirectory, model: int) -> list[Finding]:
         return [Finding("disk", ERROR, found, "free some room, or choose a folder on another disk")]
     if free < need:
         return [Finding("disk", WARNING, found, "free some room before long")]
-    if not os.access(place, os.W_OK):
-        return [Finding("disk", ERROR, f"this user cannot write to {place}", "run as its owner")]
+    if (barred := _barred((place, *directory.written()))) is not None:
+        remedy = f"run as its owner, or: chown -R {os.geteuid()} {barred}"
+        return [Finding("disk", ERROR, f"this user cannot read and write {barred}", remedy)]
     return [Finding("disk", OK, found)]
 
 

@@ -81,6 +81,8 @@ async def examine(directory: DataDirectory) -> Subject:
             if error.remedy is not None:
                 message = message.removesuffix(f"; {error.remedy}")
             found.append(Finding(check, ERROR, message, error.remedy or ""))
+        except OSError as error:
+            found.append(Finding(check, ERROR, f"{error.filename}: {error.strerror}", "run as the owner of the folder"))
 
     attempt("configuration", partial(_configuration, subject))
     attempt("key", partial(_key, subject))
@@ -216,16 +218,18 @@ def _private(host: str) -> bool:
 async def log(subject: Subject) -> list[Finding]:
     """Is the log's database sound? The signatures are ``farflung log verify``'s business."""
     path = subject.directory.log_database
-    if not path.exists():
-        return [Finding("log", OK, "no log yet")]
 
     def read() -> Finding:
         try:
+            if not path.exists():
+                return Finding("log", OK, "no log yet")
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
                 (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
                 (entries,) = database.execute("SELECT count(*) FROM entries").fetchone()
         except sqlite3.Error as error:
             return Finding("log", ERROR, f"{path}: {error}", _LOG_REMEDY)
+        except OSError as error:
+            return Finding("log", ERROR, f"{path}: {error.strerror}", "run as the owner of the folder")
         if verdict != "ok":
             return Finding("log", ERROR, f"{path}: {' '.join(str(verdict).split())}", _LOG_REMEDY)
         return Finding("log", OK, f"{entries} entries, the database is sound")

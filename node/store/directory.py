@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 MAX_KNOWN_PEERS: Final = 1024
 """Peers kept in ``peers.json``: plenty for a start, little to read."""
 
+MAX_BOOT: Final = 2**63 - 1
+"""The highest number of a start: the greatest integer that a presence can carry."""
+
 
 class DataDirectory:
     """The paths and small files of one node. Every method raises ``UserError`` for what the operator must mend."""
@@ -63,16 +66,25 @@ class DataDirectory:
         """Whether a node ever lived here."""
         return self.key_file.exists()
 
+    def written(self) -> tuple[Path, ...]:
+        """What a daemon writes to, and into; not all of it need be there."""
+        folders = (self.log, self.blobs, self.versions, self.trainer, self.work)
+        return (*folders, self.lock_file, self.boot_file, self.peers_file, self.log_database)
+
     def create(self) -> None:
         """Make the folders that are missing, for this user only."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.log, self.blobs, self.versions, self.trainer, self.work):
                 folder.mkdir(mode=0o700, exist_ok=True)
-        except FileExistsError:
-            raise UserError(f"{self.path}: a file stands where a folder belongs", "choose another folder") from None
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(
+                f"{error.filename or self.path}: a file stands where a folder belongs", "choose another folder"
+            ) from None
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be made ({error.strerror})", "choose a folder you own") from None
+            raise UserError(
+                f"{error.filename or self.path}: cannot be made ({error.strerror})", "choose a folder you own"
+            ) from None
 
     def config(self) -> config.Config:
         """``farflung.toml``, or the defaults where there is none."""
@@ -182,15 +194,35 @@ class DataDirectory:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+                raise self._busy(holder) from None
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            except OSError as error:
                 raise UserError(
-                    f"{self.path}: another daemon runs on this data directory (pid {holder})",
-                    "stop it or choose another folder",
+                    f"{self.lock_file}: cannot be written ({error.strerror})", "check the rights and the room"
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(descriptor)
+
+    def require_usable(self) -> None:
+        """Raise ``UserError`` where a daemon runs on the directory, or this user could not make or write it."""
+        if (holder := self.holder()) is not None:
+            raise self._busy(str(holder or "unknown"))
+        place = self.path
+        while not os.path.lexists(place):
+            place = place.parent
+        if not place.is_dir():
+            raise UserError(f"{place}: a file stands where a folder belongs", "choose another folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise UserError(f"{place}: this user cannot write there", "choose a folder you own")
+
+    def _busy(self, holder: str) -> UserError:
+        return UserError(
+            f"{self.path}: another daemon runs on this data directory (pid {holder})",
+            "stop it or choose another folder",
+        )
 
     def holder(self) -> int | None:
         """The pid of the daemon that runs on this directory, 0 where it is not known, None without one."""
@@ -215,6 +247,8 @@ class DataDirectory:
         try:
             text = self.boot_file.read_text(encoding="ascii")
             previous = int(text)
+            if not 0 <= previous < MAX_BOOT:
+                raise ValueError
         except FileNotFoundError:
             previous = 0
         except (ValueError, OSError):
@@ -254,6 +288,8 @@ class DataDirectory:
                 return file.read(MAX_GENESIS_BYTES + 1)
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise UserError(f"{self.path}: this is a file", "name a node's folder") from None
         except OSError as error:
             raise UserError(f"{self.genesis_file}: {error.strerror}", "make it readable for this user") from None
 
@@ -288,11 +324,23 @@ class DataDirectory:
 
     def clean_work(self) -> None:
         """Empty ``work/``: what a crashed run left there is of no use."""
-        for item in self.work.iterdir():
-            if item.is_dir() and not item.is_symlink():
-                shutil.rmtree(item)
-            else:
-                item.unlink()
+        if self.work.is_symlink():
+            # Whatever else lies where it leads would go with it.
+            raise UserError(
+                f"{self.work}: a symbolic link, and this folder is emptied at each start",
+                "make it a folder (a bind mount puts it on another disk)",
+            )
+        try:
+            for item in self.work.iterdir():
+                if item.is_dir() and not item.is_symlink():
+                    shutil.rmtree(item)
+                else:
+                    item.unlink()
+        except OSError as error:
+            raise UserError(
+                f"{error.filename or self.work}: cannot be emptied ({error.strerror})",
+                f"check the rights in {self.work}",
+            ) from None
 
     @contextmanager
     def socket_address(self) -> Iterator[str]:

@@ -60,6 +60,8 @@ def test_every_name_survives(name: str, tmp_path_factory: pytest.TempPathFactory
         ("listen = []", "listen"),
         ('listen = "/ip4/127.0.0.1/tcp/1"', "listen"),
         ('listen = ["/ip4/127.0.0.1/udp/1"]', "listen"),
+        ('listen = ["/dns4/example.org/tcp/1"]', "listen"),
+        ("listen = " + "[" * 100_000, "brackets"),
         ('listen = ["/ip4/127.0.0.300/tcp/1"]', "listen"),
         ('listen = ["/ip6/127.0.0.1/tcp/1"]', "listen"),
         ('listen = ["/ip4/127.0.0.1/tcp/70000"]', "listen"),
@@ -213,6 +215,10 @@ def test_unreadable_files(tmp_path: Path) -> None:
         config.load(path)
     with pytest.raises(UserError, match="cannot be read"):
         config.load(tmp_path)
+    path.write_bytes(b"\xef\xbb\xbfthreads = 2")  # as some editors save UTF-8
+    assert config.load(path).threads == 2
+    # Whoever needs the folder says what is wrong with it.
+    assert config.load(path / "farflung.toml") == Config()
 
 
 def test_a_bad_configuration_is_not_written(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from node import daemon
 from node.api.client import Unavailable, request
 from node.cli.main import main
 from node.config import Config, DevnetConfig, write
+from node.context import Node, innermost
+from node.errors import UserError
 from node.store.directory import DataDirectory
 from node.store.verify import verify
 from protocol.domain import make_genesis, parse_genesis
@@ -227,6 +229,38 @@ async def test_known_peers_are_kept_and_a_full_disk_is_told(
         assert running.node.directory.known_peers() == {}
 
 
+async def test_of_two_copies_that_start_at_once_one_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def heard_nobody(node: Node) -> None:
+        del node
+
+    # Each asked before anybody had heard the other.
+    monkeypatch.setattr(daemon, "_refuse_copy", heard_nobody)
+    data = founded_by(founder := prepare(tmp_path, "founder"))
+    founder.save_genesis(data)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(daemon.main, founder, founder.config())
+        (address,) = (await status(founder))["addresses"]
+        copies = [prepare(tmp_path, name, data, bootstrap=(address,)) for name in ("one", "two")]
+        copies[1].key_file.write_bytes(copies[0].key_file.read_bytes())
+        refused: list[str] = []
+        one_did = trio.Event()
+
+        async def run(copy: DataDirectory) -> None:
+            try:
+                await daemon.main(copy, copy.config())
+            except* UserError as group:
+                refused.append(str(innermost(group)))
+                one_did.set()
+
+        for copy in copies:
+            copy.boot_file.write_text("7\n")
+            nursery.start_soon(run, copy)
+        with trio.fail_after(60):
+            await one_did.wait()
+        assert "the node of this key runs elsewhere already" in refused[0]
+        nursery.cancel_scope.cancel()
+
+
 # --- what its user may do wrong ------------------------------------------------------------------------------------
 
 
@@ -321,6 +355,14 @@ def test_a_mistake_in_the_configuration(tmp_path: Path, capsys: pytest.CaptureFi
     directory = prepare(tmp_path, "elector", genesis())
     directory.config_file.write_text('listen = "here"\n')
     assert "listen: expected a list of 1 to 8 addresses" in refusal(directory, capsys)
+
+
+def test_a_folder_where_the_socket_belongs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = prepare(tmp_path, "elector", genesis())
+    directory.control_socket.mkdir()
+    assert refusal(directory, capsys) == (
+        f"{directory.control_socket}: cannot be replaced (Is a directory); remove it by hand"
+    )
 
 
 def test_a_second_daemon_on_the_same_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,7 @@ async def test_nobody_there() -> None:
         (b'{"num_hidden_layers": 3, "hidden_size": 64}', "3 layers of 64"),
         (b'{"num_hidden_layers": "3", "hidden_size": 64}', ""),
         (b"[" * 100_000, ""),
+        (b'{"num_hidden_layers": 3, "hidden_size": 1' + b"0" * 4000 + b"}", ""),
         (b"[]", ""),
         (None, ""),
     ],

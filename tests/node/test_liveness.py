@@ -95,6 +95,15 @@ async def test_a_node_that_goes_on_counting_runs_elsewhere(later: tuple[int, int
     assert (found.presence.boot, found.presence.counter) == later
 
 
+@pytest.mark.parametrize("ours", [True, False])
+async def test_of_two_copies_that_count_alike_the_other_is_told(ours: bool) -> None:
+    async with asking(Heard(presence(2, 1), presence(2, 2))) as network:
+        found = await liveness.look(
+            network, network.peers, DOMAIN, NODE.node, INTERVAL, lambda heard: ours and heard.counter == 2
+        )
+    assert found.elsewhere != ours
+
+
 async def test_one_peer_of_three_cannot_tell_a_node_dead_by_replaying_its_past() -> None:
     async with asking(Heard(presence(1, 5), presence(1, 6)), Heard(b""), Heard(presence(1, 6))) as network:
         found = await look(network)

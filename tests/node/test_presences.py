@@ -42,6 +42,8 @@ async def test_a_presence_every_interval_and_at_once_after_a_change(
         assert newest.willing == node.config.willing
         assert newest.addresses == tuple(running.port.addresses)
         assert newest.versions == ()
+        assert node.presences.ours(newest)
+        assert not node.presences.ours(replace(newest, load=newest.load + 1))
         assert newest.memory_mb > 0
         assert newest.cpus > 0
         await node.weights.hold(version, timeout=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -115,10 +116,32 @@ def test_a_mistake_is_one_line_and_keeps_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_run_leaves_the_start_to_another(tmp_path: Path, started: list[tuple[Path, Config]]) -> None:
+def test_no_run_leaves_the_start_to_another(
+    tmp_path: Path, started: list[tuple[Path, Config]], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["join", ADDRESS, "--yes", "--no-run", "--data-dir", str(tmp_path / "node")]) == 0
     assert DataDirectory(tmp_path / "node").exists()
     assert started == []
+    assert "farflung run" not in capsys.readouterr().out  # where a service is to run it
+
+
+def test_it_says_how_to_start_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--data-dir", f"{tmp_path}/my node", "--config", f"{tmp_path}/a.toml"]
+    assert main.main(["join", ADDRESS, "--yes", *words]) == 0
+    assert f"later with: farflung run --data-dir '{words[1]}' --config {words[3]}" in capsys.readouterr().out
+
+
+def test_an_unfit_folder_is_told_before_anybody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(invitation, "look")
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/node"):
+        assert main.main(["join", ADDRESS, "--yes", "--data-dir", f"{tmp_path}/{folder}"]) == 2
+        assert f"{tmp_path}/file: a file stands where a folder belongs" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert main.main(["join", ADDRESS, "--yes", "--data-dir", f"{tmp_path}/node"]) == 2
+    assert f"{tmp_path}: this user cannot write there" in capsys.readouterr().err
 
 
 def test_joining_again_remembers_another_peer_and_changes_nothing_else(tmp_path: Path) -> None:
@@ -145,7 +168,9 @@ def test_a_running_node_is_not_disturbed(tmp_path: Path, capsys: pytest.CaptureF
     directory = DataDirectory(tmp_path / "node")
     with directory.open_locked():
         assert main.main(["join", ADDRESS, "--yes", "--data-dir", str(directory.path)]) == 2
-    assert "another daemon runs" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "another daemon runs" in told.err
+    assert told.out == ""  # before it shows and asks anything
     assert directory.genesis() is None
 
 

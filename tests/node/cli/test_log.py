@@ -80,9 +80,17 @@ def test_verify_takes_the_folder_either_way(folder: Path, capsys: pytest.Capture
 
 def test_a_damaged_log_is_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alter(DataDirectory(folder), "UPDATE entries SET signature = zeroblob(64) WHERE seq = 0")
-    for command in (["verify"], ["show"], ["export"]):
+    for command in (["show"], ["export"], ["verify"]):
         assert main.main(["log", *command, "--data-dir", str(folder)]) == 1
-        assert "the signature is wrong" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "the signature is wrong" in told
+    assert f"{folder}: {len(told.splitlines()) - 1} problem" in told
+
+
+def test_a_file_is_no_folder_to_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = DataDirectory(folder).log_database
+    assert main.main(["log", "verify", str(file)]) == 2
+    assert capsys.readouterr().err == f"farflung: {file}: this is a file; name a node's folder\n"
 
 
 def test_credits_and_roles_are_read_from_it_where_no_daemon_runs(

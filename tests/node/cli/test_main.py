@@ -13,9 +13,11 @@ import pytest
 import node
 from node.cli import main
 from node.errors import UserError
+from protocol.identity import Identity, peer_id
 
+PEER = peer_id(Identity(bytes(32)).node)
 ROOT = Path(node.__file__).resolve().parents[1]
-NAMES = [command.__name__.rpartition(".")[2] for command in main.COMMANDS]
+NAMES = [command.__name__.rpartition(".")[2] for command in main.commands()]
 
 
 def outcome(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
@@ -64,13 +66,15 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, wrap: bool) -> Non
     assert outcome(monkeypatch, BaseExceptionGroup("nursery", [error]) if wrap else error) == 130
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path, shell: str = '"$@"', **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, started by a line of ``shell``; modules in ``folder`` shadow others."""
     return subprocess.run(
-        [sys.executable, "-P", "-W", "error", "-m", "node.cli.main", *arguments],
+        ["sh", "-c", shell, "sh", sys.executable, "-P", "-W", "error", "-m", "node.cli.main", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", **environment},
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=60,
     )
 
@@ -94,3 +98,30 @@ def test_every_command_has_help(name: list[str], capsys: pytest.CaptureFixture[s
         main.main([*name, "--help"])
     assert exit_code.value.code == 0
     assert "usage: farflung" in capsys.readouterr().out
+
+
+def test_an_interrupt_while_modules_load_is_130_too(tmp_path: Path) -> None:
+    (tmp_path / "shtab.py").write_text("raise KeyboardInterrupt")
+    done = run("status", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_bug(tmp_path: Path, closed: str) -> None:
+    done = run("completion", "bash", folder=tmp_path, shell=f'"$@" {closed}')
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = run("join", f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}", folder=tmp_path, shell=f'"$@" {closed}')
+    assert (asked.returncode, "Traceback" in asked.stderr) == (2, False)
+
+
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path) -> None:
+    done = run("completion", "bash", folder=tmp_path, shell='"$@" >/dev/full')
+    assert (done.returncode, done.stderr) == (
+        2,
+        "farflung: the output: No space left on device; make room and try again\n",
+    )
+
+
+def test_any_locale_will_do(tmp_path: Path) -> None:
+    done = run("init", "--data-dir", str(tmp_path / "größe…"), folder=tmp_path, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -71,3 +71,12 @@ def test_the_file_is_the_folders_unless_another_is_named(tmp_path: Path, monkeyp
     assert name("--config", str(tmp_path / "flag" / "farflung.toml")) == "flag"
     with pytest.raises(UserError, match="there is no such file"):
         name("--config", str(tmp_path / "missing.toml"))
+
+
+def test_an_empty_folder_name_is_a_mistake() -> None:
+    with pytest.raises(UserError, match="--data-dir: the name is empty"):
+        options.data_directory(argparse.Namespace(data_dir=""))
+
+
+def test_counts_for_people() -> None:
+    assert [options.counted(count, "error") for count in (0, 1, 2)] == ["0 errors", "1 error", "2 errors"]

@@ -99,6 +99,21 @@ async def test_disk(free: int, model: int, severity: str, tmp_path: Path, monkey
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("barred", ["", "log", "lock"])
+async def test_a_disk_that_this_user_cannot_write(barred: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = DataDirectory(tmp_path)
+    directory.create()
+    directory.lock_file.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / barred)
+    (found,) = await machine.disk(directory, 0)
+    assert found == Finding(
+        "disk",
+        ERROR,
+        f"this user cannot read and write {tmp_path / barred}",
+        f"run as its owner, or: chown -R {os.geteuid()} {tmp_path / barred}",
+    )
+
+
 @pytest.mark.parametrize(("known", "severity"), [(True, OK), (None, OK), (False, WARNING)])
 async def test_clock(known: bool | None, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "synchronised", lambda: known)

@@ -76,6 +76,19 @@ async def test_mistakes_in_the_files(directory: DataDirectory) -> None:
     assert all(one.remedy not in one.found for one in found if one.remedy)
 
 
+async def test_a_folder_that_may_not_be_looked_into(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **options: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    directory.key_file.unlink()
+    monkeypatch.setattr(Path, "exists", refuse)
+    subject = await node.examine(directory)
+    assert of(subject.findings, "key").severity == ERROR
+    assert "log.db: Permission denied" in of(subject.findings, "key").found
+    (found,) = await node.log(subject)
+    assert (found.severity, found.remedy) == (ERROR, "run as the owner of the folder")
+
+
 async def test_a_lost_key_is_an_error(directory: DataDirectory) -> None:
     directory.key_file.unlink()
     sqlite3.connect(directory.log_database).close()
@@ -203,4 +216,4 @@ def test_the_command(
     assert main.main(["doctor", "--data-dir", str(directory.path)]) == 1
     out = capsys.readouterr().out
     assert f"→ chmod 600 {directory.key_file}" in out
-    assert "1 errors" in out
+    assert "1 error, " in out

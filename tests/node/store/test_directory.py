@@ -30,10 +30,12 @@ def test_create_makes_private_folders(directory: DataDirectory) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_create_over_a_file(tmp_path: Path) -> None:
-    (tmp_path / "node").write_text("")
-    with pytest.raises(UserError, match="a file stands where a folder belongs"):
-        DataDirectory(tmp_path / "node").create()
+@pytest.mark.parametrize(("file", "folder"), [("node", "node"), ("node", "node/below"), ("node/blobs", "node")])
+def test_create_over_a_file_names_it(file: str, folder: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    with pytest.raises(UserError, match=f"{tmp_path / file}.*: a file stands where a folder belongs"):
+        DataDirectory(tmp_path / folder).create()
 
 
 def test_the_key_is_made_once(directory: DataDirectory) -> None:
@@ -134,12 +136,22 @@ def test_the_lock_of_a_killed_daemon_is_gone(directory: DataDirectory) -> None:
         pass
 
 
+def test_a_lock_that_cannot_be_written(directory: DataDirectory) -> None:
+    directory.lock_file.symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"lock: cannot be written"), directory.open_locked():
+        pass
+
+
+@pytest.mark.parametrize("text", ["four", "-5", str(2**63 - 1), "9" * 30, ""])
+def test_a_damaged_count_of_boots(text: str, directory: DataDirectory) -> None:
+    directory.boot_file.write_text(text)
+    with pytest.raises(UserError, match="not a number"):
+        directory.next_boot()
+
+
 def test_boots_are_counted(directory: DataDirectory) -> None:
     assert [directory.next_boot() for _ in range(3)] == [1, 2, 3]
     assert DataDirectory(directory.path).next_boot() == 4
-    directory.boot_file.write_text("four")
-    with pytest.raises(UserError, match="not a number"):
-        directory.next_boot()
 
 
 def test_peers(directory: DataDirectory) -> None:
@@ -164,6 +176,12 @@ def test_the_genesis_is_for_good(directory: DataDirectory) -> None:
     assert directory.genesis() == b"one"
 
 
+def test_the_genesis_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "log.db").touch()
+    with pytest.raises(UserError, match="this is a file; name a node's folder"):
+        DataDirectory(tmp_path / "log.db").genesis()
+
+
 def test_room(directory: DataDirectory) -> None:
     directory.require_room(1)
     with pytest.raises(UserError, match="the disk has"):
@@ -177,6 +195,25 @@ def test_clean_work(directory: DataDirectory) -> None:
     directory.clean_work()
     assert list(directory.work.iterdir()) == []
     assert directory.path.is_dir()
+
+
+def test_work_that_leads_elsewhere_is_not_emptied(directory: DataDirectory, tmp_path: Path) -> None:
+    (tmp_path / "thesis").touch()
+    directory.work.rmdir()
+    directory.work.symlink_to(tmp_path)
+    with pytest.raises(UserError, match="a symbolic link"):
+        directory.clean_work()
+    assert (tmp_path / "thesis").exists()
+
+
+def test_work_that_cannot_be_emptied(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (directory.work / "folder").mkdir()
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(UserError, match=r"folder: cannot be emptied \(Permission denied\)"):
+        directory.clean_work()
 
 
 @pytest.mark.parametrize("length", [1, 200])
