@@ -7,8 +7,13 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
+from hypothesis import HealthCheck, settings
 
 T = TypeVar("T")
+
+# The same examples each time, however busy the machine is.
+settings.register_profile("farflung", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("farflung")
 
 
 async def _inline(function: Callable[..., T], *arguments: Any, **options: Any) -> T:

@@ -88,7 +88,8 @@ async def test_a_late_node_fetches_a_long_log(autojump_clock: trio.testing.MockC
         late = await world.start(key("late"), join=False)
         result = await late.sync.sync_with(nodes[1].id)
         assert result.errors == []
-        assert result.added >= 4 * 61 + len(nodes[1].service.replica.cuts)
+        # Its own round beside this one may have brought a part of it.
+        assert sum(late.service.replica.next_for(author) for author in late.service.replica.heads) >= 4 * 61
         assert late.service.replica.heads_root() == nodes[1].service.replica.heads_root()
         assert late.service.replica.newest_cut_id == nodes[1].service.replica.newest_cut_id
         again = await late.sync.sync_with(nodes[1].id)
