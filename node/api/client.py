@@ -24,6 +24,10 @@ class Unavailable(Error):
     """The daemon did not answer."""
 
 
+class Declined(Unavailable):
+    """The daemon answered that it does not do it; the text says why."""
+
+
 async def request(directory: DataDirectory, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
     """One operation on the daemon of ``directory``, within ``timeout`` seconds. Raises ``Unavailable``."""
     try:
@@ -36,7 +40,7 @@ async def request(directory: DataDirectory, op: str, *, timeout: float, **argume
     except trio.TooSlowError:
         raise Unavailable(f"{directory.path}: the daemon did not answer within {timeout:g} s") from None
     if "error" in answer:
-        raise Unavailable(f"{directory.path}: {answer['error']}")
+        raise Declined(f"{directory.path}: {answer['error']}")
     return answer
 
 

@@ -89,11 +89,13 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
-    from node.api.client import Unavailable
+    from node.api.client import Declined, Unavailable
     from node.cli.asking import ask
 
     try:
         return ask(options.existing_directory(arguments), op, **more)
+    except Declined as error:
+        raise UserError(str(error), "docs/OPERATING.md says how a domain is amended") from None
     except Unavailable as error:
         raise UserError(str(error), "the node's daemon must run: farflung run") from None
 

@@ -10,11 +10,12 @@ import pytest
 import trio
 
 from node.api import server
-from node.api.client import Unavailable, request
-from node.cli import amend, main
+from node.api.client import Declined, Unavailable, request
+from node.cli import amend, asking, main, options
 from node.errors import UserError
+from protocol.amend import Amendment
 from tests.node.fakes import Faults, Running, open_cluster
-from tests.protocol.builders import key
+from tests.protocol.builders import THRESHOLDS, digest, key
 
 
 def run(*words: str) -> int:
@@ -98,3 +99,19 @@ def test_a_file_that_is_none_is_told(tmp_path: Path, content: bytes, capsys: pyt
 def test_a_threshold_that_is_no_number_is_told(value: str) -> None:
     with pytest.raises(UserError, match="six decimals"):
         amend._micro("deficit_mean", value)
+
+
+def test_a_refusal_does_not_blame_a_missing_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def declines(*arguments: object, **more: object) -> None:
+        raise Declined("node-1: amendment: 2 signatures are no quorum of 4 electors")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "ask", declines)
+        patch.setattr(options, "existing_directory", lambda arguments: None)
+        file = tmp_path / "amendment.json"
+        made = Amendment.make(digest("domain"), 1, [key("e1").node], THRESHOLDS)
+        file.write_text(json.dumps({"body": made.body.hex(), "signatures": {}}))
+        assert run("submit", str(file)) == 2
+    said = capsys.readouterr().err
+    assert "no quorum" in said
+    assert "farflung run" not in said
