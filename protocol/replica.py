@@ -302,6 +302,7 @@ class Replica(Branches):
         super().forget()
         self.cuts.forget(len(self.cuts))
         self._before.clear()
+        self.terms.forget()
 
     def cut_ids(self) -> list[bytes]:
         """The ids of all cuts, in order of height."""

@@ -14,14 +14,10 @@ So what a grant means follows from the cuts alone, and no signature that comes l
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from protocol.entry import Entry
 from protocol.quorum import CertifiedGrant
 from protocol.records import Weights
-
-MAX_VOIDED: Final = 4096
-"""Void weights entries that are remembered until the ledger has passed over them."""
 
 
 class Terms:
@@ -31,7 +27,7 @@ class Terms:
         self.grants: dict[int, CertifiedGrant] = {}
         self.settled: set[int] = set(settled)
         self.highest = highest
-        self._voided: dict[bytes, None] = {}
+        self._voided: set[bytes] = set()
 
     def admits(self, term: int, made: int, now: int) -> bool:
         """Whether a grant that was made by rules number ``made`` counts where number ``now`` is in force."""
@@ -56,16 +52,18 @@ class Terms:
             weights = entry.payload
             assert isinstance(weights, Weights)
             if self.void(entry, anchored, covering):
-                self._voided[entry.id] = None
-                while len(self._voided) > MAX_VOIDED:
-                    del self._voided[next(iter(self._voided))]
+                self._voided.add(entry.id)
             elif weights.term in self.grants and self.grants[weights.term].grant.trainer == entry.author:
                 settled.add(weights.term)
         self.settled |= settled
 
     def voided(self, entry: Entry) -> bool:
-        """Whether a weights entry was void when a cut covered it, lately."""
+        """Whether a weights entry in memory was void when a cut covered it."""
         return entry.id in self._voided
+
+    def forget(self) -> None:
+        """What is final leaves memory, with everything that follows from it taken notice of."""
+        self._voided.clear()
 
     def change_rules(self) -> bool:
         """The next cut follows other rules: void what is not settled; whether there was anything."""
