@@ -97,10 +97,6 @@ class Ledger:
 
     # Following the replica
 
-    def on_entry(self, entry: Entry) -> None:
-        """Take notice of an entry that the replica added. Optional: queries do so as well."""
-        self.update()
-
     def update(self) -> None:
         """Take notice of whatever the replica took or dropped since the last time."""
         replica = self.replica

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 from protocol import codec, identity
 from protocol.codec import Array, Bytes, Int, Many
@@ -133,8 +133,11 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedCut:
-    """A cut with the votes of a quorum for its ballot of ``epoch``: no other content has one in that epoch."""
+class Ballots:
+    """A cut with the signatures of a quorum to its ballot of ``epoch``, one kind in each subclass."""
+
+    CONTEXT: ClassVar[bytes]
+    WHAT: ClassVar[str]
 
     cut: Cut
     epoch: int
@@ -145,27 +148,25 @@ class PreparedCut:
         return codec.encode([self.cut.body, self.epoch, self.votes])
 
     @classmethod
-    def parse(cls, data: bytes, *, verify: bool = True) -> PreparedCut:
-        """Parse and verify every vote under the key it names (rule 7); raises ``PeerError``."""
-        return cls(*_certified(data, identity.VOTE, "prepared cut", verify=verify))
+    def parse(cls, data: bytes, *, verify: bool = True) -> Self:
+        """Parse and verify every signature under the key it names (rule 7); raises ``PeerError``."""
+        return cls(*_certified(data, cls.CONTEXT, cls.WHAT, verify=verify))
 
 
 @dataclass(frozen=True, slots=True)
-class CertifiedCut:
-    """A cut with the commits of a quorum to its ballot of ``epoch``."""
+class PreparedCut(Ballots):
+    """A cut with the votes of a quorum: no other content has them in that epoch."""
 
-    cut: Cut
-    epoch: int
-    votes: Votes
+    CONTEXT: ClassVar = identity.VOTE
+    WHAT: ClassVar = "prepared cut"
 
-    def encode(self) -> bytes:
-        """The wire form ``[body, epoch, [[elector, signature], …]]``."""
-        return codec.encode([self.cut.body, self.epoch, self.votes])
 
-    @classmethod
-    def parse(cls, data: bytes, *, verify: bool = True) -> CertifiedCut:
-        """Parse and verify every commit under the key it names (rule 7); raises ``PeerError``."""
-        return cls(*_certified(data, identity.COMMIT, "cut", verify=verify))
+@dataclass(frozen=True, slots=True)
+class CertifiedCut(Ballots):
+    """A cut with the commits of a quorum."""
+
+    CONTEXT: ClassVar = identity.COMMIT
+    WHAT: ClassVar = "cut"
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,8 +244,8 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
         self.wake()
 
     def set_deadline(self, ttl: int) -> bool:
-        """Deadlines are trio cancel scopes."""
-        raise NotImplementedError
+        """Sets none: deadlines are trio cancel scopes."""
+        return False
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """The peer's (host, port)."""

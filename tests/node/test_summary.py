@@ -23,7 +23,7 @@ def ledger() -> Ledger:
     def add(name: str, payload: Role | Rollout | Step | Verdict | Weights) -> bytes:
         entry = writers[name].append(payload)
         assert replica.add_entry(entry)
-        result.on_entry(entry)
+        result.update()
         return entry.id
 
     def cut() -> None:
@@ -33,7 +33,7 @@ def ledger() -> Ledger:
 
     for writer in writers.values():
         assert replica.add_entry(writer.entries[0])
-        result.on_entry(writer.entries[0])
+        result.update()
     for name, role in (("node-1", "trainer"), ("node-2", "validator"), ("node-10", "inference")):
         add(name, Role(role))
     cut()
