@@ -227,13 +227,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """A verified genesis. ``id`` and all keys have 32 bytes, ``devnet`` is 0 or 1."""
+    """A verified genesis. ``id`` and all keys have 32 bytes, ``devnet`` and ``private`` are 0 or 1. The nodes of a
+    private domain give weights to one another only, and encrypted."""
 
     id: bytes
     body: bytes
     name: str
     creator: bytes
     devnet: int
+    private: int
     electors: tuple[bytes, ...]
     validators: tuple[bytes, ...]
     model: Model
@@ -250,6 +252,7 @@ _BODY: Final = Array(
         ("name", Text(64)),
         ("creator", codec.KEY),
         ("devnet", Int(0, 1)),
+        ("private", Int(0, 1)),
         ("electors", Many(codec.KEY, most=MAX_ELECTORS, least=1)),
         ("validators", Many(codec.KEY, most=MAX_NAMED_VALIDATORS)),
         ("model", Model.SCHEMA),
@@ -280,6 +283,7 @@ def make_genesis(
     *,
     name: str,
     devnet: bool,
+    private: bool = False,
     electors: tuple[bytes, ...],
     validators: tuple[bytes, ...],
     model: Model,
@@ -299,6 +303,7 @@ def make_genesis(
             name,
             creator.node,
             int(devnet),
+            int(private),
             sorted(electors),
             sorted(validators),
             model.to_value(),
@@ -321,7 +326,7 @@ def parse_genesis(data: bytes) -> Domain:
     """Parse and verify a signed genesis; raises ``PeerError``."""
     body, signature = codec.parse(data, _WIRE, max_bytes=MAX_GENESIS_BYTES, what="genesis")
     value = codec.parse(body, _BODY, max_bytes=MAX_GENESIS_BYTES, what="genesis")
-    _, name, creator, devnet, electors, validators, model, tasks, recipe, timings, policy, thresholds = value
+    _, name, creator, devnet, private, electors, validators, model, tasks, recipe, timings, policy, thresholds = value
     if not name:
         raise PeerError("genesis: the domain has no name")
     _ascending(electors, "electors")
@@ -334,6 +339,7 @@ def parse_genesis(data: bytes) -> Domain:
         name=name,
         creator=creator,
         devnet=devnet,
+        private=private,
         electors=tuple(electors),
         validators=tuple(validators),
         model=Model(architecture, Blob(*config), Blob(*tokenizer), Blob(*manifest), whole, dtype),

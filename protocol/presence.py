@@ -6,7 +6,9 @@
 3. A presence lapses three intervals after it was received, by the receiver's monotonic clock. No clock of the
    sender's is read, and a stale copy that comes round again revives nobody.
 4. Hardware numbers are claims; ``tokens_per_second`` and ``bandwidth_kbps`` are what the node measured, 0 where it
-   did not. Versions are entry ids of ``weights`` entries whose bytes the node holds whole.
+   did not. Versions are entry ids of ``weights`` entries whose bytes the node holds whole; of those arriving it
+   serves the chunks that it has so far.
+5. ``bulk`` are the multiaddresses, ending in ``/http`` or ``/https``, at which it serves weights beside libp2p.
 
 ``Presence.parse`` raises ``PeerError`` and nothing else.
 """
@@ -26,6 +28,8 @@ from protocol.records import ROLES
 LAPSE_INTERVALS: Final = 3
 MAX_ADDRESSES: Final = 8
 MAX_VERSIONS: Final = 8
+MAX_BULK: Final = 4
+MAX_ARRIVING: Final = 2
 MAX_KNOWN: Final = 2**16
 """Presences a table remembers; beyond it those not heard for longest are forgotten."""
 
@@ -40,7 +44,9 @@ _FIELDS: Final = (
     ("role", Text(16, ROLES)),
     ("willing", Many(Text(16, WILLING), most=len(WILLING))),
     ("addresses", Many(Text(128), most=MAX_ADDRESSES)),
+    ("bulk", Many(Text(128), most=MAX_BULK)),
     ("versions", Many(codec.HASH, most=MAX_VERSIONS)),
+    ("arriving", Many(codec.HASH, most=MAX_ARRIVING)),
     ("cpus", Int(0, 2**20)),
     ("memory_mb", Int(0, 2**40)),
     ("gpu_mb", Int(0, 2**40)),
@@ -55,8 +61,8 @@ _WIRE: Final = Array((("body", Bytes(most=MAX_PRESENCE_BYTES)), ("signature", co
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """One presence. ``domain``, ``node`` and the versions have 32 bytes, ``addresses`` are multiaddress texts,
-    ``memory_mb`` and ``gpu_mb`` are MiB, ``load`` is in micro, ``paused`` 0 or 1."""
+    """One presence. ``domain``, ``node`` and the versions have 32 bytes, ``addresses`` and ``bulk`` are multiaddress
+    texts, ``memory_mb`` and ``gpu_mb`` are MiB, ``load`` is in micro, ``paused`` 0 or 1."""
 
     domain: bytes
     node: bytes
@@ -66,7 +72,9 @@ class Presence:
     role: str
     willing: tuple[str, ...]
     addresses: tuple[str, ...]
+    bulk: tuple[str, ...]
     versions: tuple[bytes, ...]
+    arriving: tuple[bytes, ...]
     cpus: int
     memory_mb: int
     gpu_mb: int
@@ -82,7 +90,7 @@ class Presence:
         value = codec.parse(body, _BODY, max_bytes=MAX_PRESENCE_BYTES, what="presence")
         values: list[Any] = [tuple(item) if type(item) is list else item for item in value[1:]]
         presence = cls(*values)
-        for several in (presence.willing, presence.addresses, presence.versions):
+        for several in (presence.willing, presence.addresses, presence.bulk, presence.versions, presence.arriving):
             if len(set(several)) != len(several):
                 raise PeerError("presence: something is listed twice")
         identity.verify(presence.node, identity.PRESENCE, body, signature, "presence")

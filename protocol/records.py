@@ -86,7 +86,8 @@ class Role(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Weights(Payload):
-    """A version: ``manifest`` is the BLAKE3 of the manifest blob, ``whole`` the hash of all weight bytes."""
+    """A version: ``manifest`` is the BLAKE3 of the manifest blob, ``whole`` the hash of all weight bytes, ``delta`` the
+    BLAKE3 of the manifest (``delta_size`` bytes) of its difference to the predecessor, where there is one."""
 
     KIND: ClassVar[str] = "weights"
     SCHEMA: ClassVar = (
@@ -98,6 +99,8 @@ class Weights(Payload):
         ("whole", codec.HASH),
         ("size", Int(1)),
         ("step", Optional(codec.HASH)),
+        ("delta", Optional(codec.HASH)),
+        ("delta_size", Int(0, MAX_MANIFEST_BYTES)),
     )
 
     term: int
@@ -108,12 +111,18 @@ class Weights(Payload):
     whole: bytes
     size: int
     step: bytes | None
+    delta: bytes | None = None
+    delta_size: int = 0
 
     def problem(self) -> str | None:
         if (self.number == 0) != (self.predecessor is None):
             return "version 0 and no other has no predecessor"
         if self.number == 0 and self.step is not None:
             return "no step makes version 0"
+        if (self.delta is None) != (self.delta_size == 0):
+            return "a delta and its size go together"
+        if self.number == 0 and self.delta is not None:
+            return "version 0 differs from nothing"
         return None
 
 

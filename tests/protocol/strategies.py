@@ -31,6 +31,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 def weights(draw: st.DrawFn) -> Weights:
     """Valid ``Weights``."""
     number = draw(st.integers(0, 5))
+    delta = draw(st.none() | ids) if number else None
     return Weights(
         draw(st.integers(1, MAX_INT)),
         number,
@@ -40,6 +41,8 @@ def weights(draw: st.DrawFn) -> Weights:
         draw(ids),
         draw(st.integers(1, MAX_INT)),
         draw(st.none() | ids) if number else None,
+        delta,
+        0 if delta is None else draw(st.integers(1, MAX_MANIFEST_BYTES)),
     )
 
 

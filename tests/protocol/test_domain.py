@@ -17,7 +17,7 @@ from tests.protocol.builders import MODEL, POLICY, RECIPE, THRESHOLDS, digest, k
 from tests.vectors import golden
 from tests.vectors.make import golden_genesis
 
-NAME, CREATOR, DEVNET, ELECTORS, VALIDATORS, MODEL_AT, TASKS, RECIPE_AT, TIMINGS = range(1, 10)
+NAME, CREATOR, DEVNET, PRIVATE, ELECTORS, VALIDATORS, MODEL_AT, TASKS, RECIPE_AT, TIMINGS = range(1, 11)
 
 
 def altered(change: Callable[[list[Any]], None]) -> bytes:
@@ -50,6 +50,7 @@ def test_what_is_made_reads_as_itself() -> None:
             key("creator"),
             name="a name",
             devnet=False,
+            private=True,
             electors=tuple(key(name).node for name in ("b", "a", "c")),
             validators=(key("v").node,),
             model=MODEL,
@@ -63,6 +64,7 @@ def test_what_is_made_reads_as_itself() -> None:
     assert domain.name == "a name"
     assert domain.creator == key("creator").node
     assert domain.devnet == 0
+    assert domain.private == 1
     assert domain.electors == tuple(sorted(key(name).node for name in ("a", "b", "c")))
     assert domain.validators == (key("v").node,)
     assert domain.model == MODEL
@@ -87,6 +89,7 @@ def test_a_devnets_timings_are_at_least_ten_times_shorter() -> None:
         put(NAME, value="n" * 65),
         put(CREATOR, value=key("another").node),
         put(DEVNET, value=2),
+        put(PRIVATE, value=2),
         put(ELECTORS, value=[]),
         put(ELECTORS, value=[bytes(32), bytes(32)]),
         put(ELECTORS, value=[b"b" * 32, b"a" * 32]),

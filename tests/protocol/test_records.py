@@ -61,6 +61,9 @@ def change(record: Record, **fields: object) -> Record:
         change(WEIGHTS, predecessor=None),
         change(WEIGHTS, number=0, predecessor=None),  # version 0, made by a step
         change(WEIGHTS, manifest_size=0),
+        change(WEIGHTS, delta=HASH),
+        change(WEIGHTS, delta_size=10),
+        change(WEIGHTS, number=0, predecessor=None, step=None, delta=HASH, delta_size=10),
         change(ROLLOUT, groups=0),
         change(ROLLOUT, responses=1),
         change(ROLLOUT, tokens=7),

@@ -34,6 +34,7 @@ def golden_entry() -> Any:
         Role("trainer"),
         Weights(1, 0, None, digest("manifest 0"), 2000, digest("whole 0"), 4096, None),
         Weights(1, 1, writer.entries[0].id, digest("manifest 1"), 2000, digest("whole 1"), 4096, digest("step")),
+        Weights(1, 2, digest("v1"), digest("m 2"), 2000, digest("w 2"), 4096, digest("step 2"), digest("delta"), 300),
         Rollout(digest("weights"), 0, 2, 8, 48, submission, 2048),
         Verdict(digest("rollout"), "accepted", "none", "ok", 12_345, draw, 2),
         Verdict(digest("rollout"), "rejected", "hard", "sampling", 0, draw, 2),

@@ -31,7 +31,7 @@ DOMAIN = bytes(32)
 
 def presence(name: str, role: str, willing: tuple[str, ...] = WILLING) -> Presence:
     node = key(name).node
-    return Presence(DOMAIN, node, 1, 1, name, role, willing, ("/ip4/127.0.0.1/tcp/1",), (), 1, 1, 0, 0, 0, 0, 0)
+    return Presence(DOMAIN, node, 1, 1, name, role, willing, ("/ip4/127.0.0.1/tcp/1",), (), (), (), 1, 1, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
