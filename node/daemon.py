@@ -24,6 +24,7 @@ from node.config import Config
 from node.context import Health, Node, innermost
 from node.errors import UserError
 from node.log.elector import open_elector
+from node.log.checker import open_checkers
 from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import LogSync
@@ -106,10 +107,14 @@ async def main(directory: DataDirectory, config: Config, manager: systemd.Manage
         manager.status("reads the log")
         async with (
             open_log_store(directory.log_database, domain) as store,
+            open_checkers() as checkers,
             open_network(identity, listen=config.listen, domain_tag=domain.id.hex()[:16]) as network,
         ):
             archive = config.history == "all"
-            log = LogService(identity, await load(store, domain), store, known=known, fresh=fresh, archive=archive)
+            ledger = await load(store, domain)
+            log = LogService(
+                identity, ledger, store, known=known, fresh=fresh, archive=archive, checking=checkers.check
+            )
             await log.checkpoints.load()
             for addresses in known.values():
                 for address in addresses:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import trio
 
+from node.log.checker import Checking, check_in_threads
 from node.log.checkpoints import Checkpoints
 from node.log.intake import Intake, add
 from node.log.opening import sum_up
@@ -69,7 +70,7 @@ class Own:
 class LogService:
     """Owner of the replica. ``known`` are the peers this node knew at start, ``fresh`` says that its key is new.
 
-    ``archive`` False: the bodies of final entries are removed once a snapshot sums them up.
+    ``checking`` checks the signatures of large deliveries. ``archive`` False: the bodies of final entries are removed once a snapshot sums them up.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class LogService:
         fresh: bool = False,
         thread_from: int = THREAD_FROM,
         archive: bool = True,
+        checking: Checking = check_in_threads,
     ) -> None:
         self.identity = identity
         self.ledger = log if isinstance(log, Ledger) else Ledger(log)
@@ -105,7 +107,7 @@ class LogService:
         self._archive = archive
         self._pruned: dict[bytes, int] = {}
         self.intake = Intake(replica)
-        self._verifier = Verifier(self.ledger, self.intake, thread_from)
+        self._verifier = Verifier(self.ledger, self.intake, thread_from, checking)
         self._settle()
 
     # Watching

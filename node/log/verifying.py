@@ -1,39 +1,40 @@
 """Verification of what peers send, piece by piece, and of stored draws.
 
 1. A bad piece is reported and the rest is good. Nothing here changes the log.
-2. Large deliveries are verified in threads, on all cores: libsodium works outside the interpreter's lock.
+2. Signatures of large deliveries, and the draws of their verdicts, are checked elsewhere and on all cores (``Checking``).
+   Everything is parsed in the loop, a little at a time: a thread that parses and a loop that runs keep each other
+   waiting for the interpreter's lock.
 3. What is held already is not verified again, nor is what waits: it was when it came.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import trio
 
+from node.log.checker import Checking, check_in_threads
+from node.log.checks import Check
 from node.log.intake import Intake
 from node.store.log_store import Item
 from protocol import entry as entries
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.feed import ForkProof
-from protocol.identity import ENTRY, verify
-from protocol.ledger import Ledger, check_draw
+from protocol.identity import DRAW, ENTRY, verify
+from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Rollout, Verdict
 
 T = TypeVar("T")
 
 THREAD_FROM: Final = 32
-"""Deliveries of so many objects (about 100 µs each) are verified in a thread."""
+"""Signatures of deliveries of so many objects (about 100 µs each) are checked elsewhere."""
 
-VERIFIED_AT_ONCE: Final = 256
-"""Entries that one thread verifies in one go."""
-
-VERIFIERS: Final = trio.CapacityLimiter(os.cpu_count() or 1)
+PARSED_AT_ONCE: Final = 64
+"""Entries that are parsed without a pause for others: a millisecond or two."""
 
 
 @dataclass(slots=True)
@@ -46,13 +47,17 @@ class Received:
 
 
 class Verifier:
-    """Verifies what the log of ``ledger`` does not hold; in threads where a delivery has ``thread_from`` objects."""
+    """Verifies what the log of ``ledger`` does not hold; with ``checking`` where a delivery has ``thread_from``
+    objects."""
 
-    def __init__(self, ledger: Ledger, intake: Intake, thread_from: int) -> None:
+    def __init__(
+        self, ledger: Ledger, intake: Intake, thread_from: int, checking: Checking = check_in_threads
+    ) -> None:
         self._ledger = ledger
         self._replica = ledger.replica
         self._intake = intake
         self._thread_from = thread_from
+        self._checking = checking
 
     async def verify(
         self,
@@ -76,27 +81,33 @@ class Verifier:
             good = self._judged(entries, result)
         else:
             if cuts or grants or forks:
-                await trio.to_thread.run_sync(judge_sides, limiter=VERIFIERS)
-            good = await self._judged_in_threads(entries, result)
+                await trio.to_thread.run_sync(judge_sides)
+            good = await self._judged_elsewhere(entries, result)
         return good, new_cuts, others
 
-    async def _judged_in_threads(self, data: Sequence[bytes], result: Received) -> list[Entry]:
-        """Parse and verify on all cores."""
-        starts = range(0, len(data), VERIFIED_AT_ONCE)
-        parts: list[list[Entry]] = [[] for _ in starts]
-
-        async def judge(place: int, some: Sequence[bytes]) -> None:
-            parts[place] = await trio.to_thread.run_sync(self._judged, some, result, limiter=VERIFIERS)
-
-        async with trio.open_nursery() as nursery:
-            for place, start in enumerate(starts):
-                nursery.start_soon(judge, place, data[start : start + VERIFIED_AT_ONCE])
-        return [entry for part in parts for entry in part]
+    async def _judged_elsewhere(self, data: Sequence[bytes], result: Received) -> list[Entry]:
+        """Parse here, and have all signatures checked."""
+        new: list[Entry] = []
+        for start in range(0, len(data), PARSED_AT_ONCE):
+            parsed = _parsed(data[start : start + PARSED_AT_ONCE], _entry, result)
+            new += [entry for entry in parsed if self._replica.entry(entry.id) is None]
+            await trio.lowlevel.checkpoint()
+        # What waits was verified when it came.
+        unknown = [entry for entry in new if not self._intake.holds(entry)]
+        drawn = draws_of(self._ledger, unknown, self._announced)
+        checks: list[Check] = [(entry.author, ENTRY, entry.body, entry.signature) for entry in unknown]
+        right = await self._checking([*checks, *map(_draw, drawn)])
+        bad = {id(entry) for entry, fits in zip(unknown, right, strict=False) if not fits}
+        for (entry, _), fits in zip(drawn, right[len(unknown) :], strict=True):
+            if id(entry) not in bad:
+                self._ledger.note_drawn(entry.id, fits)
+        result.errors += [PeerError("entry: the signature is wrong") for _ in bad]
+        return [entry for entry in new if id(entry) not in bad]
 
     async def draws(self, taken: Sequence[Item]) -> None:
-        """Check the draws of the verdicts among what the log took, in threads where that is much."""
+        """Check the draws of the verdicts among what the log took, elsewhere where that is much."""
         if len(taken) >= self._thread_from:
-            await check_draws(self._ledger, taken, self._announced)
+            await check_draws(self._ledger, taken, self._announced, self._checking)
 
     def _announced(self, rollout_id: bytes) -> Rollout | None:
         entry = self._replica.entry(rollout_id)
@@ -105,7 +116,7 @@ class Verifier:
         return self._ledger.announced(rollout_id)
 
     def _judged(self, data: Sequence[bytes], result: Received) -> list[Entry]:
-        """The entries that are new here and whose signatures are right. May run in a thread."""
+        """The entries that are new here and whose signatures are right."""
         good = []
         for entry in _parsed(data, _entry, result):
             if self._replica.entry(entry.id) is None:
@@ -119,25 +130,37 @@ class Verifier:
         return good
 
 
-async def check_draws(ledger: Ledger, items: Iterable[Item], find: Callable[[bytes], Rollout | None]) -> None:
-    """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
+Find = Callable[[bytes], Rollout | None]
+"""The payload of a rollout entry by its id, if it is at hand."""
+
+
+def draws_of(ledger: Ledger, items: Iterable[Item], find: Find) -> list[tuple[Entry, Rollout]]:
+    """The verdicts among ``items`` whose draws are not checked yet, with their submissions, as far as at hand."""
     some = [item for item in items if isinstance(item, Entry)]
     rollouts = {entry.id: entry.payload for entry in some if isinstance(entry.payload, Rollout)}
     pairs: list[tuple[Entry, Rollout]] = []
     for entry in some:
-        if isinstance(entry.payload, Verdict):
+        if isinstance(entry.payload, Verdict) and not ledger.knows_draw(entry.id):
             rollout = rollouts.get(entry.payload.rollout) or find(entry.payload.rollout)
-            if rollout is not None and not ledger.knows_draw(entry.id):
+            if rollout is not None:
                 pairs.append((entry, rollout))
+    return pairs
 
-    async def check(part: Sequence[tuple[Entry, Rollout]]) -> None:
-        found = await trio.to_thread.run_sync(lambda: [check_draw(*pair) for pair in part], limiter=VERIFIERS)
-        for (entry, _), right in zip(part, found, strict=True):
+
+async def check_draws(
+    ledger: Ledger, items: Iterable[Item], find: Find, checking: Checking = check_in_threads
+) -> None:
+    """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
+    pairs = draws_of(ledger, items, find)
+    if pairs:
+        for (entry, _), right in zip(pairs, await checking([*map(_draw, pairs)]), strict=True):
             ledger.note_drawn(entry.id, right)
 
-    async with trio.open_nursery() as nursery:
-        for start in range(0, len(pairs), VERIFIED_AT_ONCE):
-            nursery.start_soon(check, pairs[start : start + VERIFIED_AT_ONCE])
+
+def _draw(pair: tuple[Entry, Rollout]) -> Check:
+    verdict, rollout = pair
+    assert isinstance(verdict.payload, Verdict)
+    return verdict.author, DRAW, rollout.submission, verdict.payload.draw
 
 
 def _entry(data: bytes) -> Entry:

@@ -38,6 +38,7 @@ from nacl.signing import VerifyKey
 from node.api.client import Unavailable, request
 from node.config import Config
 from node.config import write as write_config
+from node.log.checker import open_checkers
 from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import LogSync
@@ -99,8 +100,9 @@ async def append_ratio(folder: Path) -> float:
     ratios = []
     for number in range(ROUNDS):
         bare = bare_seconds(entries)
-        async with open_log_store(folder / f"append-{number}.db", DOMAIN) as store:
-            service = LogService(key("reader"), Replica(DOMAIN), store, fresh=True)
+        path = folder / f"append-{number}.db"
+        async with open_log_store(path, DOMAIN) as store, open_checkers() as checkers:
+            service = LogService(key("reader"), Replica(DOMAIN), store, fresh=True, checking=checkers.check)
             began = time.perf_counter()
             received = await service.receive(entries=data)
             whole = (time.perf_counter() - began) / len(entries)
@@ -114,10 +116,11 @@ async def node(path: Path, name: str) -> AsyncIterator[tuple[LogSync, Network]]:
     """A log with its network, that answers but asks for nothing by itself."""
     async with (
         open_log_store(path, DOMAIN) as store,
+        open_checkers() as checkers,
         open_network(key(name), listen=["/ip4/127.0.0.1/tcp/0"], domain_tag="bench") as network,
     ):
         log: Ledger = await load(store, DOMAIN)
-        sync = LogSync(LogService(key(name), log, store), network, interval=3600)
+        sync = LogSync(LogService(key(name), log, store, checking=checkers.check), network, interval=3600)
         network.serve(sync.protocol, sync.handle, max_request=16 << 10)
         yield sync, network
 
