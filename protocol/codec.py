@@ -13,8 +13,9 @@ Format: https://github.com/msgpack/msgpack/blob/master/spec.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgpack
@@ -23,6 +24,9 @@ from protocol.constants import MAX_DEPTH
 from protocol.errors import LocalError, PeerError
 
 MAX_INT = 2**63 - 1
+
+FAILED: Final = object()
+"""No value: what ``attempt`` answers instead of an error."""
 
 _FAILURES: Final = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
@@ -129,7 +133,15 @@ class Anything:
     """Any canonical value: checked later, once a field before it tells which schema holds."""
 
 
-Schema = Int | Bytes | Text | Optional | Many | Array | Anything
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """An array in which the string at ``place`` tells which of the schemas holds."""
+
+    place: int
+    schemas: Mapping[str, Schema]
+
+
+Schema = Int | Bytes | Text | Optional | Many | Array | Anything | Tagged
 
 HASH = Bytes(32)
 KEY = Bytes(32)
@@ -165,12 +177,27 @@ def check(value: Value, schema: Schema, what: str) -> None:
                 raise PeerError(f"{what}: expected an array of {len(fields)} fields")
             for item, (name, inner) in zip(value, fields, strict=True):
                 check(item, inner, f"{what}.{name}")
+        case Tagged(place, schemas):
+            tag = value[place] if type(value) is list and place < len(value) else None
+            if type(tag) is not str or tag not in schemas:
+                raise PeerError(f"{what}: expected one of {', '.join(schemas)} in field {place}")
+            check(value, schemas[tag], what)
         case Anything():
             pass
 
 
 def parse(data: bytes, schema: Schema, *, max_bytes: int, what: str) -> Value:
     """``decode`` and check in one go: the way every parser of the protocol begins."""
+    value = attempt(data, schema, max_bytes=max_bytes)
+    if value is FAILED:
+        # The slow way says what is wrong.
+        value = decode(data, max_bytes=max_bytes, what=what)
+        check(value, schema, what)
+    return value
+
+
+def attempt(data: bytes, schema: Schema, *, max_bytes: int) -> Value:
+    """What ``parse`` returns, or ``FAILED`` where it would raise."""
     if len(data) <= max_bytes:
         try:
             value = msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
@@ -178,10 +205,34 @@ def parse(data: bytes, schema: Schema, *, max_bytes: int, what: str) -> Value:
                 return value
         except _FAILURES:
             pass
-    # The slow way says what is wrong.
-    value = decode(data, max_bytes=max_bytes, what=what)
-    check(value, schema, what)
-    return value
+    return FAILED
+
+
+def pack_pair(first: bytes, second: bytes) -> bytes:
+    """``encode([first, second])`` for two byte strings, several times as fast."""
+    return b"".join((b"\x92", _bytes_header(len(first)), first, _bytes_header(len(second)), second))
+
+
+def split_pair(data: bytes, second: int) -> tuple[bytes, bytes] | None:
+    """(first, second) where ``data`` is ``pack_pair`` of them, the first has less than 64 KiB and the second as many
+    bytes as ``second`` (less than 256) says; None otherwise."""
+    start = 4 if data.startswith(b"\x92\xc5") else 3
+    size = int.from_bytes(data[2:start], "big")
+    end = start + size
+    if len(data) != end + 2 + second or data[end] != 0xC4 or data[end + 1] != second:
+        return None
+    # A short one behind the long header is another encoding of the same.
+    if not data.startswith(b"\x92\xc4") and (start == 3 or size < 1 << 8):
+        return None
+    return data[start:end], data[end + 2 :]
+
+
+def _bytes_header(size: int) -> bytes:
+    if size < 1 << 8:
+        return bytes((0xC4, size))
+    if size < 1 << 16:
+        return b"\xc5" + size.to_bytes(2, "big")
+    return b"\xc6" + size.to_bytes(4, "big")
 
 
 def fits(value: Value, schema: Schema) -> bool:
@@ -202,40 +253,63 @@ def _test(schema: Schema) -> Test:
 
 
 def _compiled(schema: Schema, depth: int) -> Test:
-    """The test of a value that stands where ``depth`` levels of arrays are left."""
+    """The test of a value that stands where ``depth`` levels of arrays are left: one expression, made like the methods
+    of a dataclass, since calls would take up most of the time. It is made of this program's own schemas alone."""
+    names: dict[str, object] = {}
+    source = _expression(schema, "value", depth, names)
+    test: Test = eval(f"lambda value: {source}", {"__builtins__": _BUILTINS, **names})  # noqa: S307
+    return test
+
+
+_BUILTINS: Final = {
+    "all": all,
+    "bytes": bytes,
+    "int": int,
+    "len": len,
+    "list": list,
+    "map": map,
+    "str": str,
+    "type": type,
+}
+
+
+def _expression(schema: Schema, value: str, depth: int, names: dict[str, object]) -> str:
+    """The test of ``value``, itself an expression; what it calls by name is put into ``names``."""
+
+    def named(thing: object) -> str:
+        name = f"n{len(names)}"
+        names[name] = thing
+        return name
+
     match schema:
         case Int(low, high):
-            return lambda value: type(value) is int and low <= value <= high
+            return f"type({value}) is int and {low} <= {value} <= {high}"
         case Bytes(None, most):
-            return lambda value: type(value) is bytes and len(value) <= most
+            return f"type({value}) is bytes and len({value}) <= {most}"
         case Bytes(size, most):
-            return lambda value: type(value) is bytes and len(value) == size and len(value) <= most
+            return f"type({value}) is bytes and len({value}) == {size} <= {most}"
         case Text(most, None):
-            return lambda value: type(value) is str and len(value) <= most and value.isascii() and value.isprintable()
-        case Text(_, choices):
-            allowed = frozenset(choice for choice in choices or () if len(choice) <= schema.most)
-            return lambda value: type(value) is str and value in allowed
+            return f"type({value}) is str and len({value}) <= {most} and {value}.isascii() and {value}.isprintable()"
+        case Text(most, choices):
+            allowed = named(frozenset(choice for choice in choices or () if len(choice) <= most))
+            return f"type({value}) is str and {value} in {allowed}"
         case Optional(inner):
-            test = _compiled(inner, depth)
-            return lambda value: value is None or test(value)
+            return f"({value} is None or {_expression(inner, value, depth, names)})"
         case Many(inner, most, least):
-            test = _compiled(inner, depth - 1)
-            return lambda value: type(value) is list and least <= len(value) <= most and all(map(test, value))
+            test = named(_compiled(inner, depth - 1))
+            return f"type({value}) is list and {least} <= len({value}) <= {most} and all(map({test}, {value}))"
         case Array(fields):
-            tests = [_compiled(inner, depth - 1) for _, inner in fields]
-            count = len(tests)
-
-            def whole(value: Value) -> bool:
-                if type(value) is not list or len(value) != count:
-                    return False
-                for test, item in zip(tests, value, strict=True):  # noqa: SIM110  # a generator takes twice as long
-                    if not test(item):
-                        return False
-                return True
-
-            return whole
+            parts = [
+                _expression(inner, f"{value}[{place}]", depth - 1, names) for place, (_, inner) in enumerate(fields)
+            ]
+            return " and ".join([f"type({value}) is list and len({value}) == {len(fields)}", *parts])
+        case Tagged(place, schemas):
+            tests = named({tag: _compiled(inner, depth) for tag, inner in schemas.items()})
+            tag = f"{value}[{place}]"
+            known = f"type({value}) is list and len({value}) > {place} and type({tag}) is str and {tag} in {tests}"
+            return f"{known} and {tests}[{tag}]({value})"
         case Anything():
-            return lambda value: _canonical(value, depth)
+            return f"{named(partial(_canonical, depth=depth))}({value})"
 
 
 def _canonical(value: Value, depth: int) -> bool:

@@ -20,11 +20,11 @@ from hashlib import sha256
 from typing import Final
 
 from protocol import codec, identity, recovery
-from protocol.codec import Anything, Array, Bytes, Int, Text
+from protocol.codec import Anything, Array, Bytes, Int, Tagged, Text
 from protocol.constants import FORMAT, MAX_ENTRY_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
-from protocol.records import KINDS, Close, Join, Rebind, Record, parse_payload
+from protocol.records import KINDS, SCHEMAS, Close, Join, Rebind, Record, make_payload, parse_payload
 
 ID_CONTEXT: Final = b"farflung/entry-id/v1\0"
 NO_PREV: Final = bytes(32)
@@ -43,6 +43,14 @@ _BODY: Final = Array(
         ("payload", Anything()),
     )
 )
+_WHOLE: Final = Tagged(
+    6,
+    {
+        kind: Array(tuple({**dict(_BODY.fields), "kind": Text(16, (kind,)), "payload": schema}.items()))
+        for kind, schema in SCHEMAS.items()
+    },
+)
+"""A body with its payload."""
 _WIRE: Final = Array((("body", Bytes(most=MAX_ENTRY_BYTES)), ("signature", codec.SIGNATURE)))
 
 
@@ -66,7 +74,7 @@ class Entry:
 
     def encode(self) -> bytes:
         """The wire form ``[body, signature]``."""
-        return codec.encode([self.body, self.signature])
+        return codec.pack_pair(self.body, self.signature)
 
 
 def entry_id(body: bytes) -> bytes:
@@ -89,13 +97,17 @@ def parse(body: bytes, signature: bytes, *, verify: bool = True) -> Entry:
 
     ``verify=False`` skips the signature, for entries that this node verified before it stored them.
     """
-    value = codec.parse(body, _BODY, max_bytes=MAX_ENTRY_BYTES, what="entry")
+    value = codec.attempt(body, _WHOLE, max_bytes=MAX_ENTRY_BYTES)
+    fits = value is not codec.FAILED
+    if not fits:
+        # Step by step, to say what is wrong.
+        value = codec.parse(body, _BODY, max_bytes=MAX_ENTRY_BYTES, what="entry")
     _, domain, author, seq, prev, anchor, kind, payload = value
     if (seq == 0) != (kind == Join.KIND):
         raise PeerError("entry: the first entry of a feed is a join, and no other is")
     if (seq == 0) != (prev == NO_PREV):
         raise PeerError("entry: the first entry of a feed has no predecessor, and every other has one")
-    record = parse_payload(kind, payload)
+    record = make_payload(kind, payload) if fits else parse_payload(kind, payload)
     if isinstance(record, Close | Rebind):
         # Rare, so verified each time: what no recovery key signed is no entry at all.
         recovery.check(record, domain, author)
@@ -108,5 +120,7 @@ def parse(body: bytes, signature: bytes, *, verify: bool = True) -> Entry:
 
 def decode(data: bytes, *, verify: bool = True) -> Entry:
     """Parse the wire form ``[body, signature]``; raises ``PeerError``."""
-    body, signature = codec.parse(data, _WIRE, max_bytes=MAX_WIRE_BYTES, what="entry")
-    return parse(body, signature, verify=verify)
+    pair = codec.split_pair(data, 64) if len(data) <= MAX_WIRE_BYTES else None
+    if pair is None or len(pair[0]) > MAX_ENTRY_BYTES:
+        pair = codec.parse(data, _WIRE, max_bytes=MAX_WIRE_BYTES, what="entry")
+    return parse(*pair, verify=verify)

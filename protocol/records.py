@@ -306,17 +306,21 @@ _CLASSES: Final[dict[str, type[Record]]] = {
     cls.KIND: cls for cls in (Join, Leave, Role, Weights, Rollout, Verdict, Step, Amend, Close, Rebind)
 }
 KINDS: Final = tuple(_CLASSES)
-_SCHEMAS: Final[dict[str, Array]] = {kind: Array(cls.SCHEMA) for kind, cls in _CLASSES.items()}
+SCHEMAS: Final[dict[str, Array]] = {kind: Array(cls.SCHEMA) for kind, cls in _CLASSES.items()}
 
 
 def parse_payload(kind: str, value: codec.Value) -> Record:
     """The payload that ``value`` (decoded msgpack) is for ``kind``; ``PeerError`` for anything else."""
-    cls = _CLASSES.get(kind)
-    if cls is None:
+    if kind not in SCHEMAS:
         raise PeerError(f"entry: unknown kind {kind!r}")
-    if not codec.fits(value, _SCHEMAS[kind]):
-        codec.check(value, _SCHEMAS[kind], kind)
-    record = cls(*value)
+    if not codec.fits(value, SCHEMAS[kind]):
+        codec.check(value, SCHEMAS[kind], kind)
+    return make_payload(kind, value)
+
+
+def make_payload(kind: str, value: codec.Value) -> Record:
+    """The same for a value that fits the kind's schema."""
+    record = _CLASSES[kind](*value)
     problem = record.problem()
     if problem is not None:
         raise PeerError(f"{kind}: {problem}")

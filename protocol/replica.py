@@ -250,25 +250,25 @@ class Replica(Branches):
 
     def missing_for(self, cut: Cut) -> list[RangeRequest]:
         """What to ask for so that ``cut`` can be taken, at most ``MAX_RANGE`` entries an author at a time."""
-        requests = []
-        for head in cut.changes:
-            chain = self._chains.get(head.author)
-            if chain is not None and chain.id_at(head.seq) == head.entry_id:
-                continue
-            first = self.next_for(head.author)
-            if head.seq < first or self.frozen(head.author):
-                # The cut is on another branch, or past the end of the visible one: both part above what is certified.
-                first = self.certified_head(head.author) + 1
-                last = head.seq
-                for held in self._shelf.branch(head):
-                    last = held.seq - 1
-                # Half a range, so that its end is in an answer whatever the entries' size.
-                first = max(first, last - MAX_RANGE // 2 + 1)
-            else:
-                last = min(head.seq, first + MAX_RANGE - 1)
-            if first <= last:
-                requests.append(RangeRequest(head.author, first, last))
-        return requests
+        return [wanted for head in cut.changes if (wanted := self.missing_for_head(head)) is not None]
+
+    def missing_for_head(self, head: Head) -> RangeRequest | None:
+        """What to ask for so that a cut with this row can be taken; None where its entries are held."""
+        chain = self._chains.get(head.author)
+        if chain is not None and chain.id_at(head.seq) == head.entry_id:
+            return None
+        first = self.next_for(head.author)
+        if head.seq < first or self.frozen(head.author):
+            # The cut is on another branch, or past the end of the visible one: both part above what is certified.
+            first = self.certified_head(head.author) + 1
+            last = head.seq
+            for held in self._shelf.branch(head):
+                last = held.seq - 1
+            # Half a range, so that its end is in an answer whatever the entries' size.
+            first = max(first, last - MAX_RANGE // 2 + 1)
+        else:
+            last = min(head.seq, first + MAX_RANGE - 1)
+        return RangeRequest(head.author, first, last) if first <= last else None
 
     def _amends_in(self, cut: Cut) -> list[Entry]:
         """The ``amend`` entries that the next cut, whose chains are in place, makes final."""

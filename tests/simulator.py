@@ -105,15 +105,16 @@ class Disk:
         held = {(item.author, item.seq): item.id for item in reversed(self.items) if isinstance(item, Entry)}
         return {place: held[place] for place in places if place in held}
 
-    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[bytes]:
+    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[Sequence[bytes]]:
         await trio.lowlevel.checkpoint()
-        found: list[bytes] = []
+        found: list[list[bytes]] = []
         for one in wanted:
+            found.append([])
             held = [item for item in self.items if isinstance(item, Entry) and item.author == one.author]
             for item in sorted(held, key=lambda item: item.seq):
                 if one.first_seq <= item.seq <= one.last_seq and most > 0 and item.id not in self.pruned:
-                    found.append(item.encode())
-                    most -= len(found[-1])
+                    found[-1].append(item.encode())
+                    most -= len(found[-1][-1])
         return found
 
     async def cuts(self, after: int, most: int, room: int) -> Sequence[bytes]:

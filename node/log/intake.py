@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from node.store.log_store import Item
@@ -103,12 +104,18 @@ class Intake:
                 _prefer(self._grants, item.grant.term, item, self._trusted)
             elif self._add(item, taken) is Outcome.ADDED:
                 taken.items.append(item)
+        tried: set[bytes] = set()
         for entry in entries:
             # Nearly always it is the next one of its feed, and nothing of that waits.
             if entry.author in self._entries or entry.seq != self._replica.next_for(entry.author):
                 self._put(entry, origin)
             else:
                 outcome = self._add(entry, taken)
+                if outcome is Outcome.MISSING_ANCHOR and self._next_cut_is(entry.anchor) and entry.anchor not in tried:
+                    # What comes in the order of cuts brought all that this one waited for.
+                    tried.add(entry.anchor)
+                    self._drain_all(taken)
+                    outcome = self._add(entry, taken)
                 if outcome is Outcome.ADDED:
                     taken.items.append(entry)
                 elif outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
@@ -122,13 +129,7 @@ class Intake:
         for height in [height for height in self._cuts if height <= len(self._replica.cuts)]:
             self._add(self._cuts.pop(height), taken)
         self._wake(self._replica.newest_cut_id)
-        progress = True
-        while progress:
-            self._drain_grants(taken)
-            while self._ready:
-                author, whole = self._ready.popitem()
-                self._drain(author, whole, taken)
-            progress = self._drain_cuts(taken) or bool(self._ready)
+        self._drain_all(taken)
         self._make_room(entries, origin)
         return taken
 
@@ -150,37 +151,44 @@ class Intake:
             or any(isinstance(item, CertifiedGrant) and item.grant.term in self._grants for item in others)
         )
 
-    def missing_for_cuts(self, *, again: bool = False) -> list[RangeRequest]:
-        """What to ask for so that the cuts that wait can be taken: for the next cut, and for as many behind it as leave
-        room for what waits. What waits here already is left out, or, ``again``, asked for as well: it may be of another
-        branch than the one that a cut covers."""
+    def missing_for_cuts(
+        self, *, again: bool = False, asked: Mapping[bytes, int] = MappingProxyType({}), most: int | None = None
+    ) -> list[RangeRequest]:
+        """What to ask for so that the cuts that wait can be taken, in their order: for the next cut, and for as many
+        behind it as leave room for what waits; no more cuts than it takes to find ``most`` entries.
+
+        What waits here already is left out, or, ``again``, asked for as well: it may be of another branch than the one
+        that a cut covers. ``asked`` says up to which seq the authors' entries are under way, which is left out as well.
+        """
         replica = self._replica
         starts: dict[bytes, int] = {}
         goals: dict[bytes, int] = {}
         aside: dict[bytes, RangeRequest] = {}
-        total = 0
+        found: list[RangeRequest] = []
+        total = fresh = 0
         believed = (height for height in sorted(self._cuts) if self._trusted(self._cuts[height]))
         for height in islice(believed, CUTS_AT_ONCE):
-            cut = self._cuts[height].cut
-            rows = {head.author: head.seq for head in cut.changes}
-            for wanted in replica.missing_for(cut):
-                author = wanted.author
-                if replica.frozen(author) or wanted.first_seq != replica.next_for(author):
-                    aside.setdefault(author, wanted)
-                    continue
+            for head in self._cuts[height].cut.changes:
+                author = head.author
                 if author not in starts:
-                    starts[author] = wanted.first_seq if again else self._first_missing(author)
-                    goals[author] = starts[author] - 1
-                goal = min(rows[author], starts[author] + MAX_WAITING_ENTRIES // 2)
-                total += max(goal - goals[author], 0)
+                    wanted = replica.missing_for_head(head)
+                    if wanted is None:
+                        continue
+                    if replica.frozen(author) or wanted.first_seq != replica.next_for(author):
+                        aside.setdefault(author, wanted)
+                        continue
+                    first = wanted.first_seq if again else self._first_missing(author)
+                    starts[author] = first
+                    goals[author] = max(first - 1, asked.get(author, -1))
+                    total += goals[author] + 1 - wanted.first_seq
+                goal = min(head.seq, starts[author] + MAX_WAITING_ENTRIES // 2)
+                for first in range(goals[author] + 1, goal + 1, MAX_RANGE):
+                    found.append(RangeRequest(author, first, min(first + MAX_RANGE - 1, goal)))
+                fresh += max(goal - goals[author], 0)
                 goals[author] = max(goal, goals[author])
-            if total > MAX_WAITING_ENTRIES // 2:
+            if total + fresh > MAX_WAITING_ENTRIES // 2 or (most is not None and fresh >= most):
                 break
-        found = list(aside.values())
-        for author, goal in goals.items():
-            firsts = range(starts[author], goal + 1, MAX_RANGE)
-            found += [RangeRequest(author, first, min(first + MAX_RANGE - 1, goal)) for first in firsts]
-        return found
+        return [*aside.values(), *found]
 
     def _first_missing(self, author: bytes) -> int:
         """The seq of the author's first entry that neither is held nor waits, in a chain with what is held."""
@@ -190,6 +198,16 @@ class Intake:
         while (entry := waiting.get(seq)) is not None and entry.prev == prev:
             prev, seq = entry.id, seq + 1
         return seq
+
+    def _drain_all(self, taken: Taken) -> None:
+        """Hand over what waits, until nothing more is taken."""
+        progress = True
+        while progress:
+            self._drain_grants(taken)
+            while self._ready:
+                author, whole = self._ready.popitem()
+                self._drain(author, whole, taken)
+            progress = self._drain_cuts(taken) or bool(self._ready)
 
     # Entries
 
@@ -289,6 +307,11 @@ class Intake:
         taken.items.append(cut)
         self._wake(cut.cut.id)
         return True
+
+    def _next_cut_is(self, cut_id: bytes) -> bool:
+        """Whether the next cut waits here and is this one."""
+        cut = self._cuts.get(len(self._replica.cuts) + 1)
+        return cut is not None and cut.cut.id == cut_id
 
     def _drain_grants(self, taken: Taken) -> None:
         for term in sorted(self._grants):

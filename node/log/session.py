@@ -29,8 +29,9 @@ MAX_BLAMES: Final = 8
 REQUESTS_AT_ONCE: Final = 3
 """Requests for entries that are under way together: while one answer is verified, the next ones come."""
 
-ENTRIES_AT_ONCE: Final = 2048
-"""Entries that one request asks for: about as many as an answer has room for."""
+ENTRIES_AT_ONCE: Final = 1024
+"""Entries that one request asks for: a third of what an answer has room for. They are few so that, while the loop takes
+one answer, others are served, travel and are verified."""
 
 
 class Asking(Protocol):
@@ -159,7 +160,7 @@ class Session:
                     asked, again = None, True
                     continue
                 asked, reached = missing, len(replica.cuts)
-                await self._fetch(missing)
+                await (self._fetch(missing) if again else self._stream())
                 again = again and len(replica.cuts) == reached
             if len(replica.cuts) == height or len(replica.cuts) >= goal:
                 break
@@ -207,18 +208,59 @@ class Session:
                         first = max(replica.certified_head(one.author) + 1, one.first_seq - MAX_RANGE)
                         await self._fetch([RangeRequest(one.author, first, one.first_seq - 1)])
 
+    async def _stream(self) -> None:
+        """Ask for what the waiting cuts lack, in their order, a few requests at a time and on and on as answers come,
+        until nothing is left or something would be asked for again; raises the first error that a request meets."""
+        errors: list[Exception] = []
+        seen: set[tuple[bytes, int]] = set()
+        under_way: dict[bytes, int] = {}
+        requests = 0
+        answered = trio.Event()
+
+        async def ask(some: list[RangeRequest]) -> None:
+            nonlocal requests
+            await self._ask_ranges(some, errors)
+            for one in some:
+                if under_way.get(one.author) == one.last_seq:
+                    del under_way[one.author]
+            requests -= 1
+            answered.set()
+
+        async with trio.open_nursery() as nursery:
+            while True:
+                wanted: list[RangeRequest] = []
+                if requests < REQUESTS_AT_ONCE and not errors:
+                    wanted = self._service.intake.missing_for_cuts(asked=under_way, most=ENTRIES_AT_ONCE)
+                some = batches(wanted)[0] if wanted else []
+                places = {(one.author, one.first_seq) for one in some}
+                if some and seen.isdisjoint(places):
+                    seen |= places
+                    under_way |= {one.author: one.last_seq for one in some}
+                    requests += 1
+                    nursery.start_soon(ask, some)
+                elif requests:
+                    answered = trio.Event()
+                    await answered.wait()
+                else:
+                    break
+        if errors:
+            raise errors[0]
+
+    async def _ask_ranges(self, some: list[RangeRequest], errors: list[Exception]) -> None:
+        try:
+            data = await self._ask("ranges", wire.ranges(some))
+            self._note(await self._service.receive(entries=data, origin=self._peer))
+        except (PeerError, Unreachable) as error:
+            errors.append(error)
+
     async def _fetch(self, wanted: list[RangeRequest]) -> None:
         """Ask for ranges, a few requests at a time; raises the first error that one of them meets."""
         errors: list[Exception] = []
 
         async def ask(some: list[RangeRequest]) -> None:
-            try:
-                async with room:
-                    if not errors:
-                        data = await self._ask("ranges", wire.ranges(some))
-                        self._note(await self._service.receive(entries=data, origin=self._peer))
-            except (PeerError, Unreachable) as error:
-                errors.append(error)
+            async with room:
+                if not errors:
+                    await self._ask_ranges(some, errors)
 
         room = trio.Semaphore(REQUESTS_AT_ONCE)
         async with trio.open_nursery() as nursery:

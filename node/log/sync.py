@@ -288,22 +288,22 @@ class LogSync:
     async def _ranges(self, wanted: Sequence[RangeRequest]) -> list[bytes]:
         """The encoded entries of these ranges, from the disk what is not in memory, about as many as fit an answer."""
         replica = self.service.replica
+        bases = [replica.base_for(one.author) for one in wanted]
+        # All of memory is looked up now: while the disk is read, what is final may leave it.
+        held = [replica.entries(one.author, one.first_seq, one.last_seq) for one in wanted]
+        below = [
+            RangeRequest(one.author, one.first_seq, min(one.last_seq, base - 1))
+            for one, base in zip(wanted, bases, strict=True)
+            if one.first_seq < base
+        ]
+        stored = iter(await self.service.store.ranges(below, wire.ANSWER_BYTES) if below else ())
         found: list[bytes] = []
         room = wire.ANSWER_BYTES
-        for one in wanted:
-            base = replica.base_for(one.author)
-            data: list[bytes] = []
-            if one.first_seq < base:
-                below = RangeRequest(one.author, one.first_seq, min(one.last_seq, base - 1))
-                data += await self.service.store.ranges([below], room)
-                if len(data) < below.last_seq - below.first_seq + 1:
-                    # Pruned, or no room: what lies above is of no use without it.
-                    found += data
-                    room -= sum(map(len, data))
-                    if room <= 0:
-                        break
-                    continue
-            data += [entry.encode() for entry in replica.entries(one.author, one.first_seq, one.last_seq)]
+        for one, base, above in zip(wanted, bases, held, strict=True):
+            data = list(next(stored)) if one.first_seq < base else []
+            # Where something is pruned, or found no room, what lies above is of no use.
+            if len(data) >= min(one.last_seq + 1, base) - one.first_seq:
+                data += [entry.encode() for entry in above]
             found += data
             room -= sum(map(len, data))
             if room <= 0:

@@ -50,9 +50,7 @@ class Verifier:
     """Verifies what the log of ``ledger`` does not hold; with ``checking`` where a delivery has ``thread_from``
     objects."""
 
-    def __init__(
-        self, ledger: Ledger, intake: Intake, thread_from: int, checking: Checking = check_in_threads
-    ) -> None:
+    def __init__(self, ledger: Ledger, intake: Intake, thread_from: int, checking: Checking = check_in_threads) -> None:
         self._ledger = ledger
         self._replica = ledger.replica
         self._intake = intake
@@ -147,9 +145,7 @@ def draws_of(ledger: Ledger, items: Iterable[Item], find: Find) -> list[tuple[En
     return pairs
 
 
-async def check_draws(
-    ledger: Ledger, items: Iterable[Item], find: Find, checking: Checking = check_in_threads
-) -> None:
+async def check_draws(ledger: Ledger, items: Iterable[Item], find: Find, checking: Checking = check_in_threads) -> None:
     """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
     pairs = draws_of(ledger, items, find)
     if pairs:

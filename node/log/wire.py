@@ -46,7 +46,9 @@ MAX_ANSWER: Final = MAX_CUT_BYTES + (64 << 10)
 MAX_NEWS: Final = 256 << 10
 """Longest gossip message; what does not fit travels by anti-entropy alone."""
 
-MAX_RANGES: Final = 64
+MAX_RANGES: Final = 256
+"""Ranges of one request: a cut moves many feeds by a few entries each."""
+
 MAX_CUTS: Final = 512
 """Cuts of one answer: with the entries below them they wait in memory until they fit."""
 

@@ -19,7 +19,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -74,6 +74,15 @@ READ: Final = """
 BATCH: Final = 4096
 """Rows that are read at a time."""
 
+WRITTEN_AT_ONCE: Final = 128
+"""Rows that one statement stores."""
+
+RANGES_AT_ONCE: Final = 200
+"""Ranges that one statement reads."""
+
+ROWS_AT_ONCE: Final = 1024
+"""Entries that one statement reads, unless one range has more: at most 4 MB."""
+
 PRUNED_AT_ONCE: Final = 2000
 SNAPSHOT_CONTEXT: Final = b"farflung/stored-snapshot/v1\0"
 
@@ -119,8 +128,8 @@ class Store(Protocol):
     async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], bytes]:
         """The ids of the first entries stored for these (author, seq), with or without a body."""
 
-    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[bytes]:
-        """The encoded entries of these ranges, in that order, up to about ``most`` bytes."""
+    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[Sequence[bytes]]:
+        """The encoded entries of each of these ranges, in all up to about ``most`` bytes."""
 
     async def cuts(self, after: int, most: int, room: int) -> Sequence[bytes]:
         """The encoded cuts above the height ``after``, at most so many, and up to about ``room`` bytes."""
@@ -215,8 +224,15 @@ class LogStore:
             # A commit of unknown outcome may have taken its positions: none is used twice.
             first = self._position + 1
             self._position += len(items)
-            for statement, rows in groupby(enumerate(items, first), _statement):
-                await self._run(self._connection.executemany, statement, [_row(*row) for row in rows])
+            for statement, group in groupby(enumerate(items, first), _statement):
+                rows = [_row(*row) for row in group]
+                # Several rows a statement: the interpreter's lock changes hands with each of them.
+                whole = len(rows) - len(rows) % WRITTEN_AT_ONCE
+                if whole:
+                    many = statement + f", {_marks(rows[0])}" * (WRITTEN_AT_ONCE - 1)
+                    parts = [rows[start : start + WRITTEN_AT_ONCE] for start in range(0, whole, WRITTEN_AT_ONCE)]
+                    await self._run(self._connection.executemany, many, [list(chain(*part)) for part in parts])
+                await self._run(self._connection.executemany, statement, rows[whole:])
             if meta:
                 statement = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
                 await self._run(self._connection.executemany, statement, list(meta.items()))
@@ -306,24 +322,40 @@ class LogStore:
         statement = "SELECT id FROM entries WHERE author = ? AND seq = ? ORDER BY position LIMIT 1"
         return {place: rows[0][0] for place in places if (rows := await self._all(statement, *place))}
 
-    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> list[bytes]:
-        """The encoded entries of these ranges, in that order, up to about ``most`` bytes.
+    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> list[list[bytes]]:
+        """The encoded entries of each of these ranges, in all up to about ``most`` bytes.
 
         Of several entries at a place all are given. A range ends where a body is missing.
         """
-        found: list[bytes] = []
-        statement = (
-            "SELECT body, signature FROM entries WHERE author = ? AND seq BETWEEN ? AND ? ORDER BY seq, position"
-        )
-        for one in wanted:
-            for body, signature in await self._all(statement, one.author, one.first_seq, one.last_seq):
-                if body is None:
+        found: list[list[bytes]] = [[] for _ in wanted]
+        start = 0
+        while start < len(wanted) and most > 0:
+            end = start + 1
+            rows_expected = _length(wanted[start])
+            while end < min(len(wanted), start + RANGES_AT_ONCE):
+                rows_expected += _length(wanted[end])
+                if rows_expected > ROWS_AT_ONCE:
                     break
-                found.append(codec.encode([body, signature]))
-                most -= len(found[-1])
-            if most <= 0:
-                break
+                end += 1
+            ended: set[int] = set()
+            for place, _, _, body, signature in await self._rows_in(list(enumerate(wanted[start:end], start))):
+                if body is None:
+                    ended.add(place)
+                if most > 0 and place not in ended:
+                    found[place].append(codec.pack_pair(body, signature))
+                    most -= len(found[place][-1])
+            start = end
         return found
+
+    async def _rows_in(self, wanted: Sequence[tuple[int, RangeRequest]]) -> list[tuple[Any, ...]]:
+        """(place, seq, position, body, signature) of all entries in these ranges, ascending."""
+        statement = (
+            f"WITH wanted (place, who, low, high) AS (VALUES {','.join(['(?, ?, ?, ?)'] * len(wanted))})"  # noqa: S608
+            " SELECT place, seq, position, body, signature FROM wanted CROSS JOIN entries"
+            " ON author = who AND seq BETWEEN low AND high"
+        )
+        values = [part for place, one in wanted for part in (place, one.author, one.first_seq, one.last_seq)]
+        return sorted(await self._all(statement, *values), key=lambda row: row[:3])
 
     async def cuts(self, after: int, most: int, room: int) -> list[bytes]:
         """The encoded cuts above the height ``after``, at most so many, and up to about ``room`` bytes."""
@@ -360,6 +392,14 @@ def _decoded(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
 
 def _hash(position: int, data: bytes) -> bytes:
     return sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big", signed=True) + data).digest()
+
+
+def _length(wanted: RangeRequest) -> int:
+    return wanted.last_seq - wanted.first_seq + 1
+
+
+def _marks(row: Sequence[object]) -> str:
+    return f"({', '.join('?' * len(row))})"
 
 
 def _statement(row: tuple[int, Item]) -> str:

@@ -157,7 +157,7 @@ async def sync_ratio(source: Path, folder: Path) -> tuple[float, float, int]:
                 assert not result.errors
                 total = sum(head.seq + 1 for head in sync.service.replica.heads.values())
                 stored = await sync.service.store.ranges(_some(sync.service.replica), 1 << 30)
-                bare = bare_seconds([decode_entry(data, verify=False) for data in stored])
+                bare = bare_seconds([decode_entry(data, verify=False) for some in stored for data in some])
                 found.append((seconds / total / bare, seconds, total))
         return min(found)
     finally:

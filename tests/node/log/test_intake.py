@@ -9,6 +9,7 @@ from node.log.intake import Intake
 from node.log.service import LogService
 from protocol import identity
 from protocol.entry import Entry
+from protocol.heads import RangeRequest
 from protocol.quorum import CertifiedCut
 from protocol.records import Role
 from protocol.replica import Replica
@@ -52,6 +53,11 @@ def test_a_chain_of_cuts_and_entries_falls_into_place(backwards: bool) -> None:
         assert intake_module.add(again, item)
 
 
+def starts(wanted: list[RangeRequest]) -> dict[bytes, int]:
+    """The first seq that is asked for, by author."""
+    return {one.author: one.first_seq for one in reversed(wanted)}
+
+
 def test_one_peers_waiting_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     entries, cuts, _ = history(("a", "b"), 30)
     monkeypatch.setattr(intake_module, "MAX_WAITING_BYTES", 5 * 1300)
@@ -84,10 +90,11 @@ def test_what_waits_is_not_asked_for_again_unless_it_leads_nowhere() -> None:
     intake.deliver(cuts=cuts)
     of_a = [entry for entry in entries if entry.author == key("a").node]
     intake.deliver(of_a[:7], origin=A)  # the first is taken, the others wait for cuts that cover b's as well
-    wanted = {one.author: one for one in intake.missing_for_cuts()}
-    assert (wanted[key("a").node].first_seq, wanted[key("b").node].first_seq) == (7, 0)
-    again = {one.author: one for one in intake.missing_for_cuts(again=True)}
-    assert again[key("a").node].first_seq == 1
+    a, b = key("a").node, key("b").node
+    assert starts(intake.missing_for_cuts()) == {a: 7, b: 0}
+    assert starts(intake.missing_for_cuts(again=True)) == {a: 1, b: 0}
+    # Nor is what is under way.
+    assert starts(intake.missing_for_cuts(asked={a: 7, b: 4})) == {a: 8, b: 5}
     # What does not follow what is held may be rubbish, and is no reason not to ask.
     other = Writer("a", DOMAIN.id)
     stray = other.append(Role("trainer"))
@@ -95,7 +102,24 @@ def test_what_waits_is_not_asked_for_again_unless_it_leads_nowhere() -> None:
     intake.deliver(cuts=cuts)
     intake.deliver([other.append(Role("relay"))], origin=A)
     assert stray.seq == 1
-    assert {one.author: one.first_seq for one in intake.missing_for_cuts()}[key("a").node] == 0
+    assert starts(intake.missing_for_cuts())[a] == 0
+
+
+def test_cuts_are_asked_for_in_their_order() -> None:
+    _, cuts, _ = history(("a", "b"), 10)
+    intake = Intake(Replica(DOMAIN))
+    intake.deliver(cuts=cuts)
+    wanted = intake.missing_for_cuts(most=6)
+    assert [(one.first_seq, one.last_seq) for one in wanted] == [(0, 0), (0, 0), (1, 1), (1, 1), (2, 2), (2, 2)]
+
+
+def test_what_comes_in_the_order_of_cuts_does_not_wait() -> None:
+    entries, cuts, source = history(("a", "b"), 10)
+    intake = Intake(replica := Replica(DOMAIN))
+    intake.deliver(cuts=cuts)
+    taken = intake.deliver(sorted(entries, key=lambda entry: entry.seq), origin=A)
+    assert len(taken.items) == len(entries) + len(cuts)
+    assert replica.heads_root() == source.heads_root()
 
 
 async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
