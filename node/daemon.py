@@ -23,8 +23,8 @@ from node.api import server
 from node.config import Config
 from node.context import Health, Node, innermost
 from node.errors import UserError
-from node.log.elector import open_elector
 from node.log.checker import open_checkers
+from node.log.elector import open_elector
 from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import LogSync

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol
 
 from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
@@ -338,8 +339,7 @@ class Fold:
                 version = self.lineage.versions.get(self.submissions[rollout].rollout.weights)
                 if version is None or version.number < length - KEPT_VERSIONS:
                     del self._settled[rollout], self.submissions[rollout]
-        while len(self._settled) > KEPT_DECISIONS:
-            rollout = next(iter(self._settled))
+        for rollout in list(islice(self._settled, max(len(self._settled) - KEPT_DECISIONS, 0))):
             del self._settled[rollout], self.submissions[rollout]
 
     # Reading

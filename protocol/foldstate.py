@@ -6,6 +6,7 @@ Signatures are not verified, and the rules not checked again: a value comes from
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Final
 
 from protocol import codec, lineage
@@ -112,6 +113,22 @@ def fold_from_value(value: Any, rules: Rules) -> Fold:
         fold.closing[height] = [(rollout, verdict) for rollout, verdict in things]
     fold.rejected = rejected
     return fold
+
+
+def copy_fold(fold: Fold, rules: Rules) -> Fold:
+    """A fold of its own in the same state: what ``fold_from_value`` would make of ``fold_to_value``, faster."""
+    new = Fold(rules, fold.lineage.copy())
+    kept = [
+        Submission(one.entry, dict(one.early), one.due, dict(one.votes), one.status, one.closed)
+        for one in fold.submissions.values()
+    ]
+    new.restore(kept, [(entry, status) for entry, status in fold.decisions if entry.id in fold.submissions])
+    new.early = {rollout: dict(waiting) for rollout, waiting in fold.early.items()}
+    new.tallies = {author: replace(tally, reasons=Counter(tally.reasons)) for author, tally in fold.tallies.items()}
+    new.counting = {author: replace(row) for author, row in fold.counting.items()}
+    new.closing = {height: list(things) for height, things in fold.closing.items()}
+    new.rejected = fold.rejected
+    return new
 
 
 def _matters(fold: Fold, rollout: bytes, verdict: bytes | None) -> bool:

@@ -11,7 +11,8 @@
 5. A node whose feed was closed or rebound (``protocol.recovery``) stands for nothing from that cut on; whoever goes on
    for it has its account.
 6. What is final never changes, so the final fold never begins anew. Where a fork takes entries away that no cut
-   covers, the live fold begins anew from the final one.
+   covers, the live fold begins anew from the final one; so it does where so many entries became final since somebody
+   last asked that to count them one by one would take longer.
 
 Queries cost time in proportion to what is new, so they may be made many times a second.
 """
@@ -28,7 +29,7 @@ from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
 from protocol.fold import Closed, Fold
-from protocol.foldstate import fold_from_value, fold_to_value
+from protocol.foldstate import copy_fold, fold_from_value, fold_to_value
 from protocol.history import History
 from protocol.lineage import Version
 from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
@@ -36,6 +37,9 @@ from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
 
 MAX_DRAWN = 65_536
+BEHIND = 4096
+"""Entries, of those that leave memory, that the live fold does not count one by one where it has not yet."""
+
 MAX_AUDIENCES = 256
 
 
@@ -53,10 +57,14 @@ class Ledger:
         self._final = Fold(self)
         self._drawn: dict[bytes, bool] = {}
         self._audiences: dict[int, frozenset[bytes]] = {}
-        self._granted = 0
+        # The number of grants that the final fold, and that the live one has taken notice of.
+        self._granted = self._seen = 0
         self._cuts = 0
         self._cursor = 0
         self._rewrites = replica.rewrites
+        # What cuts settled and the live fold has not taken over, and whether it has to begin anew.
+        self._closed: list[Closed] = []
+        self._stale = False
         # The seq of each author's next entry to become final.
         self._next: dict[bytes, int] = {}
         self._accounts: dict[bool, tuple[tuple[int, int, int, int], dict[bytes, Account]]] = {}
@@ -70,7 +78,7 @@ class Ledger:
 
     def to_value(self) -> tuple[list[Any], list[Any]]:
         """(history, final fold), ready for ``codec.encode``."""
-        self.update()
+        self.settle()
         return self._history.to_value(), fold_to_value(self._final)
 
     @classmethod
@@ -86,12 +94,17 @@ class Ledger:
         self.final_entries = self.summed_up = sum(self._next.values())
         self._cuts = len(replica.cuts)
         self._rewrites = replica.rewrites
-        self._granted = len(replica.grants)
+        self._granted = self._seen = len(replica.grants)
         return self
 
     def forget(self) -> None:
         """Drop from memory what is final, with everything that follows from it taken notice of."""
-        self.update()
+        self.settle()
+        if self._stale or len(self.replica.arrivals) - self._cursor > BEHIND:
+            self._stale = True
+            self._closed.clear()
+        else:
+            self.update()
         self.replica.forget()
         self._cursor = len(self.replica.arrivals)
 
@@ -100,31 +113,41 @@ class Ledger:
     def update(self) -> None:
         """Take notice of whatever the replica took or dropped since the last time."""
         replica = self.replica
-        restart = self._rewrites != replica.rewrites
-        cuts = len(replica.cuts)
-        arrived = len(replica.arrivals)
-        if not restart and (self._cursor, self._cuts, self._granted) == (arrived, cuts, len(replica.grants)):
-            return
-        self._granted = len(replica.grants)
-        self._final.refresh()
-        closed = [self._finalise(replica.cuts[index]) for index in range(self._cuts, cuts)]
-        self._cuts = cuts
-        if restart:
-            self._rewrites = replica.rewrites
+        self.settle()
+        if self._stale or self._rewrites != replica.rewrites:
             self._begin_anew()
             return
+        arrived = len(replica.arrivals)
+        if not self._closed and (self._cursor, self._seen) == (arrived, self._granted):
+            return
+        self._seen = self._granted
         self._live.refresh()
         for entry in islice(replica.arrivals, self._cursor, arrived):
             self._history.overlay(entry)
             self._live.add(entry)
         self._cursor = arrived
-        for one in closed:
+        for one in self._closed:
             self._live.adopt(one)
+        self._closed.clear()
+
+    def settle(self) -> None:
+        """Take notice of what became final since the last time."""
+        replica = self.replica
+        cuts = len(replica.cuts)
+        if (self._cuts, self._granted) != (cuts, len(replica.grants)):
+            self._granted = len(replica.grants)
+            self._final.refresh()
+            self._closed += [self._finalise(replica.cuts[index]) for index in range(self._cuts, cuts)]
+            self._cuts = cuts
 
     def _begin_anew(self) -> None:
         """Make the live fold again, from the final one and what no cut covers."""
+        self._rewrites, self._stale = self.replica.rewrites, False
+        self._closed.clear()
+        self._seen = self._granted
         self.generation += 1
-        self._live = fold_from_value(fold_to_value(self._final), self)
+        self._live = copy_fold(self._final, self)
+        self._live.refresh()
         self._history.lift()
         for entry in self.replica.arrivals:
             if entry.seq >= self._next.get(entry.author, 0):
@@ -206,12 +229,13 @@ class Ledger:
     def note_drawn(self, verdict_id: bytes, right: bool) -> None:
         """Take notice of a draw that was checked elsewhere."""
         if len(self._drawn) >= MAX_DRAWN:
-            self._drawn.clear()
+            for old in list(islice(self._drawn, MAX_DRAWN // 2)):
+                del self._drawn[old]
         self._drawn[verdict_id] = right
 
     def announced(self, rollout_id: bytes) -> Rollout | None:
         """The payload of a rollout entry whose submission is kept. Does not take notice of anything new."""
-        found = self._live.submissions.get(rollout_id)
+        found = self._final.submissions.get(rollout_id) or self._live.submissions.get(rollout_id)
         return None if found is None else found.rollout
 
     # Nodes

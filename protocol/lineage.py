@@ -282,6 +282,16 @@ class Lineage:
 
     # The snapshot
 
+    def copy(self) -> Lineage:
+        """A lineage of its own in the same state."""
+        new = Lineage(self._domain, self._height)
+        new.versions, new.line, new.trained = dict(self.versions), list(self.line), Counter(self.trained)
+        new.rejected, new.step_count = self.rejected, self.step_count
+        new._kept, new._slots, new._newest_step = dict(self._kept), dict(self._slots), dict(self._newest_step)
+        new._grants, new._tips = dict(self._grants), dict(self._tips)
+        new._bases = {base: list(grants) for base, grants in self._bases.items()}
+        return new
+
     def to_value(self) -> list[Any]:
         """All of it but the grants, ready for ``codec.encode``."""
         return [

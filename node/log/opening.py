@@ -60,7 +60,7 @@ async def load(store: Store, domain: Domain) -> Ledger:
 
 async def sum_up(ledger: Ledger, store: Store) -> bool:
     """Where enough became final since the last time, store a snapshot and let go of what it sums up."""
-    ledger.update()
+    ledger.settle()
     if ledger.final_entries - ledger.summed_up < max(SNAPSHOT_ENTRIES, len(ledger.replica.certified)):
         return False
     snapshot = Snapshot.take(ledger)
@@ -88,7 +88,7 @@ async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Ite
         for start in range(0, len(batch), OPENED_AT_ONCE):
             _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
             await trio.lowlevel.checkpoint()
-        ledger.update()
+        ledger.settle()
         if ledger.final_entries - known >= SNAPSHOT_ENTRIES:
             known = ledger.final_entries
             ledger.forget()

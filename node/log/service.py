@@ -70,7 +70,8 @@ class Own:
 class LogService:
     """Owner of the replica. ``known`` are the peers this node knew at start, ``fresh`` says that its key is new.
 
-    ``checking`` checks the signatures of large deliveries. ``archive`` False: the bodies of final entries are removed once a snapshot sums them up.
+    ``checking`` checks the signatures of large deliveries. ``archive`` False: the bodies of final entries are removed
+    once a snapshot sums them up.
     """
 
     def __init__(

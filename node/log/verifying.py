@@ -1,9 +1,9 @@
 """Verification of what peers send, piece by piece, and of stored draws.
 
 1. A bad piece is reported and the rest is good. Nothing here changes the log.
-2. Signatures of large deliveries, and the draws of their verdicts, are checked elsewhere and on all cores (``Checking``).
-   Everything is parsed in the loop, a little at a time: a thread that parses and a loop that runs keep each other
-   waiting for the interpreter's lock.
+2. Signatures of large deliveries, and the draws of their verdicts, are checked elsewhere and on all cores
+   (``Checking``). All is parsed in the loop, a little at a time: a thread that parses and a loop that runs keep each
+   other waiting for the interpreter's lock.
 3. What is held already is not verified again, nor is what waits: it was when it came.
 """
 
