@@ -117,13 +117,14 @@ class Checkers:
                     self._taken.receive_nowait().done.set()
 
     async def _next(self) -> _Job | None:
+        job: _Job | None = None
         self._waiting += 1
         try:
             with trio.move_on_after(IDLE_SECONDS):
-                return await self._taken.receive()
+                job = await self._taken.receive()
         finally:
             self._waiting -= 1
-        return None
+        return job
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from protocol.codec import (
     Many,
     Optional,
     Schema,
+    Tagged,
     Text,
     check,
     decode,
@@ -241,6 +242,7 @@ _SHAPES: tuple[Schema, ...] = (
     Many(Optional(Bytes(2)), most=3, least=1),
     Array((("number", Int(0, 9)), ("things", Many(Anything(), most=2)))),
     Array((("kind", Text(9, ("join", "role"))), ("inner", Array((("key", Bytes(1)),))))),
+    Tagged(1, {"join": Array((("a", Int()), ("kind", Text(9)))), "role": Many(Anything(), most=3)}),
 )
 _NEAR = st.recursive(
     st.none()
@@ -254,9 +256,8 @@ _NEAR = st.recursive(
 )
 
 
-@settings(max_examples=500)
-@given(_NEAR | values, st.sampled_from(_SHAPES))
-def test_the_fast_test_lets_through_what_the_slow_check_does(value: Any, schema: Schema) -> None:
+def agree(value: Any, schema: Schema) -> None:
+    """Fail unless the fast test lets a value through where the slow check does."""
     data = msgpack.packb(value, use_bin_type=True)
     try:
         expected = codec.decode(data, max_bytes=10_000, what="value")
@@ -271,6 +272,46 @@ def test_the_fast_test_lets_through_what_the_slow_check_does(value: Any, schema:
             codec.parse(data + b"\xc0", schema, max_bytes=10_000, what="value")
         with pytest.raises(PeerError):
             codec.parse(data, schema, max_bytes=len(data) - 1, what="value")
+
+
+@settings(max_examples=500)
+@given(_NEAR | values, st.sampled_from(_SHAPES))
+def test_the_fast_test_lets_through_what_the_slow_check_does(value: Any, schema: Schema) -> None:
+    agree(value, schema)
+
+
+@given(_NEAR, st.sampled_from(["join", "role", "none"]), st.lists(_NEAR, max_size=2))
+def test_a_tag_tells_which_schema_holds(first: Any, tag: str, rest: list[Any]) -> None:
+    agree([first, tag, *rest], _SHAPES[-1])
+
+
+@given(st.binary(max_size=600) | st.integers(250, 70_000).map(bytes), st.binary(max_size=300))
+def test_pairs_are_packed_as_the_encoder_does(first: bytes, second: bytes) -> None:
+    data = codec.encode([first, second])
+    assert codec.pack_pair(first, second) == data
+    fast = len(first) < 1 << 16 and len(second) < 1 << 8
+    assert codec.split_pair(data, len(second) if fast else 255) == ((first, second) if fast else None)
+
+
+@given(
+    st.sampled_from([bytes(3), bytes(255), bytes(256), bytes(700)]),
+    st.integers(0, 6),
+    st.binary(max_size=3),
+    st.sampled_from([b"\x92\xc5\x00\x03", b"\x92\xc4\x03", b"\x92\xc5\x00\xff", b"\x92", b"", b"\x91\xc4\x03"]),
+)
+def test_no_other_bytes_split_into_a_pair(first: bytes, place: int, new: bytes, head: bytes) -> None:
+    good = codec.encode([first, bytes(64)])
+    end = len(first) + 3 + (len(first) > 255)
+    for data in (
+        good[:place] + new + good[place + len(new) :],
+        good[: end + place] + new + good[end + place + len(new) :],
+        good + new,
+        good[: -1 - place],
+        head + bytes(3) + b"\xc4\x40" + bytes(64),
+        head,
+    ):
+        pair = codec.split_pair(data, 64)
+        assert pair is None or codec.encode(list(pair)) == data
 
 
 def test_depth_counts_through_schemas() -> None:

@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import codec, fold
+from protocol import ledger as ledger_module
 from protocol.branches import Outcome
 from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import PENDING, Status, credits
 from protocol.entry import Entry
-from protocol.foldstate import SCHEMA, fold_from_value, fold_to_value
+from protocol.foldstate import SCHEMA, copy_fold, fold_from_value, fold_to_value
 from protocol.ledger import Ledger
+from protocol.quorum import CertifiedCut
 from protocol.records import Role, Rollout
 from protocol.replica import Replica
 from tests.protocol.builders import Story, take
@@ -214,12 +216,34 @@ def test_a_fold_begins_again_from_its_value() -> None:
             value = codec.decode(codec.encode(fold_to_value(ledger._final)), max_bytes=2**30)
             codec.check(value, SCHEMA, "fold")
             assert fold_to_value(fold_from_value(value, ledger)) == value
+            copy = copy_fold(ledger._final, ledger)
             ledger._final = fold_from_value(value, ledger)
+            assert fold_to_value(copy) == fold_to_value(ledger._final)
             ledger._begin_anew()
     same(ledger, LONG.ledger)
     assert ledger.accounts() == LONG.ledger.accounts()
     for entry in (thing for thing in LONG.objects if isinstance(thing, Entry)):
         assert ledger.rollout_status(entry.id, final=True) == LONG.ledger.rollout_status(entry.id, final=True)
+
+
+@pytest.mark.parametrize("asked", [None, 13, 1])
+def test_a_fold_that_nobody_asked_for_long_begins_anew(asked: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever left memory meanwhile, and whenever somebody asks: the answers are the same."""
+    monkeypatch.setattr(ledger_module, "BEHIND", 40)
+    ledger = Ledger(Replica(LONG.domain))
+    forgotten = 0
+    for thing in LONG.objects:
+        assert take(ledger.replica, thing)
+        if isinstance(thing, CertifiedCut):
+            ledger.settle()
+            if ledger.final_entries - forgotten >= 60:
+                forgotten = ledger.final_entries
+                ledger.forget()
+            if asked is not None and thing.cut.height % asked == 0:
+                ledger.update()
+    same(ledger, LONG.ledger)
+    assert ledger.accounts() == LONG.ledger.accounts()
+    assert (ledger.generation > 0) == (asked != 1)
 
 
 def test_accounts_add_up() -> None:
