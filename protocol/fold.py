@@ -110,17 +110,17 @@ class Fold:
         """Take one more entry, that the cut of ``height`` made final; an author's entries come in order."""
         self.version += 1
         match entry.payload:
-            case Weights() as weights:
-                self.refresh()
-                self._wake(self.lineage.add_weights(entry, weights))
-            case Step():
-                self.lineage.add_step(entry)
             case Rollout():
                 if height is not None:
                     self.closing.setdefault(height, []).append((entry.id, None))
                 self._add_rollout(entry)
             case Verdict() as verdict:
                 self._add_verdict(entry, verdict, height)
+            case Weights() as weights:
+                self.refresh()
+                self._wake(self.lineage.add_weights(entry, weights))
+            case Step():
+                self.lineage.add_step(entry)
             case _:
                 pass
 

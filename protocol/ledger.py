@@ -70,6 +70,8 @@ class Ledger:
         self._accounts: dict[bool, tuple[tuple[int, int, int, int], dict[bytes, Account]]] = {}
         self.final_entries = 0
         """How many entries cuts cover, as far as the ledger took notice."""
+        self.forgotten = 0
+        """How many of them have left memory."""
         self.summed_up = 0
         """How many they covered at the newest snapshot; for whoever takes snapshots."""
         self.update()
@@ -91,7 +93,7 @@ class Ledger:
         self._final = fold_from_value(fold, self)
         self._live = fold_from_value(fold, self)
         self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
-        self.final_entries = self.summed_up = sum(self._next.values())
+        self.final_entries = self.forgotten = self.summed_up = sum(self._next.values())
         self._cuts = len(replica.cuts)
         self._rewrites = replica.rewrites
         self._granted = self._seen = len(replica.grants)
@@ -106,6 +108,7 @@ class Ledger:
         else:
             self.update()
         self.replica.forget()
+        self.forgotten = self.final_entries
         self._cursor = len(self.replica.arrivals)
 
     # Following the replica
@@ -158,11 +161,14 @@ class Ledger:
     def _finalise(self, certified: CertifiedCut) -> Closed:
         cut = certified.cut
         for head in cut.changes:
-            for entry in self.replica.entries(head.author, self._next.get(head.author, 0), head.seq):
-                self._history.add(entry, cut.height)
-                if not self.replica.terms.voided(entry):
-                    self._final.add(entry, cut.height)
-                self.final_entries += 1
+            first = self._next.get(head.author, 0)
+            for entry in self.replica.entries(head.author, first, head.seq):
+                if not isinstance(entry.payload, Rollout | Verdict):
+                    self._history.add(entry, cut.height)
+                    if self.replica.terms.voided(entry):
+                        continue
+                self._final.add(entry, cut.height)
+            self.final_entries += head.seq + 1 - first
             self._next[head.author] = head.seq + 1
         closed = self._final.close(cut.height)
         endings = self.replica.endings

@@ -151,6 +151,11 @@ class Intake:
             or any(isinstance(item, CertifiedGrant) and item.grant.term in self._grants for item in others)
         )
 
+    def next_cut_waits(self) -> bool:
+        """Whether the electors certified a further cut that waits here."""
+        cut = self._cuts.get(len(self._replica.cuts) + 1)
+        return cut is not None and self._trusted(cut)
+
     def missing_for_cuts(
         self, *, again: bool = False, asked: Mapping[bytes, int] = MappingProxyType({}), most: int | None = None
     ) -> list[RangeRequest]:

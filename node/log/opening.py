@@ -34,6 +34,9 @@ SNAPSHOT_ENTRIES: Final = 5_000
 """Entries that become final between two snapshots, at least: 10 MB of memory, and a third of a second of an opening. At
 least as many, too, as there are feeds, since a snapshot has a row for each."""
 
+SPARSE: Final = 10
+"""A snapshot is taken so much more rarely while a log is fetched, which waits for it."""
+
 
 async def load(store: Store, domain: Domain) -> Ledger:
     """The ledger, with its replica, over what the store holds: from the snapshot on, or all of it.
@@ -58,10 +61,14 @@ async def load(store: Store, domain: Domain) -> Ledger:
     return ledger
 
 
-async def sum_up(ledger: Ledger, store: Store) -> bool:
-    """Where enough became final since the last time, store a snapshot and let go of what it sums up."""
+async def sum_up(ledger: Ledger, store: Store, *, more: bool = False) -> bool:
+    """Where enough became final since the last time, store a snapshot and let go of what it sums up; whether one was
+    stored. Where ``more`` is about to become final, what did leaves memory all the same, and a snapshot has time."""
     ledger.settle()
-    if ledger.final_entries - ledger.summed_up < max(SNAPSHOT_ENTRIES, len(ledger.replica.certified)):
+    enough = max(SNAPSHOT_ENTRIES, len(ledger.replica.certified))
+    if ledger.final_entries - ledger.summed_up < (enough * SPARSE if more else enough):
+        if more and ledger.final_entries - ledger.forgotten >= enough:
+            ledger.forget()
         return False
     snapshot = Snapshot.take(ledger)
     if snapshot is None:
@@ -79,7 +86,6 @@ async def sum_up(ledger: Ledger, store: Store) -> bool:
 async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Item] = ()) -> None:
     """Hand over ``first`` and then what is stored after ``position``; what becomes final leaves memory on the way."""
     _take_stored(ledger.replica, first)
-    known = ledger.final_entries
     while True:
         batch, position = await store.read(position)
         if not batch:
@@ -89,8 +95,7 @@ async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Ite
             _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
             await trio.lowlevel.checkpoint()
         ledger.settle()
-        if ledger.final_entries - known >= SNAPSHOT_ENTRIES:
-            known = ledger.final_entries
+        if ledger.final_entries - ledger.forgotten >= SNAPSHOT_ENTRIES:
             ledger.forget()
 
 

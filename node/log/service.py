@@ -309,7 +309,8 @@ class LogService:
 
     async def _sum_up(self) -> None:
         """Where enough became final, store a snapshot, and let go of what it sums up."""
-        if not self._unsaved and await sum_up(self.ledger, self.store) and not self._archive:
+        more = self.intake.next_cut_waits()
+        if not self._unsaved and await sum_up(self.ledger, self.store, more=more) and not self._archive:
             await self._prune()
 
     async def _prune(self) -> None:
