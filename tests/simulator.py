@@ -19,7 +19,7 @@ from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import Handler, LogSync
 from node.net.rpc import Refused, Unreachable
-from node.store.log_store import Item
+from node.store.log_rows import Item
 from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError

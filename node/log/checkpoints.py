@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from node.store.log_store import Store
+from node.store.interface import Store
 from node.store.prove import CHECKPOINT
 from protocol import checkpoint as rules
 from protocol.checkpoint import Checkpoint, CosignedCheckpoint, assemble, verify_cosignature

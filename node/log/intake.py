@@ -19,7 +19,7 @@ from itertools import count, islice
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from node.store.log_store import Item
+from node.store.log_rows import Item
 from protocol.branches import Outcome
 from protocol.entry import NO_PREV, Entry
 from protocol.errors import Evidence, PeerError

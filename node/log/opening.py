@@ -17,7 +17,8 @@ import trio
 from node.errors import UserError
 from node.log.intake import add
 from node.log.verifying import check_draws
-from node.store.log_store import Item, Store
+from node.store.interface import Store
+from node.store.log_rows import Item
 from protocol.branches import Outcome
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError

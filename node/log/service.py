@@ -22,7 +22,8 @@ from node.log.intake import Intake, add
 from node.log.opening import sum_up
 from node.log.own_head import OwnHead
 from node.log.verifying import THREAD_FROM, Received, Verifier
-from node.store.log_store import Item, Store
+from node.store.interface import Store
+from node.store.log_rows import Item
 from protocol import entry as entries
 from protocol.branches import Outcome
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
@@ -297,9 +298,11 @@ class LogService:
         if not below:
             return []
         good[:] = [entry for entry in good if entry.seq >= self.replica.base_for(entry.author)]
-        stored = await self.store.entries_at([(entry.author, entry.seq) for entry in below])
+        ids = await self.store.ids_at([(entry.author, entry.seq) for entry in below])
+        others = [entry for entry in below if ids.get((entry.author, entry.seq), entry.id) != entry.id]
+        stored = await self.store.entries_at([(entry.author, entry.seq) for entry in others]) if others else {}
         proofs = []
-        for entry in below:
+        for entry in others:
             held = stored.get((entry.author, entry.seq), ())
             if held and all(other.id != entry.id for other in held):
                 proofs.append(ForkProof.of(held[0], entry))

@@ -18,7 +18,7 @@ import trio
 from node.log.checker import Checking, check_in_threads
 from node.log.checks import Check
 from node.log.intake import Intake
-from node.store.log_store import Item
+from node.store.log_rows import Item
 from protocol import entry as entries
 from protocol.entry import Entry
 from protocol.errors import PeerError

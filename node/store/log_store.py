@@ -18,59 +18,26 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import aiosqlite
 import trio
 import trio_asyncio
 
 from node.errors import UserError
+from node.store.log_rows import READ, SCHEMA, SCHEMA_VERSION, Item, decode_rows, row, snapshot_hash, statement
 from protocol import codec
 from protocol import entry as entries
 from protocol.domain import Domain
 from protocol.entry import Entry
-from protocol.errors import Error, LocalError, PeerError
+from protocol.errors import Error, LocalError
 from protocol.feed import ForkProof
 from protocol.heads import RangeRequest
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.quorum import CertifiedGrant
 from protocol.records import Amend
 
-SCHEMA_VERSION: Final = 2
-
-SCHEMA: Final = (
-    """CREATE TABLE IF NOT EXISTS entries (
-        position INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, author BLOB NOT NULL, seq INTEGER NOT NULL,
-        body BLOB, signature BLOB, CHECK ((body IS NULL) = (signature IS NULL))
-    )""",
-    "CREATE INDEX IF NOT EXISTS places ON entries (author, seq)",
-    "CREATE TABLE IF NOT EXISTS cuts (height INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
-    "CREATE INDEX IF NOT EXISTS cut_positions ON cuts (position)",
-    "CREATE TABLE IF NOT EXISTS grants (term INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS forks (id BLOB PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE IF NOT EXISTS snapshot (
-        one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL
-    )""",
-)
-FROM_1: Final = (
-    "ALTER TABLE entries RENAME TO old",
-    "DROP INDEX places",
-    *SCHEMA[:2],
-    "INSERT INTO entries SELECT position, id, author, seq, body, signature FROM old",
-    "DROP TABLE old",
-)
-"""What makes a database of version 1 one of version 2: there an entry's position was no key."""
-
-READ: Final = """
-    SELECT position, 'entry', body, signature FROM entries WHERE position > ?1 AND body IS NOT NULL
-    UNION ALL SELECT position, 'cut', data, NULL FROM cuts WHERE position > ?1
-    UNION ALL SELECT position, 'grant', data, NULL FROM grants WHERE position > ?1
-    UNION ALL SELECT position, 'fork', data, NULL FROM forks WHERE position > ?1
-    ORDER BY 1 LIMIT ?2
-"""
 BATCH: Final = 4096
 """Rows that are read at a time."""
 
@@ -84,76 +51,6 @@ ROWS_AT_ONCE: Final = 1024
 """Entries that one statement reads, unless one range has more: at most 4 MB."""
 
 PRUNED_AT_ONCE: Final = 2000
-SNAPSHOT_CONTEXT: Final = b"farflung/stored-snapshot/v1\0"
-
-Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
-"""What the log consists of."""
-
-
-class Store(Protocol):
-    """What ``LogService`` needs of a store."""
-
-    async def read(self, after: int) -> tuple[Sequence[Item], int]:
-        """The next of what was appended after the position ``after``, in that order, and the position of the last."""
-
-    async def append(
-        self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
-    ) -> None:
-        """Store all of it durably, or nothing; raises ``OSError`` where the disk refuses.
-
-        ``exclusive``: ids of entries that must be the first at their place, else ``LocalError``.
-        """
-
-    async def meta(self, key: str) -> bytes | None:
-        """A value stored beside the log."""
-
-    async def snapshot(self) -> tuple[int, bytes] | None:
-        """(position, bytes) of the snapshot, if there is a whole one."""
-
-    async def save_snapshot(self, data: bytes) -> None:
-        """Put a snapshot of all that was appended so far in the place of the last one; raises ``OSError``."""
-
-    async def drop_snapshot(self) -> None:
-        """Remove the snapshot, which turned out to be of no use."""
-
-    async def sides(self) -> Sequence[CertifiedGrant | ForkProof]:
-        """All grants and proofs of forks."""
-
-    async def entries_by_id(self, ids: Sequence[bytes]) -> Sequence[Entry]:
-        """Those entries, as far as they are stored, in the order in which they were."""
-
-    async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], Sequence[Entry]]:
-        """The entries stored for these (author, seq)."""
-
-    async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], bytes]:
-        """The ids of the first entries stored for these (author, seq), with or without a body."""
-
-    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[Sequence[bytes]]:
-        """The encoded entries of each of these ranges, in all up to about ``most`` bytes."""
-
-    async def cuts(self, after: int, most: int, room: int) -> Sequence[bytes]:
-        """The encoded cuts above the height ``after``, at most so many, and up to about ``room`` bytes."""
-
-    async def prune(self, ranges: Sequence[RangeRequest]) -> int:
-        """Remove the bodies of the entries in these ranges; returns how many went. Raises ``OSError``."""
-
-
-def decode_rows(rows: Iterable[tuple[Any, ...]], *, verify: bool) -> Iterator[Item]:
-    """The items of ``READ``'s rows. Raises ``PeerError`` at the first one that does not parse."""
-    for position, kind, *stored in rows:
-        # SQLite stores any type in any column, and parsers are made for bytes.
-        data, signature = (value if isinstance(value, bytes) else b"" for value in stored)
-        if not isinstance(position, int):
-            raise PeerError("a row has no position")
-        match kind:
-            case "entry":
-                yield entries.parse(data, signature, verify=verify)
-            case "cut":
-                yield CertifiedCut.parse(data)
-            case "grant":
-                yield CertifiedGrant.parse(data)
-            case _:
-                yield ForkProof.parse(data)
 
 
 class LogStore:
@@ -180,9 +77,11 @@ class LogStore:
         ((version,),) = await self._all("PRAGMA user_version")
         if version > SCHEMA_VERSION:
             raise UserError(f"{self.path}: a newer Farflung wrote this log", "upgrade Farflung")
-        statements = SCHEMA if version != 1 else (*FROM_1, *SCHEMA)
-        for statement in ("BEGIN IMMEDIATE", *statements, f"PRAGMA user_version={SCHEMA_VERSION}", "COMMIT"):
-            await self._run(self._connection.execute, statement)
+        if 0 < version < SCHEMA_VERSION:
+            remedy = f"delete {self.path.parent}: peers give the log back"
+            raise UserError(f"{self.path}: a Farflung from before the first release wrote this log", remedy)
+        for step in ("BEGIN IMMEDIATE", *SCHEMA, f"PRAGMA user_version={SCHEMA_VERSION}", "COMMIT"):
+            await self._run(self._connection.execute, step)
         owner = await self.meta("domain")
         if owner is None:
             await self.append((), {"domain": self._domain.id})
@@ -224,18 +123,18 @@ class LogStore:
             # A commit of unknown outcome may have taken its positions: none is used twice.
             first = self._position + 1
             self._position += len(items)
-            for statement, group in groupby(enumerate(items, first), _statement):
-                rows = [_row(*row) for row in group]
+            for one, group in groupby(enumerate(items, first), statement):
+                rows = [row(*numbered) for numbered in group]
                 # Several rows a statement: the interpreter's lock changes hands with each of them.
                 whole = len(rows) - len(rows) % WRITTEN_AT_ONCE
                 if whole:
-                    many = statement + f", {_marks(rows[0])}" * (WRITTEN_AT_ONCE - 1)
+                    many = one + f", ({', '.join('?' * len(rows[0]))})" * (WRITTEN_AT_ONCE - 1)
                     parts = [rows[start : start + WRITTEN_AT_ONCE] for start in range(0, whole, WRITTEN_AT_ONCE)]
                     await self._run(self._connection.executemany, many, [list(chain(*part)) for part in parts])
-                await self._run(self._connection.executemany, statement, rows[whole:])
+                await self._run(self._connection.executemany, one, rows[whole:])
             if meta:
-                statement = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
-                await self._run(self._connection.executemany, statement, list(meta.items()))
+                keep = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+                await self._run(self._connection.executemany, keep, list(meta.items()))
         await trio.lowlevel.checkpoint()
 
     @asynccontextmanager
@@ -271,15 +170,15 @@ class LogStore:
     async def snapshot(self) -> tuple[int, bytes] | None:
         """(position, bytes) of the snapshot, if there is one that fits its hash."""
         for position, digest, data in await self._all("SELECT position, hash, data FROM snapshot"):
-            if isinstance(position, int) and isinstance(data, bytes) and digest == _hash(position, data):
+            if isinstance(position, int) and isinstance(data, bytes) and digest == snapshot_hash(position, data):
                 return position, data
         return None
 
     async def save_snapshot(self, data: bytes) -> None:
         """Put a snapshot of all that was appended so far in the place of the last one; raises ``OSError``."""
         async with self._transaction():
-            row = (1, self._position, _hash(self._position, data), data)
-            await self._run(self._connection.execute, "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", row)
+            values = (1, self._position, snapshot_hash(self._position, data), data)
+            await self._run(self._connection.execute, "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", values)
 
     async def drop_snapshot(self) -> None:
         """Remove the snapshot; raises ``OSError``."""
@@ -310,17 +209,27 @@ class LogStore:
 
     async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], list[Entry]]:
         """The entries stored for these (author, seq)."""
-        statement = "SELECT body, signature FROM entries WHERE author = ? AND seq = ? AND body IS NOT NULL"
-        return {
-            place: [entries.parse(body, signature, verify=False) for body, signature in rows]
-            for place in places
-            if (rows := await self._all(statement, *place))
-        }
+        found: dict[tuple[bytes, int], list[Entry]] = {}
+        for author, seq, _, body, signature in await self._at(places):
+            if body is not None:
+                found.setdefault((author, seq), []).append(entries.parse(body, signature, verify=False))
+        return found
 
     async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], bytes]:
         """The ids of the first entries stored for these (author, seq), with or without a body."""
-        statement = "SELECT id FROM entries WHERE author = ? AND seq = ? ORDER BY position LIMIT 1"
-        return {place: rows[0][0] for place in places if (rows := await self._all(statement, *place))}
+        found: dict[tuple[bytes, int], bytes] = {}
+        for author, seq, entry_id, _, _ in await self._at(places):
+            found.setdefault((author, seq), entry_id)
+        return found
+
+    async def _at(self, places: Sequence[tuple[bytes, int]]) -> list[tuple[Any, ...]]:
+        """(author, seq, id, body, signature) of all entries at these places, of one place the first stored first."""
+        wanted = [RangeRequest(author, seq, seq) for author, seq in dict.fromkeys(places)]
+        return [
+            (some[place].author, seq, *rest)
+            for _, some in _parts(wanted)
+            for place, seq, _, *rest in await self._rows(some)
+        ]
 
     async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> list[list[bytes]]:
         """The encoded entries of each of these ranges, in all up to about ``most`` bytes.
@@ -328,34 +237,27 @@ class LogStore:
         Of several entries at a place all are given. A range ends where a body is missing.
         """
         found: list[list[bytes]] = [[] for _ in wanted]
-        start = 0
-        while start < len(wanted) and most > 0:
-            end = start + 1
-            rows_expected = _length(wanted[start])
-            while end < min(len(wanted), start + RANGES_AT_ONCE):
-                rows_expected += _length(wanted[end])
-                if rows_expected > ROWS_AT_ONCE:
-                    break
-                end += 1
+        for start, some in _parts(wanted):
+            if most <= 0:
+                break
             ended: set[int] = set()
-            for place, _, _, body, signature in await self._rows_in(list(enumerate(wanted[start:end], start))):
-                if body is None:
+            for place, _, _, _, body, signature in await self._rows(some):
+                if not (isinstance(body, bytes) and isinstance(signature, bytes)):
                     ended.add(place)
                 if most > 0 and place not in ended:
-                    found[place].append(codec.pack_pair(body, signature))
-                    most -= len(found[place][-1])
-            start = end
+                    data = codec.pack_pair(body, signature)
+                    found[start + place].append(data)
+                    most -= len(data)
         return found
 
-    async def _rows_in(self, wanted: Sequence[tuple[int, RangeRequest]]) -> list[tuple[Any, ...]]:
-        """(place, seq, position, body, signature) of all entries in these ranges, ascending."""
-        statement = (
-            f"WITH wanted (place, who, low, high) AS (VALUES {','.join(['(?, ?, ?, ?)'] * len(wanted))})"  # noqa: S608
-            " SELECT place, seq, position, body, signature FROM wanted CROSS JOIN entries"
-            " ON author = who AND seq BETWEEN low AND high"
-        )
-        values = [part for place, one in wanted for part in (place, one.author, one.first_seq, one.last_seq)]
-        return sorted(await self._all(statement, *values), key=lambda row: row[:3])
+    async def _rows(self, wanted: Sequence[RangeRequest]) -> list[tuple[Any, ...]]:
+        """(index in ``wanted``, seq, position, id, body, signature) of all entries in these ranges, ascending."""
+        marks = ", ".join(["(?, ?, ?, ?)"] * len(wanted))
+        query = f"""WITH wanted (place, who, low, high) AS (VALUES {marks})
+            SELECT place, seq, position, id, body, signature FROM wanted
+            CROSS JOIN entries ON author = who AND seq BETWEEN low AND high"""  # noqa: S608
+        values = [part for place, one in enumerate(wanted) for part in (place, one.author, one.first_seq, one.last_seq)]
+        return sorted(await self._all(query, *values), key=lambda found: found[:3])
 
     async def cuts(self, after: int, most: int, room: int) -> list[bytes]:
         """The encoded cuts above the height ``after``, at most so many, and up to about ``room`` bytes."""
@@ -390,41 +292,16 @@ def _decoded(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
     return list(decode_rows(rows, verify=False))
 
 
-def _hash(position: int, data: bytes) -> bytes:
-    return sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big", signed=True) + data).digest()
-
-
-def _length(wanted: RangeRequest) -> int:
-    return wanted.last_seq - wanted.first_seq + 1
-
-
-def _marks(row: Sequence[object]) -> str:
-    return f"({', '.join('?' * len(row))})"
-
-
-def _statement(row: tuple[int, Item]) -> str:
-    match row[1]:
-        case Entry():
-            return "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?)"
-        case CertifiedCut():
-            return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
-        case CertifiedGrant():
-            # One that became void, see ``protocol.terms``, gives its place to a later one.
-            return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)"
-        case ForkProof():
-            return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
-
-
-def _row(position: int, item: Item) -> tuple[Any, ...]:
-    match item:
-        case Entry():
-            return position, item.id, item.author, item.seq, item.body, item.signature
-        case CertifiedCut():
-            return item.cut.height, position, item.encode()
-        case CertifiedGrant():
-            return item.grant.term, position, item.encode()
-        case ForkProof():
-            return item.author + item.seq.to_bytes(8, "big"), position, item.encode()
+def _parts(wanted: Sequence[RangeRequest]) -> Iterator[tuple[int, Sequence[RangeRequest]]]:
+    """``wanted`` in parts that one statement reads, each with the index of its first."""
+    start = 0
+    while start < len(wanted):
+        end, room = start, ROWS_AT_ONCE
+        while end < min(len(wanted), start + RANGES_AT_ONCE) and (end == start or room > 0):
+            room -= wanted[end].last_seq - wanted[end].first_seq + 1
+            end += 1
+        yield start, wanted[start:end]
+        start = end
 
 
 @asynccontextmanager

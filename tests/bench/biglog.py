@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from node.log.opening import SNAPSHOT_ENTRIES
-from node.store.log_store import SCHEMA, SCHEMA_VERSION, SNAPSHOT_CONTEXT, Item, _row, _statement
+from node.store.log_rows import SCHEMA, SCHEMA_VERSION, Item, row, snapshot_hash, statement
 from protocol import codec, identity
 from protocol.constants import FORMAT
 from protocol.domain import Domain
@@ -134,15 +134,15 @@ def write(path: Path, count: int, *, run: Run | None = None, told: Callable[[int
     """A database with a log of about ``count`` entries, as a node's own would be that ran all the while."""
     run = run or Run()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=OFF", *SCHEMA):
-            connection.execute(statement)
+        for step in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=OFF", *SCHEMA):
+            connection.execute(step)
         connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         connection.execute("INSERT INTO meta VALUES ('domain', ?)", (run.domain.id,))
         connection.execute("BEGIN")
         entries = 0
         summed_up = False
         for position, item in enumerate(run.items(), 1):
-            connection.execute(_statement((position, item)), _row(position, item))
+            connection.execute(statement((position, item)), row(position, item))
             if isinstance(item, Entry):
                 entries += 1
             elif isinstance(item, CertifiedCut):
@@ -156,7 +156,7 @@ def write(path: Path, count: int, *, run: Run | None = None, told: Callable[[int
                         snapshot = Snapshot.take(ledger)
                         assert snapshot is not None
                         data = snapshot.encode()
-                        digest_of = sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big") + data).digest()
+                        digest_of = snapshot_hash(position, data)
                         connection.execute("INSERT INTO snapshot VALUES (1, ?, ?, ?)", (position, digest_of, data))
                     ledger.forget()
                     told(entries)

@@ -17,9 +17,10 @@ from node.errors import UserError
 from node.log.elector import open_elector
 from node.log.opening import load
 from node.log.service import LogService
-from node.store.log_store import open_log_store
+from node.store.log_store import RANGES_AT_ONCE, WRITTEN_AT_ONCE, open_log_store
 from protocol.errors import LocalError
 from protocol.feed import ForkProof
+from protocol.heads import RangeRequest
 from protocol.records import Join, Leave, Role
 from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, digest, key, small_domain
@@ -150,12 +151,13 @@ async def test_logs_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another domain"):
         async with open_log_store(path, small_domain(electors=("a",))):
             pass
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=99")
-    connection.close()
-    with pytest.raises(UserError, match="newer Farflung"):
-        async with open_log_store(path, DOMAIN):
-            pass
+    for version, why in ((99, "newer Farflung"), (1, "before the first release")):
+        connection = sqlite3.connect(path)
+        connection.execute(f"PRAGMA user_version={version}")
+        connection.close()
+        with pytest.raises(UserError, match=why):
+            async with open_log_store(path, DOMAIN):
+                pass
     path.write_bytes(b"no database at all, whatever anybody says" * 100)
     with pytest.raises(UserError, match="cannot be used"):
         async with open_log_store(path, DOMAIN):
@@ -163,6 +165,54 @@ async def test_logs_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be used"):
         async with open_log_store(tmp_path / "missing" / "log.db", DOMAIN):
             pass
+
+
+async def test_many_rows_and_many_ranges(tmp_path: Path) -> None:
+    """More than one statement writes or reads."""
+    writers = [Writer(f"w{number}", DOMAIN.id) for number in range(RANGES_AT_ONCE + 50)]
+    for writer in writers:
+        writer.append(Role("relay"))
+        writer.append(Leave())
+    items = [writer.entries[place] for place in range(3) for writer in writers]
+    assert len(items) > 2 * WRITTEN_AT_ONCE
+    assert len(items) % WRITTEN_AT_ONCE
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        await store.append(items[:5])
+        await store.append(items)
+        assert await store.load() == items
+        wanted = [RangeRequest(writer.node, 1, 9) for writer in reversed(writers)]
+        expected = [[entry.encode() for entry in writer.entries[1:]] for writer in reversed(writers)]
+        assert await store.ranges(wanted, 1 << 30) == expected
+        assert await store.ranges([*wanted[:3], RangeRequest(bytes(32), 0, 5)], 1 << 30) == [*expected[:3], []]
+        # A long range is read with a statement of its own, and what has no room is left out.
+        assert await store.ranges([RangeRequest(writers[0].node, 0, 1 << 40), *wanted[:1]], 1 << 30) == [
+            [entry.encode() for entry in writers[0].entries],
+            expected[0],
+        ]
+        size = len(expected[0][0])
+        assert await store.ranges(wanted, size + 1) == [expected[0], *([[]] * (len(wanted) - 1))]
+        assert await store.ranges(wanted, size) == [expected[0][:1], *([[]] * (len(wanted) - 1))]
+        places = [(writer.node, 1) for writer in writers]
+        assert await store.ids_at([*places, *places, (bytes(32), 0)]) == {
+            (writer.node, 1): writer.entries[1].id for writer in writers
+        }
+        assert await store.entries_at(places) == {(writer.node, 1): [writer.entries[1]] for writer in writers}
+        # A range ends where a body is missing; ids stay.
+        assert await store.prune([RangeRequest(writers[0].node, 1, 1)]) == 1
+        assert await store.ranges([RangeRequest(writers[0].node, 0, 2)], 1 << 30) == [[writers[0].entries[0].encode()]]
+        assert await store.entries_at(places[:1]) == {}
+        assert await store.ids_at(places[:1]) == {places[0]: writers[0].entries[1].id}
+
+
+async def test_of_two_entries_at_a_place_the_first_stored_comes_first(tmp_path: Path) -> None:
+    one, other = Writer("a", DOMAIN.id), Writer("a", DOMAIN.id)
+    first, second = one.append(Role("relay")), other.append(Role("validator"))
+    async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
+        await store.append([one.entries[0], first, second])
+        place = (one.node, 1)
+        assert await store.entries_at([place]) == {place: [first, second]}
+        assert await store.ids_at([place]) == {place: first.id}
+        assert await store.ranges([RangeRequest(one.node, 1, 1)], 1 << 30) == [[first.encode(), second.encode()]]
 
 
 async def test_damaged_rows_are_noticed(tmp_path: Path) -> None:

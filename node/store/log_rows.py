@@ -1,0 +1,95 @@
+"""What the log database looks like: its tables, and how rows become objects and objects rows.
+
+Everything about rows, and nothing about connections: those are ``node.store.log_store``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from typing import Any, Final
+
+from protocol import entry as entries
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.feed import ForkProof
+from protocol.quorum import CertifiedCut, CertifiedGrant
+
+SCHEMA_VERSION: Final = 2
+
+SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS entries (
+        position INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, author BLOB NOT NULL, seq INTEGER NOT NULL,
+        body BLOB, signature BLOB, CHECK ((body IS NULL) = (signature IS NULL))
+    )""",
+    "CREATE INDEX IF NOT EXISTS places ON entries (author, seq)",
+    "CREATE TABLE IF NOT EXISTS cuts (height INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS cut_positions ON cuts (position)",
+    "CREATE TABLE IF NOT EXISTS grants (term INTEGER PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS forks (id BLOB PRIMARY KEY, position INTEGER NOT NULL, data BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE IF NOT EXISTS snapshot (
+        one INTEGER PRIMARY KEY CHECK (one = 1), position INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL
+    )""",
+)
+READ: Final = """
+    SELECT position, 'entry', body, signature FROM entries WHERE position > ?1 AND body IS NOT NULL
+    UNION ALL SELECT position, 'cut', data, NULL FROM cuts WHERE position > ?1
+    UNION ALL SELECT position, 'grant', data, NULL FROM grants WHERE position > ?1
+    UNION ALL SELECT position, 'fork', data, NULL FROM forks WHERE position > ?1
+    ORDER BY 1 LIMIT ?2
+"""
+SNAPSHOT_CONTEXT: Final = b"farflung/stored-snapshot/v1\0"
+
+Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
+"""What the log consists of."""
+
+
+def decode_rows(rows: Iterable[tuple[Any, ...]], *, verify: bool) -> Iterator[Item]:
+    """The items of ``READ``'s rows. Raises ``PeerError`` at the first one that does not parse."""
+    for position, kind, *stored in rows:
+        # SQLite stores any type in any column, and parsers are made for bytes.
+        data, signature = (value if isinstance(value, bytes) else b"" for value in stored)
+        if not isinstance(position, int):
+            raise PeerError("a row has no position")
+        match kind:
+            case "entry":
+                yield entries.parse(data, signature, verify=verify)
+            case "cut":
+                yield CertifiedCut.parse(data)
+            case "grant":
+                yield CertifiedGrant.parse(data)
+            case _:
+                yield ForkProof.parse(data)
+
+
+def snapshot_hash(position: int, data: bytes) -> bytes:
+    """The hash that is stored beside a snapshot taken at this position."""
+    return sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big", signed=True) + data).digest()
+
+
+def statement(row: tuple[int, Item]) -> str:
+    """What stores an item at a position."""
+    match row[1]:
+        case Entry():
+            return "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?)"
+        case CertifiedCut():
+            return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
+        case CertifiedGrant():
+            # One that became void, see ``protocol.terms``, gives its place to a later one.
+            return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)"
+        case ForkProof():
+            return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
+
+
+def row(position: int, item: Item) -> tuple[Any, ...]:
+    """The values of that."""
+    match item:
+        case Entry():
+            return position, item.id, item.author, item.seq, item.body, item.signature
+        case CertifiedCut():
+            return item.cut.height, position, item.encode()
+        case CertifiedGrant():
+            return item.grant.term, position, item.encode()
+        case ForkProof():
+            return item.author + item.seq.to_bytes(8, "big"), position, item.encode()
