@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import trio
@@ -21,7 +22,7 @@ from node.log.wire import Summary
 from node.net.rpc import Unreachable
 from protocol import entry as entries
 from protocol.errors import PeerError
-from protocol.heads import MAX_RANGE, Head, RangeRequest, plan
+from protocol.heads import MAX_RANGE, Head, RangeRequest, bucket, plan
 
 MAX_BLAMES: Final = 8
 """Mistakes of one round after which it is broken off."""
@@ -81,7 +82,9 @@ def summary(service: LogService) -> Summary:
 class Session:
     """One round with ``peer``; ``result`` counts what it brings."""
 
-    def __init__(self, sync: Asking, peer: bytes) -> None:
+    def __init__(self, sync: Asking, peer: bytes, progress: Callable[[], None] = lambda: None) -> None:
+        """``progress`` is called whenever the round brought something new."""
+        self._progress = progress
         self._sync = sync
         self._service = sync.service
         self._peer = peer
@@ -95,6 +98,8 @@ class Session:
 
     def _note(self, received: Received) -> int:
         self.result.added += received.added
+        if received.added:
+            self._progress()
         for error in received.errors:
             if len(self.result.errors) == MAX_BLAMES:
                 raise PeerError("too many mistakes in one round")
@@ -178,8 +183,11 @@ class Session:
         while differing:
             payload = wire.request("heads", [differing, after])
             rows = [Head.from_value(value) for value in await self._ask("heads", payload)]
+            authors = [after, *(row.author for row in rows)]
+            if any(one >= other for one, other in pairwise(authors)) or not {*map(bucket, authors[1:])} <= {*differing}:
+                raise PeerError("heads: they do not ascend, or nobody asked for them")
             await self._heads(rows)
-            if len(rows) < wire.MAX_ROWS or rows[-1].author <= after:
+            if len(rows) < wire.MAX_ROWS:
                 return
             after = rows[-1].author
 

@@ -11,12 +11,14 @@ import trio.testing
 from node.log import wire
 from node.log.opening import load
 from node.log.service import LogService, NotReady
+from node.log.sync import QUIET_TIMEOUT
 from node.net.rpc import Refused
 from protocol import codec
 from protocol.entry import Entry
-from protocol.errors import LocalError
+from protocol.errors import LocalError, PeerError
+from protocol.heads import Head
 from protocol.records import Leave, Role
-from tests.protocol.builders import key, small_domain
+from tests.protocol.builders import digest, key, small_domain
 from tests.simulator import Disk, Network, SimNode, World, converge, open_world
 
 DOMAIN = small_domain()
@@ -280,6 +282,66 @@ async def test_a_peer_that_stalls_holds_nobody_up(autojump_clock: trio.testing.M
         await write(nodes[1], 3)
         await converge(nodes[:3], within=20)
         assert nodes[2].service.replica.next_for(nodes[1].id) == 4
+
+
+async def test_a_peer_that_lists_heads_for_ever_holds_no_round(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MAX_ROWS", 4)
+    pages = 0
+
+    async with open_world(DOMAIN, Network()) as world:
+        nodes = await start_all(world)
+        await converge(nodes)
+        liar = nodes[3]
+        honest = liar.port.handlers[liar.sync.protocol]
+
+        async def endless(peer: bytes, data: bytes) -> bytes:
+            nonlocal pages
+            op, argument = wire.parse_request(data)
+            if op == "buckets":
+                return codec.encode([digest(f"bucket {number}") for number in range(256)])
+            if op == "heads":
+                pages += 1
+                await trio.sleep(1)
+                authors = [(int.from_bytes(argument[1], "big") + one).to_bytes(32, "big") for one in range(1, 5)]
+                return codec.encode([Head(author, 0, author, author).to_value() for author in authors])
+            if op == "hello":
+                mine, _ = wire.parse_answer(op, await honest(peer, data))
+                return codec.encode([[digest("heads"), *mine[1:]], None])
+            return await honest(peer, data)
+
+        liar.port.handlers[liar.sync.protocol] = endless
+        began = trio.current_time()
+        with pytest.raises(trio.TooSlowError):
+            await nodes[0].sync.sync_with(liar.id)
+        assert trio.current_time() - began <= QUIET_TIMEOUT
+        assert pages > 10
+
+
+@pytest.mark.parametrize("wrong", ["order", "bucket"])
+async def test_heads_that_nobody_asked_for_are_blamed(wrong: str, autojump_clock: trio.testing.MockClock) -> None:
+    async with open_world(DOMAIN, Network()) as world:
+        nodes = await start_all(world)
+        await converge(nodes)
+        await write(nodes[1], 1)
+        differing = nodes[1].id[0]
+        honest = nodes[1].port.handlers[nodes[1].sync.protocol]
+
+        async def other(peer: bytes, data: bytes) -> bytes:
+            op, _ = wire.parse_request(data)
+            if op != "heads":
+                return await honest(peer, data)
+            first = differing if wrong == "order" else differing ^ 1
+            authors = [bytes([first]) + bytes(30) + bytes([place]) for place in (2, 1)]
+            return codec.encode([Head(author, 0, author, author).to_value() for author in authors])
+
+        for node in nodes:
+            node.port.topics.clear()
+        nodes[1].port.handlers[nodes[1].sync.protocol] = other
+        await write(nodes[1], 1)
+        with pytest.raises(PeerError, match="nobody asked"):
+            await nodes[0].sync.sync_with(nodes[1].id)
 
 
 async def test_nonsense_requests_are_blamed(autojump_clock: trio.testing.MockClock) -> None:
