@@ -99,7 +99,7 @@ def test_a_flipped_bit_is_refused_or_names_another_delta() -> None:
             assert parsed.encode() == altered
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.binary(max_size=200))
 def test_noise_raises_nothing_but_a_peer_error(data: bytes) -> None:
     for parse in (DeltaManifest.parse, parse_chunk_list):
@@ -107,7 +107,7 @@ def test_noise_raises_nothing_but_a_peer_error(data: bytes) -> None:
             parse(data)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.data())
 def test_an_altered_field_is_refused_or_parses_to_what_it_says(data: st.DataObject) -> None:
     value = value_of(DELTA)
@@ -235,6 +235,7 @@ def test_what_takes_less_time_is_taken(missing: int, deltas: list[int], speed: S
     assert chain_pays(missing, deltas, max(missing, GB // 1000) if missing < GB // 100 else GB, speed) is pays
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**40), st.lists(st.integers(0, 2**30), min_size=1, max_size=MAX_CHAIN))
 def test_a_slower_link_never_speaks_against_deltas_that_are_smaller(missing: int, deltas: list[int]) -> None:
     slower = replace(SPEED, receive=SPEED.receive / 10)
