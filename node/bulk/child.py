@@ -100,7 +100,9 @@ class Child:
             news=self.news,
         )
 
-    def connection(self, address: BulkAddress, node: bytes, token: str, certificate: bytes, **times: float) -> Connection:
+    def connection(
+        self, address: BulkAddress, node: bytes, token: str, certificate: bytes, **times: float
+    ) -> Connection:
         """A connection to a holder; nothing is dialled yet. ``certificate``: its own (DER), in a private domain.
 
         Raises ``ValueError`` where a private domain's node cannot be reached securely.

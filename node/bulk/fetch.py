@@ -85,9 +85,7 @@ class Connection:
         self._spare = b""
         self._fresh = True  # no answer came over this socket yet
 
-    def get(
-        self, digest: bytes, first: int, buffers: Sequence[memoryview], arrived: Callable[[int], None]
-    ) -> None:
+    def get(self, digest: bytes, first: int, buffers: Sequence[memoryview], arrived: Callable[[int], None]) -> None:
         """Fetch the chunks ``first``… of a bulk object into ``buffers``, one each, of the chunks' sizes.
 
         ``arrived(index of the chunk)`` is called after each. Raises ``Unreachable`` or ``PeerError``.
