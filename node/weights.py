@@ -145,17 +145,19 @@ class Weights:
 
     async def _fetch_chunks(self, manifest: Manifest, holders: Callable[[], list[bytes]]) -> None:
         digest = manifest.digest
-        await trio.to_thread.run_sync(self._node.versions.begin, manifest)
-        missing = await trio.to_thread.run_sync(self._node.versions.missing, digest)
+        with self._node.versions.pin(digest):
+            await trio.to_thread.run_sync(self._node.versions.begin, manifest)
+            missing = await trio.to_thread.run_sync(self._node.versions.missing, digest)
 
-        async def store(index: int, data: bytes) -> None:
-            await trio.to_thread.run_sync(self._node.versions.write_chunk, digest, index, data)
+            async def store(index: int, data: bytes) -> None:
+                await trio.to_thread.run_sync(self._node.versions.write_chunk, digest, index, data)
 
-        await fetch_chunks(
-            self._node.network, holders, digest, missing, verify=partial(verify_chunk, manifest), store=store
-        )
-        if not await trio.to_thread.run_sync(self._node.versions.complete, digest):
-            raise PeerError("the chunks are there but do not make up the version")
+            await fetch_chunks(
+                self._node.network, holders, digest, missing, verify=partial(verify_chunk, manifest), store=store
+            )
+            if not await trio.to_thread.run_sync(self._node.versions.complete, digest):
+                raise PeerError("the chunks are there but do not make up the version")
+            await trio.to_thread.run_sync(self._node.versions.sync, digest)
 
     async def _manifest(self, entry: Entry, wanted: records.Weights) -> Manifest:
         if wanted.manifest_size > MAX_MANIFEST_BYTES:
