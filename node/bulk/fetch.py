@@ -2,8 +2,8 @@
 
 1. Bodies are received straight into the caller's buffers, without a copy in between; h11 reads the heads.
 2. Everything is bounded: connecting, each head and each chunk have a time, a body has exactly the length asked for.
-3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules. After
-   either but ``Missing`` the connection is closed.
+3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules.
+   After either but ``Missing`` the connection is closed.
 4. Requests may be sent ahead (``ask``) of the answers (``take``): on a long line the next answer then follows the last
    without a round trip in between. Answers come in the order of the requests.
 """
