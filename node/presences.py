@@ -97,7 +97,7 @@ class Presences:
             role=node.role,
             willing=node.willing(),
             addresses=tuple(node.network.addresses[:8]),
-            bulk=(),
+            bulk=tuple(node.bulk.addresses),
             versions=tuple(node.weights.held()[:8]),
             arriving=(),
             cpus=os.cpu_count() or 1,

@@ -2,8 +2,8 @@
 
 ``python -m node.bulk.child SOCKET``. Frames are those of ``node.workers.wire``, each a map with ``op``:
 
-1. The first from the daemon is ``configure`` (see ``Setup``), answered by ``ready``; its listening sockets are inherited,
-   so that a port outlives a child. Then any of ``operations``, which do not wait.
+1. The first from the daemon is ``configure`` (see ``Setup``), answered by ``ready``; its listening sockets are
+   inherited, so that a port outlives a child. Then any of ``operations``, which do not wait.
 2. ``call`` in a frame asks for an acknowledgement: ``{"op": "done-call", "call": …}`` once the operation has run.
 3. It imports neither libp2p nor trio nor a task's libraries. Threads do the work: they sleep in the kernel.
 4. It dies with the daemon, in the midst of anything: what it wrote is marked as verified only once it is.
@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node.bulk.address import BulkAddress
-from node.bulk.fetch import Connection
+from node.bulk.address import parse
+from node.bulk.fetch import CHUNK_SECONDS, Connection
 from node.bulk.limits import Limits
 from node.bulk.server import News, Server
 from node.bulk.tls import Doorkeeper, client_context
+from node.errors import Unreachable
 from node.store.versions import VersionStore
 from node.workers import wire
 from node.workers.child import die_with_parent, end_when_closed
@@ -100,20 +101,23 @@ class Child:
             news=self.news,
         )
 
-    def connection(self, address: BulkAddress, node: bytes, token: str, certificate: bytes, **times: float) -> Connection:
-        """A connection to a holder; nothing is dialled yet. ``certificate``: its own (DER), in a private domain.
+    def connection(self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS) -> Connection:
+        """A connection to a holder at a multiaddress; nothing is dialled yet.
 
-        Raises ``ValueError`` where a private domain's node cannot be reached securely.
+        Raises ``PeerError`` for an address that is none, ``Unreachable`` where a private domain's node cannot be
+        reached securely.
         """
+        place = parse(address)
         context: ssl.SSLContext | None = None
-        if self.setup.own:
-            if not address.secure or not certificate:
-                raise ValueError("weights of a private domain travel encrypted only")
+        if self.doorkeeper is not None:
+            certificate = self.doorkeeper.certificate_of(node)
+            if not place.secure or certificate is None:
+                raise Unreachable("weights of a private domain travel encrypted only")
             context = client_context(self.setup.own, certificate)
-        elif address.secure:
+        elif place.secure:
             context = ssl.create_default_context()  # a proxy's certificate, of a name that others know
-        path = address.base_path(self.setup.domain)
-        return Connection(address, tls=context, peer=node, base_path=path, token=token, **times)
+        path = place.base_path(self.setup.domain)
+        return Connection(place, tls=context, peer=node, base_path=path, token=token, chunk_timeout=chunk_timeout)
 
     def operations(self) -> dict[str, Operation]:
         """What the daemon may ask for."""
@@ -128,7 +132,7 @@ class Child:
         self.store.open(digest)
 
 
-def serve(operations: Mapping[str, Operation], connection: socket.socket, daemon: Daemon) -> None:
+def run(operations: Mapping[str, Operation], connection: socket.socket, daemon: Daemon) -> None:
     """Run what the daemon asks for until it is gone."""
     while (message := wire.read_frame(connection)) is not None:
         name, call = message.pop("op", None), message.pop("call", None)
@@ -164,7 +168,7 @@ def main(arguments: list[str]) -> None:
     child = Child(Setup(**first), daemon)
     child.server.listen([socket.socket(fileno=number) for number in child.setup.sockets])
     daemon.say("ready")
-    serve(child.operations(), connection, daemon)
+    run(child.operations(), connection, daemon)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 1. Bodies are received straight into the caller's buffers, without a copy in between; h11 reads the heads.
 2. Everything is bounded: connecting, each head and each chunk have a time, a body has exactly the length asked for.
-3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules. After
-   either but ``Missing`` the connection is closed.
+3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules.
+   After either but ``Missing`` the connection is closed.
 4. Requests may be sent ahead (``ask``) of the answers (``take``): on a long line the next answer then follows the last
    without a round trip in between. Answers come in the order of the requests.
 """
@@ -85,9 +85,7 @@ class Connection:
         self._spare = b""
         self._fresh = True  # no answer came over this socket yet
 
-    def get(
-        self, digest: bytes, first: int, buffers: Sequence[memoryview], arrived: Callable[[int], None]
-    ) -> None:
+    def get(self, digest: bytes, first: int, buffers: Sequence[memoryview], arrived: Callable[[int], None]) -> None:
         """Fetch the chunks ``first``… of a bulk object into ``buffers``, one each, of the chunks' sizes.
 
         ``arrived(index of the chunk)`` is called after each. Raises ``Unreachable`` or ``PeerError``.

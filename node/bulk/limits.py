@@ -26,8 +26,10 @@ MAX_PEERS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``total`` and ``of_peer`` are connections, ``rate`` and ``peer_rate`` bytes a second, 0 for no limit. ``proxied``:
-    a proxy stands in front, so that hosts and connections say nothing about who asks."""
+    """``total`` and ``of_peer`` are connections, ``rate`` and ``peer_rate`` bytes a second, 0 for no limit.
+
+    ``proxied``: a proxy stands in front, so that hosts and connections say nothing about who asks.
+    """
 
     total: int = 512
     of_peer: int = 32

@@ -50,7 +50,7 @@ def client_context(own: str, peer: bytes) -> ssl.SSLContext:
 
 
 class Doorkeeper:
-    """The serving side: which certificates get in, and whose they are. May be used from any thread."""
+    """Which certificates get in, and whose they are. May be used from any thread."""
 
     def __init__(self, own: str, admitted: Mapping[bytes, bytes]) -> None:
         """``admitted``: node ids by certificate (DER)."""
@@ -77,6 +77,10 @@ class Doorkeeper:
     def context(self) -> ssl.SSLContext:
         """The context of the next handshake."""
         return self._context
+
+    def certificate_of(self, node: bytes) -> bytes | None:
+        """The certificate that ``node`` is known by."""
+        return next((certificate for certificate, peer in self._peers.items() if peer == node), None)
 
     def peer_of(self, certificate: bytes) -> bytes | None:
         """Whose certificate it is; None for nobody's."""

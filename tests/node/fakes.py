@@ -21,6 +21,8 @@ import pytest
 import trio
 
 from node import entrusting
+from node.bulk.client import Bulk
+from node.bulk.handout import Routes
 from node.config import WILLING, Config, DevnetConfig
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
@@ -388,6 +390,8 @@ class Cluster:
             pause_at_step=pause_at_step,
         )
         self.boots[name] += 1
+        node.bulk = Bulk(node)  # with no child: weights travel over the links
+        node.routes = Routes(node, node.bulk)
         node.weights, node.pool = Weights(node), Pool(node)
         node.presences = Presences(node, self.boots[name])
         if name == "elector":
