@@ -50,11 +50,11 @@ def token(node: bytes = PEER, *, hosts: tuple[bytes, ...] = (tokens.LOCAL,), sec
 class Origin:
     """A server of one object, whole but for ``missing``."""
 
-    def __init__(self, folder: Path, *, missing: tuple[int, ...] = (), limits: Limits | None = None, **more: Any) -> None:
+    def __init__(
+        self, folder: Path, *, missing: tuple[int, ...] = (), limits: Limits | None = None, **more: Any
+    ) -> None:
         self.store, self.manifest, self.data = make_object(folder, missing=missing)
-        self.server = Server(
-            domain=DOMAIN, secret=SECRET, find=self.store.open, limits=limits or Limits(), **more
-        )
+        self.server = Server(domain=DOMAIN, secret=SECRET, find=self.store.open, limits=limits or Limits(), **more)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         self.server.listen([self.listener])

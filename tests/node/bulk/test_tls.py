@@ -19,8 +19,6 @@ from tests.protocol.builders import key
 SERVER, CLIENT, STRANGER = key("server"), key("peer"), key("other")
 
 
-
-
 @pytest.fixture(scope="module")
 def certificates() -> dict[Identity, tuple[str, bytes]]:
     return {node: certificate.make(node) for node in (SERVER, CLIENT, STRANGER)}
@@ -103,7 +101,7 @@ def test_an_impostor_at_the_address_is_found_out(
     private: Origin, certificates: dict[Identity, tuple[str, bytes]]
 ) -> None:
     context = client_context(certificates[CLIENT][0], certificates[STRANGER][1])
-    with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED|certificate verify failed"):
+    with pytest.raises(Unreachable, match=r"CERTIFICATE_VERIFY_FAILED|certificate verify failed"):
         connect(private.port, tls=context, token=token(hosts=())).have(private.manifest.digest, 0, 0.0)
 
 
