@@ -12,6 +12,7 @@ disk that is, holds up its own connection alone.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -146,7 +147,7 @@ class Server:
             try:
                 connection, remote = listener.accept()
             except OSError as error:
-                if listener.fileno() < 0:
+                if error.errno in (errno.EINVAL, errno.EBADF):  # it was shut down
                     return
                 log.warning("bulk: cannot accept connections: %s", error)
                 time.sleep(0.5)

@@ -24,8 +24,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from node.store.blobs import hash_bytes
 from node.store.files import sync_directory, write_atomic
+from node.store.hashing import hash_bytes
 from node.store.held import MISSING, VERIFIED, Held
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from protocol.delta import parse_chunk_list
