@@ -87,6 +87,11 @@ def bits_of(bitmap: bytes, chunks: int) -> int:
     return int.from_bytes(bitmap.translate(_REVERSED), "little") & ((1 << chunks) - 1)
 
 
+def bitmap_of(chunks: int, count: int) -> bytes:
+    """The bitmap of a set of ``count`` chunks."""
+    return chunks.to_bytes((count + 7) // 8, "little").translate(_REVERSED)
+
+
 def bits(chunks: Iterable[int]) -> int:
     """The set of these chunks."""
     found = 0

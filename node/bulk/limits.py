@@ -1,6 +1,7 @@
 """How much the data plane gives, and to whom: connections, requests and bytes, of each peer and in all.
 
-1. A connection belongs to nobody until its first valid token; of those there are few, few of a host, and not for long.
+1. A connection belongs to nobody until its first valid token; of those there are at most half of all, of one host only
+   what two peers may have, and not for long.
 2. A peer has so many connections and so many requests a second; above it hears 429 and is to ask elsewhere.
 3. Rates are token buckets of ``BURST`` seconds. A sender over its rate sleeps, on its own thread.
 
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
+from node.bulk.tokens import LOCAL
+
 BURST: Final = 0.25
-MAX_STRANGERS: Final = 64
-STRANGERS_OF_HOST: Final = 8
-REQUESTS: Final = 100
+REQUESTS: Final = 300
 """Requests of a peer a second, over ten seconds."""
 _PATIENCE: Final = 10
 MAX_PEERS: Final = 1024
@@ -121,11 +122,13 @@ class Gate:
     def enter(self, host: bytes) -> Ticket | None:
         """A place for a new connection from ``host``; None where there is none."""
         with self._lock:
-            strangers = self._strangers.total()
-            crowded = not self.limits.proxied and (
-                strangers >= MAX_STRANGERS or self._strangers[host] >= STRANGERS_OF_HOST
+            limits = self.limits
+            crowded = not limits.proxied and (
+                self._strangers.total() >= limits.total // 2
+                # Of this machine itself there may be many nodes.
+                or (host != LOCAL and self._strangers[host] >= 2 * limits.of_peer)
             )
-            if self._count >= self.limits.total or crowded:
+            if self._count >= limits.total or crowded:
                 return None
             self._count += 1
             self._strangers[host] += 1

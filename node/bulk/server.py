@@ -12,6 +12,7 @@ disk that is, holds up its own connection alone.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -130,6 +131,8 @@ class Server:
         self._secure = secure
         self.gate = Gate(limits)
         self.news = news or News()
+        self.coming: Callable[[bytes], bytes] = lambda digest: b""
+        """The bitmap of the chunks of an object that are on their way to us."""
         self.sent = 0
         """Bytes of objects that were sent."""
 
@@ -144,7 +147,7 @@ class Server:
             try:
                 connection, remote = listener.accept()
             except OSError as error:
-                if listener.fileno() < 0:
+                if error.errno in (errno.EINVAL, errno.EBADF):  # it was shut down
                     return
                 log.warning("bulk: cannot accept connections: %s", error)
                 time.sleep(0.5)
@@ -266,7 +269,7 @@ class Server:
             until = time.monotonic() + asked.wait
             self.news.wait(until, more)
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
-        return held.bitmap()
+        return held.bitmap() + self.coming(asked.digest)
 
     def _send(self, stream: _Plain | _Secure, held: Held, offset: int, count: int, ticket: Ticket) -> None:
         piece = self.gate.piece
