@@ -87,11 +87,11 @@ async def open_child() -> AsyncIterator[Worker]:
 
 
 async def describe(
-    worker: Worker, tensors: list[list[Any]], checksum: int, whole: Path, base: Path | None, delta: Path
+    worker: Worker, tensors: list[list[Any]], checksum: int, whole: Path, size: int, base: Path | None, delta: Path
 ) -> Described:
-    """Hash the new version in the file ``whole``, and write the delta from the version in the folder ``base``.
-
-    Where the base cannot be used, there is no delta. Raises ``WorkerError``.
+    """Hash the new version of ``size`` bytes in the file ``whole``, and write the ``delta`` from the one in the folder
+    ``base``. Where the base cannot be used, there is no delta. Raises
+    ``WorkerError``.
     """
     arguments: dict[str, Any] = {
         "tensors": tensors,
@@ -100,7 +100,7 @@ async def describe(
         "delta": str(delta),
         "threads": threads(),
     }
-    limit = timeout(whole.stat().st_size)
+    limit = timeout(size)
     try:
         answer = await worker.call("describe", timeout=limit, base=None if base is None else str(base), **arguments)
     except WorkerError as error:

@@ -12,10 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from node.store.versions import VersionStore
 from protocol.constants import KEPT_VERSIONS
 from protocol.delta import MAX_CHAIN
+from protocol.domain import Domain
+from protocol.entry import Entry
 from protocol.records import Weights
+
+Cleaned = dict[str, Any]
+"""What cleaning up did, ready for JSON: ``gone`` (rows of digest and size), ``shortage`` (why room is still short, or
+None), and the room that is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,12 @@ class Lineage:
     genesis: bytes
     entrusted: Collection[bytes]
     async_level: int
+
+
+def lineage_of(entries: Sequence[Entry], domain: Domain, entrusted: Collection[bytes] = ()) -> Lineage:
+    """What retention goes by, from the weights entries of the lineage, oldest first."""
+    versions = [entry.payload for entry in entries if isinstance(entry.payload, Weights)]
+    return Lineage(versions, domain.model.manifest.hash, entrusted, domain.recipe.async_level)
 
 
 def reasons(lineage: Lineage, present: Collection[bytes]) -> dict[bytes, str]:
@@ -67,3 +81,38 @@ def spare(lineage: Lineage, present: Collection[bytes]) -> Iterator[bytes]:
         if digest is not None and digest in present and digest in kept and digest not in needed and digest not in seen:
             seen.add(digest)
             yield digest
+
+
+def room(store: VersionStore) -> dict[str, int]:
+    """The room that weights take and may take, in bytes."""
+    return {"used": store.used(), "quota": store.quota, "free": store.free(), "reserve": store.reserve}
+
+
+def clean(store: VersionStore, lineage: Lineage, *, dry_run: bool) -> Cleaned:
+    """Delete what nothing keeps and, while the quota is exceeded or the reserve is not left, what may be spared.
+
+    What is on its way stays. With ``dry_run`` nothing is deleted.
+    """
+    present = store.held()
+    kept = reasons(lineage, present)
+    sizes = {digest: store.size(digest) for digest in present}
+    gone = [digest for digest in present if digest not in kept and not store.pinned(digest)]
+
+    def excess() -> int:
+        freed = sum(sizes[digest] for digest in gone)
+        over_quota = store.used() - freed - store.quota if store.quota else 0
+        return max(over_quota, store.reserve - store.free() - freed)
+
+    for digest in spare(lineage, present):
+        if excess() <= 0:
+            break
+        if digest not in gone and not store.pinned(digest):
+            gone.append(digest)
+    lacking = excess()
+    if not dry_run:
+        store.retain(set(present) - set(gone))
+    return {
+        **room(store),
+        "gone": [{"digest": digest.hex(), "size": sizes[digest]} for digest in gone],
+        "shortage": f"{lacking >> 20} MiB more are needed than may be spared" if lacking > 0 else None,
+    }

@@ -9,7 +9,7 @@ and again by the command that shows the progress. Sizes are bytes, ids hex.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,10 +21,8 @@ from node.store.versions import VersionStore
 from node.weights import payload
 from protocol.constants import CHUNK_BYTES
 from protocol.delta import DeltaManifest
-from protocol.domain import Domain
 from protocol.entry import Entry
 from protocol.errors import Error
-from protocol.ledger import Ledger
 
 OPS: Final = ("weights", "weights-gc", "weights-pull")
 
@@ -33,31 +31,20 @@ async def answer(node: Node, request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one of ``OPS``."""
     match request:
         case {"op": "weights"}:
-            lineage = node.weights.lineage()
-            rows = await trio.to_thread.run_sync(objects, node.log.ledger, node.versions, lineage)
-            return {**limits(node.versions), "domain": node.domain.id.hex(), "objects": rows}
+            entries, lineage = node.log.ledger.lineage(), node.weights.lineage()
+            rows = await trio.to_thread.run_sync(objects, entries, node.versions, lineage)
+            return {**retention.room(node.versions), "domain": node.domain.id.hex(), "objects": rows}
         case {"op": "weights-gc", "dry_run": bool(dry_run)}:
-            return await trio.to_thread.run_sync(node.weights.clean, dry_run)
+            return await node.weights.clean(dry_run=dry_run)
         case {"op": "weights-pull", "version": int(version)} if not isinstance(version, bool):
             return await node.pulls.answer(version)
     await trio.lowlevel.checkpoint()
     return {"error": "unknown request"}
 
 
-def lineage_of(ledger: Ledger, domain: Domain, entrusted: Collection[bytes] = ()) -> retention.Lineage:
-    """What retention goes by."""
-    versions = [payload(entry) for entry in ledger.lineage()]
-    return retention.Lineage(versions, domain.model.manifest.hash, entrusted, domain.recipe.async_level)
-
-
-def limits(store: VersionStore) -> dict[str, int]:
-    """The room that weights take and may take."""
-    return {"used": store.used(), "quota": store.quota, "free": store.free(), "reserve": store.reserve}
-
-
-def objects(ledger: Ledger, store: VersionStore, lineage: retention.Lineage) -> list[dict[str, Any]]:
+def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Lineage) -> list[dict[str, Any]]:
     """Everything in the store, newest first: what it is, how much of it is here, and why it is kept."""
-    named = _named(ledger.lineage())
+    named = _named(entries)
     present = store.held()
     kept = retention.reasons(lineage, present)
     rows = []
@@ -130,7 +117,8 @@ class Pulls:
         """Begin to fetch a version unless it is here or on its way, and tell how far it is."""
         await trio.lowlevel.checkpoint()
         weights = self._node.weights
-        entry = next((e for e in weights.versions() if payload(e).number == version), None)
+        lineage = self._node.log.ledger.lineage()
+        entry = next((e for e in lineage if payload(e).number == version), None)
         if version == -1:
             entry = weights.newest()
         if entry is None:

@@ -1,4 +1,4 @@
-"""``farflung weights``: which versions are on the disk, cleaning up, fetching one, and exporting one for other programs.
+"""``farflung weights``: which versions are on the disk, cleaning up, fetching one, exporting one for other programs.
 
 ``ls``, ``gc`` and ``export`` work whether a daemon runs or not; ``pull`` needs one.
 """
@@ -76,8 +76,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _offline(directory: DataDirectory) -> tuple[Ledger, VersionStore, Lineage]:
     """What the commands need of a node that does not run."""
     from node import joining
-    from node.api.weights import lineage_of
     from node.cli.asking import offline
+    from node.retention import lineage_of
     from node.store.versions import VersionStore
 
     domain = joining.held(directory)
@@ -87,18 +87,25 @@ def _offline(directory: DataDirectory) -> tuple[Ledger, VersionStore, Lineage]:
     config = directory.config().weights
     directory.versions.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = VersionStore(directory.versions, quota=config.quota << 20, reserve=config.reserve << 20, owner=False)
-    return ledger, store, lineage_of(ledger, domain)
+    return ledger, store, lineage_of(ledger.lineage(), domain)
+
+
+def _found(directory: DataDirectory) -> dict[str, Any]:
+    """What is on the disk: from the daemon, else from the folder's own log."""
+    from node.api.weights import objects
+    from node.cli.asking import ask_or_none
+    from node.retention import room
+
+    found = ask_or_none(directory, "weights")
+    if found is not None:
+        return found
+    ledger, store, lineage = _offline(directory)
+    rows = objects(ledger.lineage(), store, lineage)
+    return {**room(store), "domain": ledger.domain.id.hex(), "objects": rows}
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    from node.api.weights import limits, objects
-    from node.cli.asking import ask_or_none
-
-    directory = options.existing_directory(arguments)
-    found = ask_or_none(directory, "weights")
-    if found is None:
-        ledger, store, lineage = _offline(directory)
-        found = {**limits(store), "domain": ledger.domain.id.hex(), "objects": objects(ledger, store, lineage)}
+    found = _found(options.existing_directory(arguments))
     if arguments.json:
         options.print_json(found)
         return 0
@@ -211,7 +218,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from node.cli import export
 
     directory = options.existing_directory(arguments)
-    chosen = export.choose(directory, arguments.version)
+    chosen = export.choose(directory, _found(directory)["objects"], arguments.version)
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -235,4 +242,6 @@ def _size(size: float) -> str:
 
 def _room(found: dict[str, Any]) -> str:
     quota = f" of at most {_size(found['quota'])}" if found["quota"] else ""
-    return f"weights take {_size(found['used'])}{quota}; {_size(found['free'])} are free, {_size(found['reserve'])} stay"
+    return (
+        f"weights take {_size(found['used'])}{quota}; {_size(found['free'])} are free, {_size(found['reserve'])} stay"
+    )

@@ -235,7 +235,7 @@ class _Life:
         digest = await node.blobs.put_async(data)
         await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
         delta = await self._adopt_delta(described)
-        await entrust(node, digest, len(data), manifest.size, delta)
+        await entrust(node, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
         if grant is None or self._overtaken(base):
             return None
@@ -288,7 +288,7 @@ class _Life:
         """The new version's manifest, and its delta in ``work``."""
         node = self._node
         place = node.weights.paths(base.id)[0].parent
-        made = (answer["tensors"], answer["checksum"], whole)
+        made = (answer["tensors"], answer["checksum"], whole, weights_payload(base).size)
         try:
             found = await deltas.describe(differ, *made, place, node.directory.work / DELTA)
         except WorkerError as error:
@@ -329,4 +329,3 @@ class _Life:
         for path in self._checkpoints.glob("*.safetensors"):
             if path.stem != keep.hex():
                 path.unlink(missing_ok=True)
-
