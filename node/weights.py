@@ -190,13 +190,17 @@ class Weights:
         self._stirred.set()
         self._stirred = trio.Event()
 
+    def expect(self, manifest: Manifest, delta: DeltaManifest | None) -> None:
+        """Keep a version, and its delta, that may be published soon, until the next one."""
+        self._entrusted = (manifest.digest,) if delta is None else (manifest.digest, delta.digest)
+
     async def keep_entrusted(self, manifest: Manifest, delta: DeltaManifest | None, trainer: bytes) -> None:
         """Fetch a version that ``trainer`` has not published yet, durably, and keep it until the next one. Where its
         delta serves, it is taken first.
 
         Raises ``PeerError`` or ``Unreachable``, and ``OSError`` where the disk refuses.
         """
-        self._entrusted = (manifest.digest,) if delta is None else (manifest.digest, delta.digest)
+        self.expect(manifest, delta)
         await self._refuse_other_model(manifest)
 
         def holders() -> dict[bytes, Holding]:

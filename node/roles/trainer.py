@@ -233,6 +233,7 @@ class _Life:
         manifest = described.manifest
         data = manifest.encode()
         digest = await node.blobs.put_async(data)
+        node.weights.expect(manifest, described.delta)
         await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
         delta = await self._adopt_delta(described)
         await entrust(node, Blob(digest, len(data)), delta, manifest.size)

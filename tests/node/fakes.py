@@ -486,9 +486,15 @@ class Cluster:
         await self.agree()
         return await self.announce(trainer, WHOLE_0, None)
 
-    async def announce(self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None) -> Entry:
-        """Node ``name`` announces a version that consists of ``raw``, and holds it."""
+    async def announce(
+        self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool = False
+    ) -> Entry:
+        """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta."""
         node = self.running[name].node
+        change = None
+        if delta:
+            assert predecessor is not None
+            change = self._delta(node, raw, predecessor)
         manifest = manifest_of(raw)
         file = node.directory.work / "announced.bin"
         file.write_bytes(raw)
@@ -510,11 +516,23 @@ class Cluster:
                 manifest.whole,
                 manifest.size,
                 step,
+                *(() if change is None else (change.hash, change.size)),
             )
         )
         node.weights.adopt(entry)
         await self.agree()
         return entry
+
+    def _delta(self, node: Node, raw: bytes, predecessor: Entry) -> Blob:
+        """What changed since the predecessor, in the node's stores."""
+        file, delta = node.directory.work / "described.bin", node.directory.work / "described.delta"
+        file.write_bytes(raw)
+        base = node.weights.paths(predecessor.id)[0].parent
+        rows = [list(row) for row in TENSORS]
+        found = delta_worker.describe(rows, checksum(raw), str(file), str(base), str(delta))
+        assert found["delta_manifest"] is not None
+        node.versions.adopt(found["delta_manifest"], delta)
+        return Blob(node.blobs.put(found["delta_manifest"]), len(found["delta_manifest"]))
 
     def role(self, role: str) -> str:
         """The name of the one running node with this role."""
