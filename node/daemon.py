@@ -157,7 +157,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     network.on_connect(sync.connected)
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
-    serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk), may_have=node.routes.may_have)
     node.routes.serve()
     entrusting.serve(node)
     liveness.serve(network, node.presences)
