@@ -18,7 +18,7 @@ from functools import partial
 import trio
 
 import node as package
-from node import cheats, entrusting, joining, liveness, systemd, watchdog
+from node import cheats, entrusting, joining, liveness, offering, systemd, watchdog
 from node.api import server
 from node.bulk.client import Bulk
 from node.bulk.handout import Routes
@@ -31,7 +31,7 @@ from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network
-from node.net.transfer import serve_blobs, serve_chunks
+from node.net.transfer import serve_blobs, serve_chunks, serve_haves
 from node.pool import Pool
 from node.presences import Presences
 from node.roles.manager import RoleManager
@@ -157,8 +157,11 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     network.on_connect(sync.connected)
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
-    serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk), may_have=node.routes.may_have)
+    chunk = partial(trio.to_thread.run_sync, node.versions.read_chunk)
+    serve_chunks(network, chunk, may_have=node.routes.may_have)
+    serve_haves(network, node.versions.bitmap)
     node.routes.serve()
+    offering.serve(node)
     entrusting.serve(node)
     liveness.serve(network, node.presences)
     node.presences.listen()

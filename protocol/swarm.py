@@ -6,13 +6,15 @@ each ask ``next`` for its runs, and tells what came of them.
 
 1. A chunk is asked of one holder at a time, so it can be received where it belongs. No flow is given a run by somebody
    else: a fast holder's flows come back sooner and so carry more.
-2. The chunks that the fewest holders have go first, at a random place among them, so that those who start together soon
-   have something for each other.
+2. The chunks that the fewest holders have, or are fetching themselves, go first, at a random place among them. So those
+   who start together fetch different ones and soon have something for each other. A holder that is to be spared (the
+   author, where others hold the object too) is asked for what nobody else has or fetches, unless all others together
+   bring less than half of what it does.
 3. A run lasts ``RUN_SECONDS`` at its flow's rate, from one chunk to ``MAX_RUN``; shorter where little is left, and one
    chunk where nothing is known of the holder yet.
 4. A holder is asked over at most ``MAX_FLOWS_PER_HOLDER`` flows, all over ``MAX_FLOWS``. It begins with one flow for
-   every ``FLOW_RTT`` of its round trip, one where there are many holders. As long as twice the flows bring distinctly
-   more bytes, they are doubled.
+   every ``FLOW_RTT`` of its round trip, one where there are many holders. The flows are doubled as long as each of
+   twice as many brings nearly as much: then loss or distance is what limits them, and not a link.
 5. At most ``MAX_ACTIVE`` holders are asked at a time, drawn by their routes (``protocol.routes``), and most of them
    have something that is missing here. Every ``ROTATE_SECONDS`` the least useful gives way to another, and sooner
    where no active one has anything.
@@ -30,6 +32,7 @@ A decision costs microseconds, and in proportion to the object's chunks a few mo
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -54,8 +57,8 @@ STARVED_SECONDS: Final = 0.5
 
 REVIEW_SECONDS: Final = 0.6
 """How long a number of flows is tried before the rate says whether it was worth it."""
-WORTH: Final = 1.15
-"""So much more must twice the flows bring."""
+WORTH: Final = 0.65
+"""A flow must bring this share of what it brought when they were half as many."""
 SETTLED_SECONDS: Final = 8.0
 """Until more flows are tried again after they brought nothing."""
 
@@ -69,6 +72,9 @@ MAX_PAUSE: Final = 16.0
 LACK_SECONDS: Final = 0.5
 """How long a holder is not asked for a chunk that it refused or that was taken from it."""
 
+LOOK_SECONDS: Final = 0.03
+"""Between two looks for a run to take over, where the last found none."""
+
 ALPHA: Final = 0.3
 LEVELS: Final = 12
 """Holders of a chunk are counted up to here; more are as good."""
@@ -79,6 +85,11 @@ _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 def bits_of(bitmap: bytes, chunks: int) -> int:
     """The set that a bitmap (chunk i is bit i, the most significant of a byte first) stands for; spare bits are cut."""
     return int.from_bytes(bitmap.translate(_REVERSED), "little") & ((1 << chunks) - 1)
+
+
+def bitmap_of(chunks: int, count: int) -> bytes:
+    """The bitmap of a set of ``count`` chunks."""
+    return chunks.to_bytes((count + 7) // 8, "little").translate(_REVERSED)
 
 
 def bits(chunks: Iterable[int]) -> int:
@@ -96,6 +107,7 @@ class Holding:
     direct: bool = True
     whole: bool = True
     preference: float = 1.0
+    spared: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -129,9 +141,14 @@ class _Holder:
     node: bytes
     holding: Holding
     has: int
+    coming: int = 0
     rtt: float = 0.0
     rate: float = 0.0
     """Bytes a second over all its flows, smoothed; 0 before the first."""
+    current: float = 0.0
+    """Bytes a second that arrive now, smoothed over about a second."""
+    fresh: int = 0
+    """Bytes since the last tick."""
     runs: list[Run] = field(default_factory=list)
     not_before: float = 0.0
     failures: int = 0
@@ -161,7 +178,8 @@ class Swarm:
         """When a chunk last arrived."""
         self._chance = chance
         self._holders: dict[bytes, _Holder] = {}
-        self._levels = [0] * LEVELS
+        self._levels: list[int] = []
+        """Level k has the chunks that more than k holders have or fetch; empty where they are to be counted anew."""
         self._direct = 0
         self._active = 0
         self._factor = 1
@@ -170,8 +188,9 @@ class Swarm:
         self._tick_bytes = 0
         self._review_at = now + REVIEW_SECONDS
         self._review_bytes = 0
-        self._review_began = now
+        self._flow_seconds = 0.0
         self._before: float | None = None
+        self._look_at = now
         self._rotate_at = now + ROTATE_SECONDS
 
     @property
@@ -194,23 +213,25 @@ class Swarm:
                 if holding.whole:
                     known.has = self.all
                 known.holding = holding
-        self._count()
+        self._levels.clear()
         self._choose(now)
 
-    def heard(self, node: bytes, has: int, now: float) -> None:
-        """A holder told which chunks it has: all that it has."""
+    def heard(self, node: bytes, has: int, coming: int, now: float) -> None:
+        """A holder told which chunks it has, all of them, and which it is fetching."""
         holder = self._holders.get(node)
-        if holder is None or has == holder.has:
-            return
-        lost, gained = holder.has & ~has, has & ~holder.has
-        was_whole = holder.has == self.all
-        holder.has = has
-        if lost or was_whole:
-            self._count()
-        else:
-            self._add(gained)
-            if holder.active and holder.holding.direct:
-                self._direct |= gained
+        if holder is not None and (has, coming) != (holder.has, holder.coming):
+            lost = holder.has & ~has
+            holder.has, holder.coming = has, coming
+            self._levels.clear()
+            if lost:
+                self._choose(now)
+            elif holder.active and holder.holding.direct:
+                self._direct |= has
+
+    @property
+    def coming(self) -> int:
+        """What is on its way to us."""
+        return self.missing & ~self._free
 
     def has(self, node: bytes) -> int:
         """What a holder has, as far as it told."""
@@ -249,6 +270,8 @@ class Swarm:
         wanted = holder.has & ~holder.lacks
         if not holder.holding.direct:
             wanted &= ~self._direct
+        if holder.holding.spared and not self._needed(holder, now):
+            wanted &= ~self._counted()[0]
         free = self._free & wanted
         if free:
             first, count = self._rarest(free, self._length(holder, free, now))
@@ -328,24 +351,26 @@ class Swarm:
             for other in holder.runs:
                 if other is not run:
                     self._break_off(other)
-            self._count()
+            self._levels.clear()
             self._choose(now)
 
     def tick(self, now: float) -> None:
         """Look after rates, stalls and the number of flows: about ten times a second."""
         if any(self._tick_at < h.not_before <= now for h in self._holders.values()):
             self._choose(now)  # one that was left alone may be asked again
-        running = False
+        seconds = max(now - self._tick_at, 1e-6)
+        share = 1 - math.exp2(-2 * seconds)
+        running = 0
         for holder in list(self._holders.values()):
+            running += len(holder.runs)
             for run in holder.runs:
-                running = True
                 self._account(run, now)
                 self._watch(holder, run, now)
-        seconds = now - self._tick_at
-        if seconds > 0:
-            rate = (self._bytes - self._tick_bytes) / seconds
-            self.rate += (rate - self.rate) * min(1.0, ALPHA * seconds / 0.1)
-            self._tick_at, self._tick_bytes = now, self._bytes
+            holder.current += (holder.fresh / seconds - holder.current) * share
+            holder.fresh = 0
+        self.rate += ((self._bytes - self._tick_bytes) / seconds - self.rate) * share
+        self._flow_seconds += running * seconds
+        self._tick_at, self._tick_bytes = now, self._bytes
         if now >= self._review_at:
             self._review(now)
         if now >= self._rotate_at or (not running and now >= self._rotate_at - ROTATE_SECONDS + STARVED_SECONDS):
@@ -365,7 +390,7 @@ class Swarm:
     def _rarest(self, free: int, length: int) -> tuple[int, int]:
         """A random place among the rarest chunks of ``free``, and how many from there on are as rare, up to
         ``length``."""
-        for level in self._levels:
+        for level in self._counted():
             rare = free & ~level
             if rare:
                 free = rare
@@ -403,6 +428,9 @@ class Swarm:
 
     def _take_over(self, holder: _Holder, wanted: int, now: float) -> Run | None:
         """Rule 7."""
+        if now < self._look_at:
+            return None
+        self._look_at = now + LOOK_SECONDS
         rate = self._flow_rate(holder, now)
         seconds = CHUNK_BYTES / rate if rate else RUN_SECONDS
         slowest, longest = None, 0.0
@@ -422,6 +450,7 @@ class Swarm:
             self._free |= given_up
             if free := given_up & wanted:
                 first, count = self._rarest(free, end - slowest.end)
+                self._look_at = now
                 return self._start(holder, first, first + count, now)
         elif slowest.end == begun and longest > 2 * seconds + 2 * holder.rtt + 0.05:
             owner = self._holders[slowest.node]
@@ -443,9 +472,13 @@ class Swarm:
 
     def _account(self, run: Run, now: float) -> None:
         if run.received > run.counted:
-            self._bytes += run.received - run.counted
+            fresh = run.received - run.counted
             run.counted = run.received
             run.moved = now
+            self._bytes += fresh
+            holder = self._holders.get(run.node)
+            if holder is not None:
+                holder.fresh += fresh
 
     def _watch(self, holder: _Holder, run: Run, now: float) -> None:
         """Rule 6."""
@@ -470,23 +503,22 @@ class Swarm:
 
     def _review(self, now: float) -> None:
         """Rule 4."""
-        seconds = now - self._review_began
-        rate = (self._bytes - self._review_bytes) / seconds if seconds > 0 else 0.0
         wait = REVIEW_SECONDS
-        if self._before is None:  # the first look, or a new one after a while
-            if rate > 0 and self._free:
-                self._before = rate
-                self._factor *= 2
-        elif rate < WORTH * self._before:
+        each = (self._bytes - self._review_bytes) / self._flow_seconds if self._flow_seconds else 0.0
+        active = [h for h in self._holders.values() if h.active and h.holding.direct]
+        wanted = sum(self.flows(h.node, now) for h in active)
+        if self._before is not None and each < WORTH * self._before:
             self._factor = max(1, self._factor // 2)
             self._before = None
             wait = SETTLED_SECONDS
-        elif self._factor < MAX_FLOWS_PER_HOLDER:
-            self._before = rate
-            self._factor *= 2
+        elif each > 0 and sum(len(h.runs) for h in active) > wanted // 2 and wanted < MAX_FLOWS // 2:
+            self._before = each
+            self._factor = min(2 * self._factor, MAX_FLOWS)
+        else:
+            self._before = None
         self._review_at = now + wait
-        self._review_began, self._review_bytes = now, self._bytes
-        for holder in self._holders.values():
+        self._review_bytes, self._flow_seconds = self._bytes, 0.0
+        for holder in active:
             holder.most = min(MAX_FLOWS_PER_HOLDER, holder.most + 1)
 
     # Choosing holders
@@ -527,23 +559,26 @@ class Swarm:
                 least.not_before = now + PAUSE_SECONDS  # not drawn again at once
                 self._choose(now)
 
-    def _count(self) -> None:
-        """Count the holders of each chunk anew: level k has the chunks that more than k of them have."""
-        self._levels = [0] * LEVELS
-        self._direct = 0
-        for holder in self._holders.values():
-            if holder.has != self.all and not holder.lied:
-                self._add(holder.has)
-            if holder.active and holder.holding.direct:
-                self._direct |= holder.has
+    def _needed(self, holder: _Holder, now: float) -> bool:
+        """Whether the others bring too little to spare this holder."""
+        others = sum(h.current for h in self._holders.values() if h is not holder)
+        own = holder.rate or self.routes.rate(holder.node, now) or 0.0
+        return others < own / 2 or not any(h.runs for h in self._holders.values() if h is not holder)
 
-    def _add(self, gained: int) -> None:
-        for level in range(LEVELS):
-            before = self._levels[level]
-            self._levels[level] = before | gained
-            gained &= before
-            if not gained:
-                break
+    def _counted(self) -> list[int]:
+        """The levels, with at least one."""
+        if not self._levels:
+            levels = [0] * LEVELS
+            for holder in self._holders.values():
+                gained = 0 if holder.has == self.all or holder.lied else holder.has | holder.coming
+                for level in range(LEVELS):
+                    if not gained:
+                        break
+                    before = levels[level]
+                    levels[level] = before | gained
+                    gained &= before
+            self._levels = levels
+        return self._levels
 
 
 def _range(first: int, end: int) -> int:

@@ -29,6 +29,7 @@ from node.bulk.fetch import CHUNK_SECONDS, Connection
 from node.bulk.limits import Limits
 from node.bulk.server import News, Server
 from node.bulk.tls import Doorkeeper, client_context
+from node.bulk.transfer import Transfers
 from node.errors import Unreachable
 from node.store.versions import VersionStore
 from node.workers import wire
@@ -100,6 +101,8 @@ class Child:
             secure=None if self.doorkeeper is None else (self.doorkeeper.context, self.doorkeeper.peer_of),
             news=self.news,
         )
+        self._transfers = Transfers(self)
+        self.server.coming = self._transfers.coming
 
     def connection(self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS) -> Connection:
         """A connection to a holder at a multiaddress; nothing is dialled yet.
@@ -121,7 +124,8 @@ class Child:
 
     def operations(self) -> dict[str, Operation]:
         """What the daemon may ask for."""
-        return {"admit": self._admit, "forget": self._forget, "stir": self.news.tell}
+        own: dict[str, Operation] = {"admit": self._admit, "forget": self._forget, "stir": self.news.tell}
+        return own | self._transfers.operations()
 
     def _admit(self, node: bytes, certificate: bytes) -> None:
         if self.doorkeeper is not None:

@@ -36,6 +36,8 @@ MAX_BITMAP: Final = 1 << 17
 MAX_HEAD: Final = 8192
 MAX_RETRY: Final = 60.0
 _HEAD_PIECE: Final = 1024
+_RECEIVED_AT: Final = 128
+"""Where the kernel's tcp_info has tcpi_bytes_received, since Linux 4.1."""
 
 
 class Missing(Refused):
@@ -84,6 +86,23 @@ class Connection:
         self._asked: deque[tuple[bytes, int, int]] = deque()
         self._spare = b""
         self._fresh = True  # no answer came over this socket yet
+
+    def connect(self) -> float:
+        """Connect unless it is connected; the seconds that it took, 0 where it was. Raises ``Unreachable``."""
+        if self._socket is not None:
+            return 0.0
+        began = time.monotonic()
+        self._open()
+        return time.monotonic() - began
+
+    def received(self) -> int:
+        """Bytes that the kernel received over this connection so far; may be asked from any thread."""
+        connection = self._socket
+        if connection is not None:
+            with suppress(OSError, struct.error):
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+                return int(struct.unpack_from("@Q", info, _RECEIVED_AT)[0])
+        return 0
 
     def get(self, digest: bytes, first: int, buffers: Sequence[memoryview], arrived: Callable[[int], None]) -> None:
         """Fetch the chunks ``first``… of a bulk object into ``buffers``, one each, of the chunks' sizes.

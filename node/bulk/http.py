@@ -2,7 +2,8 @@
 
 1. ``GET|HEAD /farflung/1/<domain>/<digest>/<first>-<last>`` (hex, chunk indices) is answered with those chunks of a
    bulk object: they never change, so caches may keep them for ever (strong ETag, ``immutable``).
-2. ``GET …/<digest>/have?more-than=<n>&wait=<ms>`` is answered with the bitmap of the chunks that are here.
+2. ``GET …/<digest>/have?more-than=<n>&wait=<ms>`` is answered with the bitmap of the chunks that are here. One of as
+  many bits may follow, of those that are on their way, so that others ask for different ones.
 3. h11 parses; what it or a rule here refuses ends with a 4xx and a closed connection, whatever else was sent.
 4. Single byte ranges, If-None-Match and If-Range are honoured, as caches use them; several ranges are not.
 """

@@ -131,6 +131,8 @@ class Server:
         self._secure = secure
         self.gate = Gate(limits)
         self.news = news or News()
+        self.coming: Callable[[bytes], bytes] = lambda digest: b""
+        """The bitmap of the chunks of an object that are on their way to us."""
         self.sent = 0
         """Bytes of objects that were sent."""
 
@@ -267,7 +269,7 @@ class Server:
             until = time.monotonic() + asked.wait
             self.news.wait(until, more)
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
-        return held.bitmap()
+        return held.bitmap() + self.coming(asked.digest)
 
     def _send(self, stream: _Plain | _Secure, held: Held, offset: int, count: int, ticket: Ticket) -> None:
         piece = self.gate.piece

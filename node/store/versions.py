@@ -42,6 +42,9 @@ class NoRoom(OSError):
     def __init__(self, text: str) -> None:
         super().__init__(errno.ENOSPC, text)
 
+    def __str__(self) -> str:
+        return str(self.strerror)
+
 
 class VersionStore:
     """The bulk objects below one folder, by the BLAKE3 hash of their chunk lists.
@@ -152,6 +155,11 @@ class VersionStore:
         """A chunk that is here and right, of a whole or a partial object; None for anything else."""
         held = self.open(digest)
         return None if held is None or not 0 <= index < held.count else held.read(index)
+
+    def bitmap(self, digest: bytes) -> bytes | None:
+        """Which chunks of an object were verified so far (see ``Held.bitmap``); None where it is not here."""
+        held = self.open(digest)
+        return None if held is None else held.bitmap()
 
     def paths(self, digest: bytes) -> tuple[Path, Path]:
         """Where the chunk list and the bytes of the object are."""

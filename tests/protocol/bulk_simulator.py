@@ -44,6 +44,7 @@ class Peer:
     rtt: float = 0.001
     starts: float = 0.0
     lies: bool = False
+    author: bool = False
     dead: bool = False
     hidden: bool = False
     """No direct connection to it can be made: libp2p carries its chunks."""
@@ -85,7 +86,8 @@ class World:
     def holdings(self, peer: Peer) -> dict[bytes, Holding]:
         """What ``peer`` may know of all others."""
         others = [p for p in self.peers.values() if p is not peer and not p.dead and p.starts <= self.now]
-        return {p.node: Holding(direct=not p.hidden, whole=p.whole) for p in others if p.has or p.swarm is not None}
+        known = [p for p in others if p.has or p.swarm is not None]
+        return {p.node: Holding(not p.hidden, p.whole, spared=p.author and len(known) > 1) for p in known}
 
     def run(
         self, until: float = 600.0, *, at: Iterable[tuple[float, Callable[[], None]]] = (), stop: float = 0.0
@@ -122,10 +124,22 @@ class World:
         for node in swarm.partial(self.now):
             if peer.told.get(node, -1.0) <= self.now and not self.peers[node].dead:
                 peer.told[node] = self.now + self.haves_every
-                swarm.heard(node, self.peers[node].has, self.now)
+                other = self.peers[node]
+                coming = 0 if other.swarm is None else other.swarm.coming
+                swarm.heard(node, other.has, coming, self.now)
         if tick:
             swarm.tick(self.now)
         self._break_off(peer)
+        if tick or look:
+            self._adjust(peer, swarm)
+        for flow in list(peer.flows):
+            if flow.run is None and flow.ready_at <= self.now:
+                flow.run = swarm.next(flow.server, self.now)
+                flow.in_chunk = 0.0
+                if flow.run is not None:
+                    flow.ready_at = self.now + self.peers[flow.server].rtt
+
+    def _adjust(self, peer: Peer, swarm: Swarm) -> None:
         for node, server in self.peers.items():
             target = swarm.flows(node, self.now) if server is not peer else 0
             mine = [flow for flow in peer.flows if flow.server == node]
@@ -135,12 +149,6 @@ class World:
             for _ in range(target - len(mine)):
                 if not self._connect(peer, server):
                     break
-        for flow in list(peer.flows):
-            if flow.run is None and flow.ready_at <= self.now:
-                flow.run = swarm.next(flow.server, self.now)
-                flow.in_chunk = 0.0
-                if flow.run is not None:
-                    flow.ready_at = self.now + self.peers[flow.server].rtt
 
     def _connect(self, peer: Peer, server: Peer) -> bool:
         swarm = peer.swarm
