@@ -59,7 +59,7 @@ async def push(node: Node) -> None:
                     told[peer] = newest.id, now + AGAIN * interval
                     nursery.start_soon(_offer, node, peer, newest.id, limit)
             told = {peer: row for peer, row in told.items() if peer in lagging}
-            await node.weights.wait_changed(interval)
+            await node.weights.wait_stirred(interval)
 
 
 async def _offer(node: Node, peer: bytes, weights: bytes, limit: trio.CapacityLimiter) -> None:

@@ -43,6 +43,7 @@ class Weights:
         self._offers: dict[bytes, dict[bytes, None]] = {}  # weights entry id -> relays that offered it
         self._version_0: Manifest | None = None
         self._changed = trio.Event()
+        self._stirred = trio.Event()
         self.carrier = Carrier(node)
 
     def held(self) -> list[bytes]:
@@ -80,6 +81,11 @@ class Weights:
         """Return when another version is held, or after ``timeout`` seconds."""
         with trio.move_on_after(timeout):
             await self._changed.wait()
+
+    async def wait_stirred(self, timeout: float) -> None:
+        """Return when a version is held, begins to arrive or is offered, or after ``timeout`` seconds."""
+        with trio.move_on_after(timeout):
+            await self._stirred.wait()
 
     async def run(self) -> None:
         """Hold the newest version, for ever."""
@@ -140,7 +146,10 @@ class Weights:
         self._offers.pop(entry.id, None)
         for gone in self._node.versions.retain(self.kept()):
             self._node.bulk.tell("forget", digest=gone)
-        self._tell_changed()
+        self._changed.set()
+        self._changed = trio.Event()
+        self._stir()
+        self._node.presences.announce_soon()
 
     def kept(self) -> set[bytes]:
         """Digests of what retention leaves alone: the newest versions, version 0 for those who join later, and what
@@ -148,10 +157,9 @@ class Weights:
         kept = {*self._held.values(), self._node.domain.model.manifest.hash}
         return kept if self._entrusted is None else kept | {self._entrusted}
 
-    def _tell_changed(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-        self._node.presences.announce_soon()
+    def _stir(self) -> None:
+        self._stirred.set()
+        self._stirred = trio.Event()
 
     async def keep_entrusted(self, manifest: Manifest, trainer: bytes) -> None:
         """Fetch a version that ``trainer`` has not published yet, durably, and keep it until the next one.
@@ -211,7 +219,8 @@ class Weights:
     def _arrives(self, entry: Entry) -> Iterator[None]:
         """Let others know that what is here of a version can be fetched from this node already."""
         self._arriving.append(entry.id)
-        self._tell_changed()
+        self._stir()
+        self._node.presences.announce_soon()
         try:
             yield
         finally:
@@ -252,8 +261,7 @@ class Weights:
         while len(self._offers) > MAX_OFFERED:
             del self._offers[next(iter(self._offers))]
         self.carrier.look()
-        self._changed.set()
-        self._changed = trio.Event()
+        self._stir()
 
     def lagging(self) -> list[bytes]:
         """Connected nodes that have nothing of the newest version although this node could give them some of it."""
@@ -277,7 +285,7 @@ class Weights:
         while trio.current_time() < deadline:
             if relays.intersection(self.holders(entry)):
                 return
-            await self.wait_changed(0.05)
+            await self.wait_stirred(0.05)
 
 
 def payload(entry: Entry) -> records.Weights:
