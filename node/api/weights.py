@@ -1,6 +1,7 @@
 """Weights over the control socket: what is on the disk and why, cleaning up, and fetching a version at once.
 
-``{"op": "weights"}`` lists the objects; ``{"op": "weights-gc", "dry_run": bool}`` deletes what nothing keeps and, where
+``{"op": "weights"}`` lists the objects, and tells how many versions were ``applied``: made from deltas since the start;
+``{"op": "weights-gc", "dry_run": bool}`` deletes what nothing keeps and, where
 the quota is exceeded or the reserve is not left, what may be spared, and tells what went (or would);
 ``{"op": "weights-pull", "version": N}`` (-1: the newest) begins to fetch a version, or tells how far it is: asked again
 and again by the command that shows the progress. Sizes are bytes, ids hex.
@@ -33,7 +34,8 @@ async def answer(node: Node, request: dict[str, Any]) -> dict[str, Any]:
         case {"op": "weights"}:
             entries, lineage = node.log.ledger.lineage(), node.weights.lineage()
             rows = await trio.to_thread.run_sync(objects, entries, node.versions, lineage)
-            return {**retention.room(node.versions), "domain": node.domain.id.hex(), "objects": rows}
+            told = {"domain": node.domain.id.hex(), "applied": node.weights.catching_up.applied}
+            return {**retention.room(node.versions), **told, "objects": rows}
         case {"op": "weights-gc", "dry_run": bool(dry_run)}:
             return await node.weights.clean(dry_run=dry_run)
         case {"op": "weights-pull", "version": int(version)} if not isinstance(version, bool):
@@ -53,6 +55,8 @@ def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Li
         if held is None:
             continue
         kind, numbers, term = named.get(digest, (_kind(held.listing), [], None))
+        if digest == lineage.genesis and not numbers:  # not published yet
+            numbers = [0]
         rows.append(
             {
                 "digest": digest.hex(),
