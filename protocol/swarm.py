@@ -340,6 +340,13 @@ class Swarm:
             holder.most = max(1, len(holder.runs) // 2)
             self._choose(now)
 
+    def forgive(self, node: bytes, now: float) -> None:
+        """A holder that failed is reached in another way from now on: it is not left alone for what was."""
+        holder = self._holders.get(node)
+        if holder is not None:
+            holder.failures, holder.not_before = 0, now
+            self._choose(now)
+
     def refused(self, run: Run, now: float) -> None:
         """A holder does not have the chunks of this run, whatever it told before."""
         holder = self._holders.get(run.node)
