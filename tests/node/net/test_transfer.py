@@ -20,6 +20,7 @@ from node.net.transfer import (
     serve_chunks,
     serve_haves,
 )
+from protocol import codec
 from protocol.errors import PeerError
 from tests.node.net.helpers import network, never
 
