@@ -157,7 +157,8 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     network.on_connect(sync.connected)
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
-    serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    chunk = partial(trio.to_thread.run_sync, node.versions.read_chunk)
+    serve_chunks(network, chunk, may_have=node.routes.may_have)
     serve_haves(network, node.versions.bitmap)
     node.routes.serve()
     offering.serve(node)
@@ -176,7 +177,6 @@ async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> Non
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
         nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)
-        nursery.start_soon(_keep, node, "bulk", node.bulk.run)
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
@@ -185,6 +185,7 @@ async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> Non
         nursery.start_soon(_keep, node, "elector", partial(_elect, node, sync))
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
         manager.ready(watchdog.status_line(node))
+        nursery.start_soon(_keep, node, "bulk", node.bulk.run)  # only now: a child's start takes a core for a moment
         if manager.address is not None:
             nursery.start_soon(_keep, node, "watchdog", partial(watchdog.run, node, roles, manager))
 
