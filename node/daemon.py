@@ -18,8 +18,11 @@ from functools import partial
 import trio
 
 import node as package
-from node import cheats, entrusting, joining, liveness, systemd, watchdog
+from node import cheats, entrusting, joining, liveness, offering, systemd, watchdog
 from node.api import server
+from node.api.weights import Pulls
+from node.bulk.client import Bulk
+from node.bulk.handout import Routes
 from node.config import Config
 from node.context import Health, Node, innermost
 from node.errors import UserError
@@ -30,7 +33,7 @@ from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network
-from node.net.transfer import serve_blobs, serve_chunks
+from node.net.transfer import serve_blobs, serve_chunks, serve_haves
 from node.pool import Pool
 from node.presences import Presences
 from node.roles.manager import RoleManager
@@ -141,13 +144,18 @@ def _node(
         network=network,
         log=log,
         blobs=BlobStore(directory.blobs),
-        versions=VersionStore(directory.versions),
+        versions=VersionStore(
+            directory.versions, quota=config.weights.quota << 20, reserve=config.weights.reserve << 20
+        ),
         health=Health(logger),
         logger=logger,
         stop=stop,
         pause_at_step=config.devnet.pause_at_step,
     )
+    node.bulk = Bulk(node)
+    node.routes = Routes(node, node.bulk)
     node.weights, node.pool = Weights(node), Pool(node)
+    node.pulls = Pulls(node)
     node.presences = Presences(node, directory.next_boot())
     return node
 
@@ -158,16 +166,27 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     network.on_connect(sync.connected)
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
-    serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    chunk = partial(trio.to_thread.run_sync, node.versions.read_chunk)
+    serve_chunks(network, chunk, may_have=node.routes.may_have)
+    serve_haves(network, node.versions.bitmap)
+    node.routes.serve()
+    offering.serve(node)
     entrusting.serve(node)
     liveness.serve(network, node.presences)
     node.presences.listen()
+    with node.bulk.open():
+        await _run_parts(node, manager, sync)
+
+
+async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> None:
+    network, log = node.network, node.log
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run, node)
         await nursery.start(sync.run)
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
         nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)
+        nursery.start_soon(_keep, node, "pulls", node.pulls.run)
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
@@ -176,6 +195,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
         nursery.start_soon(_keep, node, "elector", partial(_elect, node, sync))
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
         manager.ready(watchdog.status_line(node))
+        nursery.start_soon(_keep, node, "bulk", node.bulk.run)  # only now: a child's start takes a core for a moment
         if manager.address is not None:
             nursery.start_soon(_keep, node, "watchdog", partial(watchdog.run, node, roles, manager))
 

@@ -20,7 +20,10 @@ import numpy as np
 import pytest
 import trio
 
-from node import entrusting
+from node import deltas, entrusting, offering
+from node.api.weights import Pulls
+from node.bulk.client import Bulk
+from node.bulk.handout import Routes
 from node.config import WILLING, Config, DevnetConfig
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
@@ -28,7 +31,7 @@ from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.host import Peer
-from node.net.transfer import serve_blobs, serve_chunks
+from node.net.transfer import serve_blobs, serve_chunks, serve_haves
 from node.pool import Pool
 from node.presences import Presences
 from node.roles import engine as engine_role
@@ -39,6 +42,7 @@ from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights
+from node.workers import delta as delta_worker
 from node.workers.client import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Domain, Model, Policy, Recipe, Task, default_timings, make_genesis, parse_genesis
@@ -285,6 +289,23 @@ class Tasks:
         return await self.score(items)
 
 
+class DeltaChild(Child):
+    """The real work, in this process."""
+
+    def describe(self, **arguments: Any) -> dict[str, Any]:
+        return delta_worker.describe(**{**arguments, "threads": 1})
+
+    def apply(self, **arguments: Any) -> dict[str, Any]:
+        return delta_worker.apply(**{**arguments, "threads": 1})
+
+
+CHILDREN = {
+    "node.workers.engine": EngineChild,
+    "node.workers.trainer": TrainerChild,
+    "node.workers.delta": DeltaChild,
+}
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
     """Every child is one of the above, and work for threads is done at once: no thread moves the mock clock."""
     shared = Faults()
@@ -292,7 +313,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
     @asynccontextmanager
     async def open_worker(module: str, *, name: str, **other: Any) -> AsyncIterator[Child]:
-        kind = {"node.workers.engine": EngineChild, "node.workers.trainer": TrainerChild}[module]
+        kind = CHILDREN[module]
         shared.running[name] += 1
         shared.most[name] = max(shared.most[name], shared.running[name])
         child = kind(name, next(pids), shared)
@@ -311,6 +332,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
     monkeypatch.setattr(engine_role, "open_worker", open_worker)
     monkeypatch.setattr(trainer_role, "open_worker", open_worker)
+    monkeypatch.setattr(deltas, "open_worker", open_worker)
     monkeypatch.setattr(engine_role, "TaskService", lambda table: Tasks(table, shared))
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -388,13 +410,18 @@ class Cluster:
             pause_at_step=pause_at_step,
         )
         self.boots[name] += 1
+        node.bulk = Bulk(node)  # with no child: weights travel over the links
+        node.routes = Routes(node, node.bulk)
         node.weights, node.pool = Weights(node), Pool(node)
+        node.pulls = Pulls(node)
         node.presences = Presences(node, self.boots[name])
         if name == "elector":
             self._found(node)
         serve_blobs(node.network, node.blobs.get)
         serve_chunks(node.network, node.versions.read_chunk)
+        serve_haves(node.network, node.versions.bitmap)
         entrusting.serve(node)
+        offering.serve(node)
         node.presences.listen()
         elector = await open_elector(log, identity, sync) if identity.node in self.domain.electors else None
         node.elector = elector
@@ -459,9 +486,15 @@ class Cluster:
         await self.agree()
         return await self.announce(trainer, WHOLE_0, None)
 
-    async def announce(self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None) -> Entry:
-        """Node ``name`` announces a version that consists of ``raw``, and holds it."""
+    async def announce(
+        self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool = False
+    ) -> Entry:
+        """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta."""
         node = self.running[name].node
+        change = None
+        if delta:
+            assert predecessor is not None
+            change = self._delta(node, raw, predecessor)
         manifest = manifest_of(raw)
         file = node.directory.work / "announced.bin"
         file.write_bytes(raw)
@@ -483,11 +516,23 @@ class Cluster:
                 manifest.whole,
                 manifest.size,
                 step,
+                *(() if change is None else (change.hash, change.size)),
             )
         )
         node.weights.adopt(entry)
         await self.agree()
         return entry
+
+    def _delta(self, node: Node, raw: bytes, predecessor: Entry) -> Blob:
+        """What changed since the predecessor, in the node's stores."""
+        file, delta = node.directory.work / "described.bin", node.directory.work / "described.delta"
+        file.write_bytes(raw)
+        base = node.weights.paths(predecessor.id)[0].parent
+        rows = [list(row) for row in TENSORS]
+        found = delta_worker.describe(rows, checksum(raw), str(file), str(base), str(delta))
+        assert found["delta_manifest"] is not None
+        node.versions.adopt(found["delta_manifest"], delta)
+        return Blob(node.blobs.put(found["delta_manifest"]), len(found["delta_manifest"]))
 
     def role(self, role: str) -> str:
         """The name of the one running node with this role."""
