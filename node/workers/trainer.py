@@ -231,7 +231,7 @@ class Trainer:
         self._dtypes: dict[str, torch.dtype] = {}
 
     def configure(
-        self, config: str, recipe: dict[str, int], tokenizer: str = "", threads: int = 1, device: str = "cpu"
+        self, config: str, recipe: dict[str, Any], tokenizer: str = "", threads: int = 1, device: str = "cpu"
     ) -> dict[str, Any]:
         """Read the model's configuration (a path). The trainer needs no tokenizer, whose path is accepted all the
         same, so that all torch children are configured alike."""
