@@ -161,6 +161,8 @@ def join(folder: Path, device: str) -> Group:
     place = torch.device(device if device == "cpu" else f"{device}:{os.environ['LOCAL_RANK']}")
     if place.type == "cuda":
         torch.cuda.set_device(place)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo")
     store = dist.FileStore(str(folder / "ranks"), size)
     dist.init_process_group(_backend(place), store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     return Group(rank, size, place, _mesh(place, size))

@@ -182,8 +182,8 @@ def operations(group: Group | None = None) -> dict[str, child.Operation]:
 
 def _told(group: Group, name: str, operation: child.Operation, **arguments: Any) -> dict[str, Any]:
     """Rank 0's form of an operation: the others do the same. After a surprise the ranks are out of step."""
-    group.tell((name, arguments))
     try:
+        group.tell((name, arguments))
         return operation(**arguments)
     except _EXPECTED:
         raise
