@@ -15,6 +15,10 @@
     history = "all"                                      # "recent": a node that keeps no old log entries
     threads = 1                                          # threads of each child process that computes
 
+    [trainer]
+    processes = 1                                        # processes (on GPUs: one each) that share the model
+    recompute = "auto"                                   # activations: "on" saves memory, "off" saves time
+
     [devnet]                                             # only read in a development network
     cheat = ""                                           # "wrong-weights" or "forged-reward"
     pause_at_step = 0                                    # the trainer stops for good before the step after this one
@@ -42,6 +46,7 @@ WILLING: Final = ("trainer", "relay", "validator", "inference")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 HISTORIES: Final = ("all", "recent")
 CHEATS: Final = ("", "wrong-weights", "forged-reward")
+RECOMPUTE: Final = ("auto", "on", "off")
 DEFAULT_LISTEN: Final = ("/ip4/0.0.0.0/tcp/4001",)
 
 # A presence carries at most eight addresses of 128 characters; more could not be announced.
@@ -50,6 +55,7 @@ MAX_ADDRESS_LENGTH: Final = 128
 MAX_BOOTSTRAP: Final = 64
 MAX_THREADS: Final = 1024
 MAX_STEP: Final = 2**31
+MAX_PROCESSES: Final = 64
 
 PREFIX: Final = "FARFLUNG_"
 OTHER_VARIABLES: Final = ("FARFLUNG_CONFIG", "FARFLUNG_DATA_DIR", "FARFLUNG_PYTHON")
@@ -67,6 +73,14 @@ class DevnetConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """How this node trains when it is the trainer."""
+
+    processes: int = 1
+    recompute: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole of ``farflung.toml``; addresses are multiaddr texts."""
 
@@ -77,7 +91,11 @@ class Config:
     log_level: str = "info"
     history: str = "all"
     threads: int = 1
+    trainer: TrainerConfig = TrainerConfig()
     devnet: DevnetConfig = DevnetConfig()
+
+
+_SECTIONS: Final = {"trainer": TrainerConfig, "devnet": DevnetConfig}
 
 
 def address_problem(address: object, *, peer: bool) -> str | None:
@@ -187,6 +205,18 @@ KEYS: Final = {
         Key("log_level", "info", partial(_choice, LOG_LEVELS), "debug, info, warning or error"),
         Key("history", "all", partial(_choice, HISTORIES), "all: keep every log entry; recent: drop old, final ones"),
         Key("threads", 1, partial(_integer, 1, MAX_THREADS), "threads of each child process that computes"),
+        Key(
+            "trainer.processes",
+            1,
+            partial(_integer, 1, MAX_PROCESSES),
+            "processes that share the model when this node is the trainer; on GPUs one each",
+        ),
+        Key(
+            "trainer.recompute",
+            "auto",
+            partial(_choice, RECOMPUTE),
+            "compute activations again for the backward pass: on, off, or auto: where memory is short",
+        ),
         Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
         Key(
             "devnet.pause_at_step", 0, partial(_integer, 0, MAX_STEP), "nothing is generated after this step; 0: never"
@@ -229,12 +259,11 @@ def resolve(
 
 
 def _config(values: Mapping[str, object]) -> Config:
-    plain: dict[str, Any] = {}
-    devnet: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {name: {} for name in ("", *_SECTIONS)}
     for name, value in values.items():
         section, _, key = name.rpartition(".")
-        (devnet if section else plain)[key] = tuple(value) if isinstance(value, list) else value
-    return Config(**plain, devnet=DevnetConfig(**devnet))
+        parts[section][key] = tuple(value) if isinstance(value, list) else value
+    return Config(**parts[""], **{name: kind(**parts[name]) for name, kind in _SECTIONS.items()})
 
 
 def _read_file(path: Path, *, required: bool) -> dict[str, object]:
@@ -264,17 +293,17 @@ def _read_toml(text: str, path: Path) -> dict[str, object]:
         raise UserError(f"{path}: brackets stand too deep in each other", "no key of it needs more than one") from None
     values: dict[str, object] = {}
     for key, value in table.items():
-        if key != "devnet":
+        if key not in _SECTIONS:
             values[key] = value
         elif isinstance(value, dict):
-            values |= {f"devnet.{inner}": item for inner, item in value.items()}
+            values |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
             where = f"{path}: line {_line(text, key)}"
-            raise UserError(f"{where}: devnet: expected a section: [devnet]", "correct the line or delete it")
+            raise UserError(f"{where}: {key}: expected a section: [{key}]", "correct the line or delete it")
     for name, value in values.items():
         where = f"{path}: line {_line(text, name)}"
         if name not in KEYS:
-            section = "devnet" if name.startswith("devnet.") else ""
+            section = next((section for section in _SECTIONS if name.startswith(f"{section}.")), "")
             known = ", ".join(key.rpartition(".")[2] for key in KEYS if key.rpartition(".")[0] == section)
             raise UserError(f"{where}: unknown key {name!r}", f"known keys are {known}")
         if (problem := KEYS[name].problem(value)) is not None:
@@ -343,9 +372,9 @@ def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
 def write(config: Config, path: Path) -> None:
     """Write ``config`` so that ``load`` gives it back. Raises ``UserError`` where the file cannot be written."""
     table = asdict(config)
-    values = {**table, **{f"devnet.{key}": value for key, value in table.pop("devnet").items()}}
-    values.pop("devnet")
-    _save(_lines(values, {}), path)
+    sections = {name: table.pop(name) for name in _SECTIONS}
+    inner = {f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()}
+    _save(_lines({**table, **inner}, {}), path)
 
 
 def write_template(path: Path, values: Mapping[str, object]) -> None:

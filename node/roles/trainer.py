@@ -14,7 +14,11 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,9 @@ from node.context import Node
 from node.entrusting import entrust
 from node.net.rpc import Unreachable
 from node.roles.engine import LOAD_TIMEOUT, configuration
+from node.weights import FETCH_TIMEOUT
 from node.weights import payload as weights_payload
+from node.workers import launch
 from node.workers.client import Worker, open_worker
 from protocol.constants import MILLION
 from protocol.entry import Entry
@@ -35,6 +41,8 @@ from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
 
 TRAIN_TIMEOUT = 3600.0
+START_TIMEOUT = 300.0
+"""Seconds that the child may take to start: several processes on a busy machine need their time."""
 MAX_REJECTED = 2**31 - 1
 """The most that a step entry can say; anybody may announce a great many responses."""
 
@@ -51,15 +59,36 @@ class Gathered:
 
 async def run(node: Node) -> None:
     """Train until cancelled or until another term begins."""
-    async with open_worker("node.workers.trainer", name="trainer") as worker:
+    async with _open_trainer(node) as worker:
         node.children["trainer"] = worker.pid
         try:
-            await worker.call("configure", timeout=LOAD_TIMEOUT, **await configuration(node))
+            settings = {
+                **await configuration(node),
+                "dtype": node.domain.model.compute_dtype,
+                "recompute": node.config.trainer.recompute,
+            }
+            await worker.call("configure", timeout=START_TIMEOUT, **settings)
             await _Life(node, worker).run()
         finally:
             node.children.pop("trainer", None)
             node.health.clear("office")
             node.health.clear("founding")
+
+
+@asynccontextmanager
+async def _open_trainer(node: Node) -> AsyncIterator[Worker]:
+    """The trainer child: one process, or as many as the configuration says, started through torchrun."""
+    processes = node.config.trainer.processes
+    if processes == 1:
+        async with open_worker("node.workers.trainer", name="trainer") as worker:
+            yield worker
+        return
+    with tempfile.TemporaryDirectory(prefix="ranks-", dir=node.directory.work) as folder:
+        launcher = launch.command(sys.executable, processes, Path(folder))
+        async with open_worker(
+            "node.workers.trainer", name="trainer", prefix=launcher, launched=True, arguments=[folder]
+        ) as worker:
+            yield worker
 
 
 class _Life:
@@ -166,7 +195,18 @@ class _Life:
             manifest=str(manifest),
             weights=str(whole),
             checkpoint=str(checkpoint) if checkpoint.exists() else None,
+            reference=await self._reference(),
         )
+
+    async def _reference(self) -> list[str] | None:
+        """The manifest's and the whole file's path of version 0, where the recipe has a KL term."""
+        node = self._node
+        if self._recipe.kl == 0:
+            return None
+        digest = node.domain.model.manifest.hash  # retention keeps it
+        if not await trio.to_thread.run_sync(node.versions.complete, digest):
+            await node.weights.hold(node.log.ledger.lineage()[0], timeout=FETCH_TIMEOUT)
+        return [str(path) for path in node.versions.paths(digest)]
 
     def _checkpoint(self, base: Entry) -> Path:
         """Where the optimizer state that belongs to a version lies; named by the weights, so never mixed up."""

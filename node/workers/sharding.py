@@ -177,13 +177,3 @@ def _mesh(device: torch.device, size: int) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device.type, (size,))
-
-
-def launcher(python: str, processes: int, folder: Path) -> list[str]:
-    """The command line before a child's own that starts ``processes`` of it through torchrun, meeting in ``folder``."""
-    return [
-        *(python, "-P", "-m", "torch.distributed.run"),
-        *("--nnodes", "1", "--nproc-per-node", str(processes), "--max-restarts", "0", "--monitor-interval", "0.2"),
-        *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", str(folder / "rendezvous")),
-        *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "log"), "--no-python"),
-    ]

@@ -230,11 +230,16 @@ class TrainerChild(Child):
     raw = b""
     steps = 0
 
-    def configure(self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int) -> dict[str, Any]:
+    def configure(
+        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str, recompute: str
+    ) -> dict[str, Any]:
         self.recipe = Recipe(**recipe)
         return {}
 
-    def load(self, manifest: str, weights: str, checkpoint: str | None) -> dict[str, Any]:
+    def load(self, manifest: str, weights: str, checkpoint: str | None, reference: list[str] | None) -> dict[str, Any]:
+        assert (reference is None) == (self.recipe.kl == 0)
+        if reference is not None:
+            assert Path(reference[1]).read_bytes() == WHOLE_0
         self.raw = Path(weights).read_bytes()
         self.steps = 0 if checkpoint is None else int(Path(checkpoint).read_text())
         return {"checksum": checksum(self.raw)}

@@ -16,8 +16,8 @@ import torch.distributed as dist
 import trio
 from safetensors.torch import load_file
 
+from node.workers import launch, sharding
 from node.workers import learner as learners
-from node.workers import sharding
 from node.workers.client import Worker, WorkerError, open_worker
 from node.workers.learner import Learner, Sample, make_policy
 from node.workers.policy import Policy
@@ -78,7 +78,7 @@ async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
     async with open_worker(
         "node.workers.trainer",
         name="trainer",
-        prefix=sharding.launcher(sys.executable, 2, meet),
+        prefix=launch.command(sys.executable, 2, meet),
         launched=True,
         arguments=[str(meet)],
     ) as worker:
