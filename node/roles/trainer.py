@@ -10,6 +10,8 @@
 5. Where the validators due for the newest version are gone, or all who may generate with it, the same weights are
    announced again, so that those who are here now are due or may.
 6. A step that is done when the term or the version that it started from is over is thrown away.
+7. A step whose loss or gradient was not finite is thrown away with its batch, and the last good version loaded again:
+   training goes on from there with other rollouts, and the health warning "training" says why.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ async def run(node: Node) -> None:
             node.children.pop("trainer", None)
             node.health.clear("office")
             node.health.clear("founding")
+            node.health.clear("training")
 
 
 @asynccontextmanager
@@ -262,6 +265,12 @@ class _Life:
             checkpoint=str(checkpoint),
         )
         trained_at = time.monotonic()
+        if "stopped" in answer:
+            words = f"a step from version {old.number} was thrown away: {answer['stopped']}"
+            node.health.warn("training", words)
+            self._refused |= self._batch.keys()
+            self._batch.clear()
+            return None
         if self._overtaken(base):
             return None
         data, manifest = await trio.to_thread.run_sync(_manifest, answer, scratch)
@@ -302,6 +311,7 @@ class _Life:
         node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         self._batch.clear()
+        node.health.clear("training")
         self._drop_old_checkpoints(keep=digest)
         return entries[1]
 

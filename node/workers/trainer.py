@@ -1,8 +1,8 @@
 """The trainer child: one step of asynchronous GRPO makes the next version of the weights.
 
 1. Master weights and the optimizer are float32; what is published has the dtypes of the manifest that was loaded.
-2. A loss or gradient that is not finite is an error: nothing is written, and the child refuses to train until the
-   last good version is loaded again.
+2. A loss or gradient that is not finite stops the step: nothing is written, the answer says why, and the child refuses
+   to train until the last good version is loaded again.
 3. Run as ``python -P -m node.workers.trainer FD`` it is one process; with ``FD FOLDER``, started through torchrun, it
    is one rank of several. Rank 0 answers the daemon, and every rank does what rank 0 is asked to (``sharding``).
 """
@@ -33,7 +33,7 @@ from protocol.domain import Recipe
 from protocol.errors import LocalError, PeerError
 from protocol.rollout import Submission
 
-_EXPECTED = (UserError, LocalError, FloatingPointError)
+_EXPECTED = (UserError, LocalError)
 """What every rank raises alike."""
 MEMORY_SHARE = 4
 """One part in so many of the memory may hold activations; beyond, they are computed again."""
@@ -114,7 +114,10 @@ class Trainer:
         return {"checksum": checksum, "updates": learner.updates}
 
     def train(self, submissions: list[str], output: str, checkpoint: str) -> dict[str, Any]:
-        """One step over the submissions in these files. Writes the next version's whole file and its checkpoint."""
+        """One step over the submissions in these files. Writes the next version's whole file and its checkpoint.
+
+        Where the step had to be stopped (rule 2), the answer is ``stopped``, the reason, and nothing else.
+        """
         learner, recipe, group = self._learner, self._recipe, self._group
         if learner is None or recipe is None or group is None:
             raise LocalError("the trainer has no version loaded: after an error the last good one must be loaded again")
@@ -122,7 +125,10 @@ class Trainer:
         if recipe.kl and self._reference is None:
             raise LocalError("the recipe has a KL term, and no reference was loaded")
         self._learner = None  # until the step has succeeded
-        metrics = learner.train(samples, self._reference_policy)
+        try:
+            metrics = learner.train(samples, self._reference_policy)
+        except FloatingPointError as error:
+            return {"stopped": str(error)}
         layout, checksum = checkpoints.write(learner, self._dtypes, Path(output), Path(checkpoint))
         self._learner = learner
         return {"metrics": metrics, "tensors": layout, "checksum": checksum}

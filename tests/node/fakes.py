@@ -132,6 +132,8 @@ class Faults:
     """What children do wrong: ``fail[op]`` is raised by the operation of that name, the given number of times."""
 
     fail: dict[str, tuple[Exception, int]] = field(default_factory=dict)
+    diverge: int = 0
+    """Steps of the trainer still to be stopped."""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """(child, operation) of every call."""
     arguments: list[dict[str, Any]] = field(default_factory=list)
@@ -245,6 +247,9 @@ class TrainerChild(Child):
         return {"checksum": checksum(self.raw)}
 
     def train(self, submissions: list[str], output: str, checkpoint: str) -> dict[str, Any]:
+        if self.faults.diverge:
+            self.faults.diverge -= 1
+            return {"stopped": "the loss (nan) or the gradient norm (nan) is not finite"}
         parsed = [Submission.parse(Path(path).read_bytes(), self.recipe) for path in submissions]
         self.raw = b"".join(
             (int.from_bytes(self.raw[i : i + 4], "little") + 1).to_bytes(4, "little") for i in range(0, 64, 4)
