@@ -31,7 +31,6 @@ from node.context import Node
 from node.entrusting import entrust
 from node.net.rpc import Unreachable
 from node.roles.engine import LOAD_TIMEOUT, configuration
-from node.weights import FETCH_TIMEOUT
 from node.weights import payload as weights_payload
 from node.workers import launch
 from node.workers.client import Worker, open_worker
@@ -43,6 +42,8 @@ from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
 
 TRAIN_TIMEOUT = 3600.0
+REFERENCE_TIMEOUT = 3600.0
+"""Seconds that version 0 may take to arrive, where the recipe needs it."""
 START_TIMEOUT = 300.0
 """Seconds that the child may take to start: several processes on a busy machine need their time."""
 MAX_REJECTED = 2**31 - 1
@@ -208,7 +209,7 @@ class _Life:
             return None
         digest = node.domain.model.manifest.hash  # retention keeps it
         if not await trio.to_thread.run_sync(node.versions.complete, digest):
-            await node.weights.hold(node.log.ledger.lineage()[0], timeout=FETCH_TIMEOUT)
+            await node.weights.hold(node.log.ledger.lineage()[0], timeout=REFERENCE_TIMEOUT)
         return [str(path) for path in node.versions.paths(digest)]
 
     def _checkpoint(self, base: Entry) -> Path:

@@ -151,7 +151,7 @@ def alone(device: str, *, sharded: bool) -> Group:
     if not sharded:
         return Group(0, 1, place)
     if not dist.is_initialized():
-        dist.init_process_group(_backend(place), store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(_backend(place), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     return Group(0, 1, place, _mesh(place, 1))
 
 
@@ -163,7 +163,7 @@ def join(folder: Path, device: str) -> Group:
         torch.cuda.set_device(place)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo")
-    store = dist.FileStore(str(folder / "ranks"), size)
+    store = dist.FileStore(str(folder / "ranks"), size)  # type: ignore[attr-defined]
     dist.init_process_group(_backend(place), store=store, rank=rank, world_size=size, timeout=_PATIENCE)
     return Group(rank, size, place, _mesh(place, size))
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from node.workers import grpo, policy
+from node.workers import grpo, policy, rows
 from node.workers import learner as learners
 from node.workers.learner import Sample, samples_of
 from node.workers.model import CausalLM
@@ -176,7 +177,7 @@ def test_the_kl_term_holds_the_policy_near_the_reference(tmp_path: Path) -> None
         first = small.model(made.config)
         learner = small.learner(made, replace(RECIPE_SMALL, learning_rate=5 * 10**9, kl=weight))
         for number in range(4):
-            metrics = learner.train(samples(made, 12, seed=number), lambda first=first: Policy(first, 1.0))
+            metrics = learner.train(samples(made, 12, seed=number), partial(Policy, first, 1.0))
         found[weight] = metrics["reference_kl"]
     assert found[1_000_000] < found[1] / 3
 
@@ -193,11 +194,11 @@ def test_the_warm_up_rises_to_the_recipes_rate(tmp_path: Path) -> None:
 def test_perturbing_one_segment_leaves_the_others_unchanged(tmp_path: Path) -> None:
     """Two groups in one pass: another token in one response changes nothing of any other response."""
     made = small.model(small.config(tmp_path))
-    groups = [learners.rows.Group([3, 4], [[5, 6, 7], [8, 9, 10, 11]]), learners.rows.Group([12], [[13, 14], [15, 16]])]
-    other = [learners.rows.Group([3, 4], [[5, 40, 7], [8, 9, 10, 11]]), groups[1]]
+    groups = [rows.Group([3, 4], [[5, 6, 7], [8, 9, 10, 11]]), rows.Group([12], [[13, 14], [15, 16]])]
+    other = [rows.Group([3, 4], [[5, 40, 7], [8, 9, 10, 11]]), groups[1]]
     found = []
     for each in (groups, other):
-        (batch,) = learners.rows.pack(each, sort=True)
+        (batch,) = rows.pack(each, sort=True)
         logs = Policy(made, 1.0)(batch)
         found.append({int(place): float(value) for place, value in zip(batch.places, logs, strict=True)})
     changed = {place for place in found[0] if abs(found[0][place] - found[1][place]) > 1e-6}

@@ -16,13 +16,15 @@ import torch.distributed as dist
 import trio
 from safetensors.torch import load_file
 
-from node.workers import launch, sharding
+from node.workers import launch, rows, sharding
 from node.workers import learner as learners
 from node.workers.client import Worker, WorkerError, open_worker
 from node.workers.learner import Learner, Sample, make_policy
+from node.workers.model import read_config
 from node.workers.policy import Policy
 from node.workers.sharding import Group
 from node.workers.trainer import _fill
+from node.workers.weights import checksum
 from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, samples
 from tests.node.workers.test_trainer import FIELDS, loaded, publish, step, submission
@@ -86,8 +88,8 @@ async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
         told = await worker.call("configure", timeout=300, config=config, recipe=FIELDS)
         assert told["processes"] == 2
         first = {"manifest": str(manifest), "weights": str(whole), "checkpoint": None}
-        checksum = (await worker.call("load", timeout=300, **first))["checksum"]
-        assert checksum == small.checksum(made)
+        value = (await worker.call("load", timeout=300, **first))["checksum"]
+        assert value == checksum(made)
 
         answer = await train(worker, tmp_path, "two", files[:2])
         for name in ("loss", "grad_norm", "ratio_mean", "importance_mean", "entropy", "tokens", "trained"):
@@ -127,7 +129,7 @@ def plan(rank: int, size: int, used: list[Sample]) -> Any:
     return learner._plan([(sample, [1.0] * len(sample.responses)) for sample in used])
 
 
-PLANNED = small.read_config(small.STARTER / "config.json")
+PLANNED = read_config(small.STARTER / "config.json")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -156,9 +158,9 @@ def test_bfloat16_computes_with_what_is_published_and_keeps_float32(tmp_path: Pa
     policy = make_policy(made.config, RECIPE_SMALL, single, torch.bfloat16)
     _fill(single, policy, {name: value.detach() for name, value in made.named_parameters()})
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
-    assert single.checksum(policy.model.parameters()) == small.checksum(made)
+    assert single.checksum(policy.model.parameters()) == checksum(made)
     rollouts = samples(made, 4)
-    packed = learners.rows.pack([learners.rows.Group(s.prompt, s.responses) for s in rollouts])
+    packed = rows.pack([rows.Group(s.prompt, s.responses) for s in rollouts])
     rounded = Policy(small.model(made.config).bfloat16(), 1.0)
     for batch in packed:
         assert torch.equal(policy(batch).float(), rounded(batch).float())
