@@ -121,6 +121,7 @@ class _Life:
                     if loaded != base.id:
                         await self._load(base)
                         loaded = base.id
+                        began = time.monotonic()  # what came before was no wait for rollouts
                     full = False if node.paused() else await self._gather(base)
                     if full:
                         made = await self._step(base, wait_ms=int((time.monotonic() - began) * 1000))
