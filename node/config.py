@@ -15,6 +15,10 @@
     history = "all"                                      # "recent": a node that keeps no old log entries
     threads = 1                                          # threads of each child process that computes
 
+    [trainer]
+    processes = 1                                        # processes (on GPUs: one each) that share the model
+    recompute = "auto"                                   # activations: "on" saves memory, "off" saves time
+
     [bulk]                                               # weights, beside the rest of the network
     listen = []                                          # left out: as ``listen``, at its port + 10000
     announce = ["/dns4/weights.example.org/tcp/80/http"] # what others are told instead of ``listen``
@@ -56,6 +60,7 @@ WILLING: Final = ("trainer", "relay", "validator", "inference")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 HISTORIES: Final = ("all", "recent")
 CHEATS: Final = ("", "wrong-weights", "forged-reward")
+RECOMPUTE: Final = ("auto", "on", "off")
 DEFAULT_LISTEN: Final = ("/ip4/0.0.0.0/tcp/4001",)
 
 # A presence carries at most eight addresses of 128 characters; more could not be announced.
@@ -64,6 +69,7 @@ MAX_ADDRESS_LENGTH: Final = 128
 MAX_BOOTSTRAP: Final = 64
 MAX_THREADS: Final = 1024
 MAX_STEP: Final = 2**31
+MAX_PROCESSES: Final = 64
 MAX_BULK: Final = 4
 """A presence carries no more addresses for weights."""
 MAX_RATE: Final = 10**6
@@ -83,6 +89,14 @@ class DevnetConfig:
 
     cheat: str = ""
     pause_at_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """How this node trains when it is the trainer."""
+
+    processes: int = 1
+    recompute: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +131,13 @@ class Config:
     log_level: str = "info"
     history: str = "all"
     threads: int = 1
+    trainer: TrainerConfig = TrainerConfig()
     bulk: BulkConfig = BulkConfig()
     weights: WeightsConfig = WeightsConfig()
     devnet: DevnetConfig = DevnetConfig()
 
 
-SECTIONS: Final = {"bulk": BulkConfig, "weights": WeightsConfig, "devnet": DevnetConfig}
+SECTIONS: Final = {"trainer": TrainerConfig, "bulk": BulkConfig, "weights": WeightsConfig, "devnet": DevnetConfig}
 """What a section of the file stands for."""
 
 
@@ -254,6 +269,18 @@ KEYS: Final = {
         Key("log_level", "info", partial(_choice, LOG_LEVELS), "debug, info, warning or error"),
         Key("history", "all", partial(_choice, HISTORIES), "all: keep every log entry; recent: drop old, final ones"),
         Key("threads", 1, partial(_integer, 1, MAX_THREADS), "threads of each child process that computes"),
+        Key(
+            "trainer.processes",
+            1,
+            partial(_integer, 1, MAX_PROCESSES),
+            "processes that share the model when this node is the trainer; on GPUs one each",
+        ),
+        Key(
+            "trainer.recompute",
+            "auto",
+            partial(_choice, RECOMPUTE),
+            "compute activations again for the backward pass: on, off, or auto: where memory is short",
+        ),
         Key("bulk.listen", [], _bulk_listen, "where weights are served; left out: as listen, at its port + 10000"),
         Key("bulk.announce", [], _announce, "where others are told to fetch weights, instead of bulk.listen"),
         Key("bulk.proxied", False, _boolean, "whether a reverse proxy stands in front of bulk.listen"),

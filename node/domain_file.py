@@ -21,6 +21,7 @@
    rounded behind its author's back.
 3. A mistake is one line that names file, line, key and remedy.
 4. Without named validators anybody may validate; with them, others need the reputation that the policy asks for.
+5. ``target_lengths`` is a list of numbers of tokens, or the name of one of ``PRESETS``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from typing import Any, Final, TypeVar
 from node.errors import UserError
 from node.starter import defaults
 from proofs.checks import FLOAT32_THRESHOLDS
-from protocol.codec import Int
+from protocol import codec
+from protocol.codec import Int, Many, Text
 from protocol.constants import MILLION
 from protocol.domain import MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Thresholds, Timings, default_timings
 from protocol.errors import PeerError
@@ -67,6 +69,12 @@ NUMBER: Final = Unit(MILLION, "a number")
 RATE: Final = Unit(10**12, "a number")
 SECONDS: Final = Unit(1000, "seconds")
 
+PRESETS: Final = {
+    "TARGET-SHORT": (1000, 2000, 3000, 4000),
+    "TARGET-LONG": (2000, 4000, 6000, 8000, 10_000),
+}
+"""Target lengths by name (INTELLECT-2, https://arxiv.org/abs/2505.07291)."""
+
 _RECIPE: Final = {
     "temperature": NUMBER,
     "min_p": NUMBER,
@@ -79,6 +87,7 @@ _RECIPE: Final = {
     "grad_clip": NUMBER,
     "entropy": NUMBER,
     "kl": NUMBER,
+    "length_penalty": NUMBER,
 }
 
 
@@ -201,7 +210,7 @@ class _Reader:
             validators=validators,
             private=self._private(),
             tasks=self._tasks(),
-            recipe=self._section("recipe", defaults.RECIPE),
+            recipe=self._recipe(),
             timings=self._section("timings", default_timings(devnet=False)),
             policy=policy,
             thresholds=self._section("thresholds", FLOAT32_THRESHOLDS),
@@ -266,9 +275,38 @@ class _Reader:
         for key, value in table.items():
             field, unit = section.keys[key]
             limits = schema[field]
-            assert isinstance(limits, Int)
-            values[field] = self._number((name, key), value, unit, limits)
+            if isinstance(limits, Int):
+                values[field] = self._number((name, key), value, unit, limits)
+            elif isinstance(limits, Many):
+                values[field] = self._lengths((name, key), value, limits)
+            else:
+                assert isinstance(limits, Text)
+                values[field] = self._word((name, key), value, limits)
         return type(base)(**values)
+
+    def _recipe(self) -> Recipe:
+        recipe = self._section("recipe", defaults.RECIPE)
+        if (problem := recipe.problem()) is not None:
+            raise self._error(("recipe",), problem, "see docs/OPERATING.md, A domain of your own")
+        return recipe
+
+    def _lengths(self, where: Path_, value: object, limits: Many) -> tuple[int, ...]:
+        if isinstance(value, str) and value in PRESETS:
+            return PRESETS[value]
+        inner = limits.schema
+        assert isinstance(inner, Int)
+        if not isinstance(value, list) or len(value) > limits.most:
+            expected = f"a list of at most {limits.most} lengths, or {' or '.join(PRESETS)}"
+            raise self._error(where, f"expected {expected}", "correct the value or delete the line")
+        return tuple(self._number(where, item, COUNT, inner) for item in value)
+
+    def _word(self, where: Path_, value: object, limits: Text) -> str:
+        expected = f"a printable ASCII text of at most {limits.most} characters"
+        if limits.choices is not None:
+            expected = f"one of {', '.join(limits.choices)}"
+        if not isinstance(value, str) or not codec.fits(value, limits):
+            raise self._error(where, f"expected {expected}", "correct the value or delete the line")
+        return value
 
     def _number(self, where: Path_, value: object, unit: Unit, limits: Int) -> int:
         low, high = (_shown(bound, unit) for bound in (limits.low, limits.high))

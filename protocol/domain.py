@@ -6,6 +6,8 @@
 4. Task parameters are the ASCII text of a JSON object; the text itself is pinned, not what it decodes to.
 5. "micro" is millionths. Learning rates are in units of 10⁻¹² ("pico"). Times are milliseconds.
 6. The default timings of a devnet are ten times shorter than a public domain's or more.
+7. Target lengths are strictly ascending and no longer than a response may be. Where there are any, the recipe's budget
+   prompt has one place ``{}`` for the number.
 
 ``parse_genesis`` raises ``PeerError`` and nothing else.
 """
@@ -29,6 +31,8 @@ ID_CONTEXT: Final = b"farflung/domain/v1\0"
 ARCHITECTURES: Final = ("llama", "qwen2")
 DTYPES: Final = ("float32", "bfloat16")
 TASK_KINDS: Final = ("reasoning-gym", "jsonl")
+NORMALISATIONS: Final = ("token", "sequence")
+MAX_TARGET_LENGTHS: Final = 64
 MAX_ELECTORS: Final = 64
 MAX_NAMED_VALIDATORS: Final = 256
 MAX_TASKS: Final = 64
@@ -57,7 +61,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Recipe(Part):
-    """How rollouts are made and trained on. The fields' units: counts, tokens, micro, pico (learning rate)."""
+    """How rollouts are made and trained on. The fields' units: counts, tokens, micro, pico (learning rate).
+
+    ``normalisation``: whether every token of an optimizer step weighs the same, or every response. ``target_lengths``
+    in tokens (none: no length control): the prompt's seed draws one of them, ``budget_prompt`` tells it to the model,
+    and each token more or less than it takes ``length_penalty`` (micro) off the reward.
+    """
 
     SCHEMA: ClassVar = (
         ("async_level", Int(0, 64)),
@@ -79,6 +88,10 @@ class Recipe(Part):
         ("entropy", _MICRO),
         ("kl", _MICRO),
         ("inner_steps", Int(1, 1024)),
+        ("normalisation", Text(16, NORMALISATIONS)),
+        ("target_lengths", Many(_COUNT, most=MAX_TARGET_LENGTHS)),
+        ("length_penalty", _SHARE),
+        ("budget_prompt", Text(200)),
     )
 
     async_level: int
@@ -100,6 +113,24 @@ class Recipe(Part):
     entropy: int
     kl: int
     inner_steps: int
+    normalisation: str
+    target_lengths: tuple[int, ...]
+    length_penalty: int
+    budget_prompt: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target_lengths", tuple(self.target_lengths))
+
+    def problem(self) -> str | None:
+        """What is wrong between fields that each fit their own schema, or None."""
+        targets = self.target_lengths
+        if any(left >= right for left, right in pairwise(targets)):
+            return "the target lengths are not strictly ascending"
+        if targets and targets[-1] > self.max_response_tokens:
+            return "a target length is longer than a response may be"
+        if targets and self.budget_prompt.count("{}") != 1:
+            return "the budget prompt needs one {} for the target length"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +363,9 @@ def parse_genesis(data: bytes) -> Domain:
     _ascending(electors, "electors")
     _ascending(validators, "validators")
     identity.verify(creator, identity.GENESIS, body, signature, "genesis")
+    parsed = Recipe.from_value(recipe)
+    if (problem := parsed.problem()) is not None:
+        raise PeerError(f"genesis: {problem}")
     architecture, config, tokenizer, manifest, whole, dtype = model
     return Domain(
         id=domain_id(body),
@@ -344,7 +378,7 @@ def parse_genesis(data: bytes) -> Domain:
         validators=tuple(validators),
         model=Model(architecture, Blob(*config), Blob(*tokenizer), Blob(*manifest), whole, dtype),
         tasks=tuple(_task(task) for task in tasks),
-        recipe=Recipe.from_value(recipe),
+        recipe=parsed,
         timings=Timings.from_value(timings),
         policy=Policy.from_value(policy),
         thresholds=Thresholds.from_value(thresholds),

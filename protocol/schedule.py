@@ -11,6 +11,9 @@
 5. The policy lag is the number of the version a step starts from minus that of the version which generated.
    A rollout counts while its lag is from 0 to ``async_level``; a negative one was generated with weights
    that the step does not follow from.
+6. Where the recipe has target lengths, SHA-256(``"farflung/length/v1\\0"`` ‖ seed) draws one of them: its first eight
+   bytes modulo their number. The prompt is then the question, a line feed, and the recipe's budget prompt with the
+   target in the place of its ``{}``.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from hashlib import sha256
 from typing import Final
 
 from protocol.constants import MAX_DUE_VALIDATORS, MILLION
+from protocol.domain import Recipe
 from protocol.errors import LocalError
 
 SEED_CONTEXT: Final = b"farflung/seed/v1\0"
 TASK_CONTEXT: Final = b"farflung/task/v1\0"
+LENGTH_CONTEXT: Final = b"farflung/length/v1\0"
 AUDIT_CONTEXT: Final = b"farflung/audit/v1\0"
 
 
@@ -46,6 +51,20 @@ def choose_task(prompt_seed: bytes, weights: Sequence[int]) -> tuple[int, int]:
             return index, item
         ticket -= weight
     raise LocalError("the weights of the tasks do not add up")
+
+
+def target_length(prompt_seed: bytes, targets: Sequence[int]) -> int | None:
+    """How many tokens the responses to a seed's prompt are to have; None where there are no ``targets``."""
+    if not targets:
+        return None
+    draw = int.from_bytes(sha256(LENGTH_CONTEXT + prompt_seed).digest()[:8], "big")
+    return targets[draw % len(targets)]
+
+
+def prompt(question: str, prompt_seed: bytes, recipe: Recipe) -> str:
+    """The prompt of a seed whose task asks ``question``: with length control, it says the budget."""
+    target = target_length(prompt_seed, recipe.target_lengths)
+    return question if target is None else f"{question}\n{recipe.budget_prompt.replace('{}', str(target))}"
 
 
 def audited_groups(draw: bytes, groups: int, share: int) -> tuple[int, ...]:

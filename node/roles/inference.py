@@ -83,7 +83,8 @@ class _Life:
         seeds = [schedule.seed(node.domain.id, version.id, node.id, c) for c in counters]
         items = [schedule.choose_task(s, [t.weight for t in node.domain.tasks]) for s in seeds]
         questions = await self._tasks.questions(items)
-        answer = await self._engine.generate(questions, seeds)
+        prompts = [schedule.prompt(question, s, recipe) for question, s in zip(questions, seeds, strict=True)]
+        answer = await self._engine.generate(prompts, seeds)
         rewards = await self._score(items, answer["groups"])
         if cheat == cheats.FORGED_REWARD:
             rewards = cheats.forged(rewards)

@@ -10,13 +10,19 @@
 5. Where the validators due for the newest version are gone, or all who may generate with it, the same weights are
    announced again, so that those who are here now are due or may.
 6. A step that is done when the term or the version that it started from is over is thrown away.
-7. With a version goes what changed since its base, where that is clearly smaller. A delta that cannot be made is a
+7. A step whose loss or gradient was not finite is thrown away with its batch, and the last good version loaded again:
+   training goes on from there with other rollouts, and the health warning "training" says why.
+8. With a version goes what changed since its base, where that is clearly smaller. A delta that cannot be made is a
    warning: the version is published without.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +35,7 @@ from node.entrusting import entrust
 from node.net.rpc import Unreachable
 from node.roles.engine import LOAD_TIMEOUT, configuration
 from node.weights import payload as weights_payload
+from node.workers import launch
 from node.workers.client import Worker, WorkerError, open_worker
 from protocol.constants import MILLION
 from protocol.entry import Entry
@@ -39,6 +46,10 @@ from protocol.rollout import Submission
 
 TRAIN_TIMEOUT = 3600.0
 DELTA = "next.delta"
+REFERENCE_TIMEOUT = 3600.0
+"""Seconds that version 0 may take to arrive, where the recipe needs it."""
+START_TIMEOUT = 300.0
+"""Seconds that the child may take to start: several processes on a busy machine need their time."""
 MAX_REJECTED = 2**31 - 1
 """The most that a step entry can say; anybody may announce a great many responses."""
 
@@ -55,15 +66,37 @@ class Gathered:
 
 async def run(node: Node) -> None:
     """Train until cancelled or until another term begins."""
-    async with open_worker("node.workers.trainer", name="trainer") as worker:
+    async with _open_trainer(node) as worker:
         node.children["trainer"] = worker.pid
         try:
-            await worker.call("configure", timeout=LOAD_TIMEOUT, **await configuration(node))
+            settings = {
+                **await configuration(node),
+                "dtype": node.domain.model.compute_dtype,
+                "recompute": node.config.trainer.recompute,
+            }
+            await worker.call("configure", timeout=START_TIMEOUT, **settings)
             await _Life(node, worker).run()
         finally:
             node.children.pop("trainer", None)
             node.health.clear("office")
             node.health.clear("founding")
+            node.health.clear("training")
+
+
+@asynccontextmanager
+async def _open_trainer(node: Node) -> AsyncIterator[Worker]:
+    """The trainer child: one process, or as many as the configuration says, started through torchrun."""
+    processes = node.config.trainer.processes
+    if processes == 1:
+        async with open_worker("node.workers.trainer", name="trainer") as worker:
+            yield worker
+        return
+    with tempfile.TemporaryDirectory(prefix="ranks-", dir=node.directory.work) as folder:
+        launcher = launch.command(sys.executable, processes, Path(folder))
+        async with open_worker(
+            "node.workers.trainer", name="trainer", prefix=launcher, launched=True, arguments=[folder]
+        ) as worker:
+            yield worker
 
 
 class _Life:
@@ -92,6 +125,7 @@ class _Life:
                     if loaded != base.id:
                         await self._load(base)
                         loaded = base.id
+                        began = time.monotonic()  # what came before was no wait for rollouts
                     full = False if node.paused() else await self._gather(base)
                     if full:
                         made = await self._step(base, wait_ms=int((time.monotonic() - began) * 1000))
@@ -170,7 +204,18 @@ class _Life:
             manifest=str(manifest),
             weights=str(whole),
             checkpoint=str(checkpoint) if checkpoint.exists() else None,
+            reference=await self._reference(),
         )
+
+    async def _reference(self) -> list[str] | None:
+        """The manifest's and the whole file's path of version 0, where the recipe has a KL term."""
+        node = self._node
+        if self._recipe.kl == 0:
+            return None
+        digest = node.domain.model.manifest.hash  # retention keeps it
+        if not await trio.to_thread.run_sync(node.versions.complete, digest):
+            await node.weights.hold(node.log.ledger.lineage()[0], timeout=REFERENCE_TIMEOUT)
+        return [str(path) for path in node.versions.paths(digest)]
 
     def _checkpoint(self, base: Entry) -> Path:
         """Where the optimizer state that belongs to a version lies; named by the weights, so never mixed up."""
@@ -227,6 +272,12 @@ class _Life:
                 checkpoint=str(checkpoint),
             )
             trained_at = time.monotonic()
+            if "stopped" in answer:
+                words = f"a step from version {old.number} was thrown away: {answer['stopped']}"
+                node.health.warn("training", words)
+                self._refused |= self._batch.keys()
+                self._batch.clear()
+                return None
             if self._overtaken(base):
                 return None
             described = await self._describe(differ, answer, scratch, base)
@@ -282,6 +333,7 @@ class _Life:
         node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         self._batch.clear()
+        node.health.clear("training")
         self._drop_old_checkpoints(keep=digest)
         return entries[1]
 

@@ -207,7 +207,8 @@ class _Life:
         }
         items = {i: schedule.choose_task(seeds[i], [t.weight for t in domain.tasks]) for i in picked}
         questions = await self._tasks.questions(list(items.values()))
-        prompts = dict(zip(picked, map(unpack, await self._engine.encode(questions)), strict=True))
+        asked = [schedule.prompt(text, seeds[i], domain.recipe) for i, text in zip(picked, questions, strict=True)]
+        prompts = dict(zip(picked, map(unpack, await self._engine.encode(asked)), strict=True))
         before = audit.inspect(submission, prompts, domain.recipe, self._engine.end_token, self._engine.vocabulary)
         if before.outcome != "accepted":
             return before

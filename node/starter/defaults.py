@@ -29,6 +29,10 @@ RECIPE = Recipe(
     entropy=0,
     kl=0,
     inner_steps=4,
+    normalisation="token",
+    target_lengths=(),
+    length_penalty=300,
+    budget_prompt="Think for {} tokens before giving a response.",
 )
 
 TASKS = (

@@ -81,12 +81,17 @@ def serve(operations: Mapping[str, Operation], connection: socket.socket) -> Non
         connection.sendall(frame)
 
 
-def run(make_operations: Callable[[], Mapping[str, Operation]], arguments: list[str] | None = None) -> None:
-    """The body of a child's ``__main__``: ``arguments`` (default: the command line's) hold the socket's number."""
-    descriptor = int((sys.argv[1:] if arguments is None else arguments)[0])
+def connect(descriptor: int) -> socket.socket:
+    """Set up the process (rules 1 and 2); ``descriptor`` is the socket's number."""
     die_with_parent()
     os.nice(NICENESS)
     connection = socket.socket(fileno=descriptor)
     threading.Thread(target=end_when_closed, args=(descriptor,), daemon=True, name="end-when-closed").start()
+    return connection
+
+
+def run(make_operations: Callable[[], Mapping[str, Operation]], arguments: list[str] | None = None) -> None:
+    """The body of a child's ``__main__``: ``arguments`` (default: the command line's) hold the socket's number."""
+    connection = connect(int((sys.argv[1:] if arguments is None else arguments)[0]))
     with suppress(OSError):  # the daemon went away while an answer was being sent
         serve(make_operations(), connection)

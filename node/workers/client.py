@@ -258,18 +258,22 @@ def spawn(
     environment: Mapping[str, str],
     prefix: Sequence[str] = (),
     inherited: Sequence[int] = (),
+    launched: bool = False,
+    arguments: Sequence[str] = (),
 ) -> P:
-    """Start ``python -P -m module`` as a child; ``inherited`` are descriptors that it gets under the same numbers.
+    """Start ``python -P -m module FD arguments…`` as a child; ``inherited`` are descriptors that it gets under the same
+    numbers. For ``launched`` see ``open_worker``.
 
     Call it from the main thread. Raises ``WorkerError`` where it cannot be started.
     """
     ours, theirs = socket.socketpair()
+    descriptor = 0 if launched else theirs.fileno()
     stderr_read, stderr_write = os.pipe()
     os.set_blocking(stderr_read, False)
     try:
         process = subprocess.Popen(
-            [*prefix, sys.executable, "-P", "-m", module, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
+            [*prefix, sys.executable, "-P", "-m", module, str(descriptor), *arguments],
+            stdin=theirs.fileno() if launched else subprocess.DEVNULL,
             stdout=stderr_write,
             stderr=stderr_write,
             pass_fds=(theirs.fileno(), *inherited),
@@ -289,14 +293,22 @@ def spawn(
 
 @asynccontextmanager
 async def open_worker(
-    module: str, *, name: str, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    module: str,
+    *,
+    name: str,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    launched: bool = False,
+    arguments: Sequence[str] = (),
 ) -> AsyncIterator[Worker]:
-    """Start ``python -P -m module`` as a child and yield it; leaving the block kills it.
+    """Start ``python -P -m module FD arguments…`` as a child and yield it; leaving the block kills it.
 
     ``name`` is what people read in errors. ``environment`` adds to the little that a child gets. ``prefix`` goes before
-    the command line (a sandbox). Call it from the main thread. Raises ``WorkerError`` where it cannot be started.
+    the command line (a sandbox). Where it is a launcher of processes, say ``launched``: those close every descriptor
+    but the standard ones, so the socket is standard input. Call it from the main thread. Raises ``WorkerError`` where
+    the child cannot be started.
     """
-    worker = spawn(Worker, module, name, environment or {}, prefix)
+    worker = spawn(Worker, module, name, environment or {}, prefix, launched=launched, arguments=arguments)
     try:
         yield worker
     finally:

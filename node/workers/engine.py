@@ -257,7 +257,7 @@ class Engine:
         self,
         config: str,
         tokenizer: str,
-        recipe: dict[str, int],
+        recipe: dict[str, Any],
         threads: int = 1,
         dtype: str = "float32",
         device: str = "cpu",

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from node.workers.child import UserError
 
@@ -220,11 +221,15 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """The whole model. Its ``state_dict`` has Hugging Face's names; a tied model has no ``lm_head.weight``."""
+    """The whole model. Its ``state_dict`` has Hugging Face's names; a tied model has no ``lm_head.weight``.
+
+    With ``recompute`` a layer keeps its input only for the backward pass, and computes what is inside again.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False
         self.model = Decoder(config)
         self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)
 
@@ -248,16 +253,24 @@ class CausalLM(nn.Module):
         angles = (angles[0].to(self.dtype), angles[1].to(self.dtype))
         x = self.model.embed_tokens(tokens)
         for number, layer in enumerate(self.model.layers):
-            x = layer(x, angles, mask, cache, number)
+            if self.recompute and torch.is_grad_enabled():
+                # nothing here is random, so there is no state of a generator to keep
+                x = checkpoint(layer, x, angles, mask, cache, number, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, angles, mask, cache, number)
         if cache is not None:
             cache.length += tokens.shape[1]
         result: Tensor = self.model.norm(x)
         return result
 
+    @property
+    def head(self) -> Tensor:
+        """The output projection [V, H]."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] in fp32 of final-norm hidden states [..., H]."""
-        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return functional.linear(hidden, head).float()
+        return functional.linear(hidden, self.head).float()
 
 
 def parameter_count(model: nn.Module) -> int:

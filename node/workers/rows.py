@@ -36,7 +36,7 @@ class Rows:
     """A batch of rows. ``tokens``, ``positions``, ``segments``: int64 [B, S], segment 0 the prompt, i the row's i-th
     response, ``PADDING`` none. ``sources``: int64 [N], flat index (row · S + slot) of the state that chose each
     response token; ``targets``: int64 [N], those tokens; ``owners``: int64 [N], number of the sequence among all
-    responses of the packed groups."""
+    responses of the packed groups; ``places``: int64 [N], number of the token among all their tokens."""
 
     tokens: Tensor
     positions: Tensor
@@ -44,6 +44,12 @@ class Rows:
     sources: Tensor
     targets: Tensor
     owners: Tensor
+    places: Tensor
+
+    @property
+    def slots(self) -> int:
+        """The padded size B · S: what a pass costs."""
+        return self.tokens.numel()
 
     def mask(self) -> Tensor:
         """bool [B, 1, S, S]: which slot (second last axis) may attend to which."""
@@ -64,13 +70,14 @@ class _Row:
     sources: list[int]
     targets: list[int]
     owners: list[int]
+    places: list[int]
 
 
 def _open(prompt: Sequence[int]) -> _Row:
-    return _Row(list(prompt), list(range(len(prompt))), [0] * len(prompt), [], [], [])
+    return _Row(list(prompt), list(range(len(prompt))), [0] * len(prompt), [], [], [], [])
 
 
-def _append(row: _Row, prompt_size: int, response: Sequence[int], owner: int) -> None:
+def _append(row: _Row, prompt_size: int, response: Sequence[int], owner: int, place: int) -> None:
     start, fed = len(row.tokens), list(response[:-1])
     segment = row.segments[-1] + 1  # they ascend along a row
     row.tokens += fed
@@ -79,6 +86,7 @@ def _append(row: _Row, prompt_size: int, response: Sequence[int], owner: int) ->
     row.sources += [prompt_size - 1, *range(start, start + len(fed))]
     row.targets += response
     row.owners += [owner] * len(response)
+    row.places += range(place, place + len(response))
 
 
 def _stack(rows: Sequence[_Row], device: torch.device) -> Rows:
@@ -94,42 +102,59 @@ def _stack(rows: Sequence[_Row], device: torch.device) -> Rows:
         sources=torch.tensor([n * slots + slot for n, row in enumerate(rows) for slot in row.sources], device=device),
         targets=torch.tensor([token for row in rows for token in row.targets], device=device),
         owners=torch.tensor([owner for row in rows for owner in row.owners], device=device),
+        places=torch.tensor([place for row in rows for place in row.places], device=device),
     )
 
 
 def pack(
-    groups: Sequence[Group], *, row_slots: int = 1024, batch_slots: int = 8192, device: torch.device | None = None
+    groups: Sequence[Group],
+    *,
+    row_slots: int = 1024,
+    batch_slots: int = 8192,
+    sort: bool = False,
+    device: torch.device | None = None,
 ) -> list[Rows]:
     """Lay out ``groups`` in batches whose concatenated ``targets`` keep the order of group, response and token.
 
     A row takes responses until it has ``row_slots`` slots (the mask grows with their square), then the prompt is
     repeated in a new row; a batch takes rows until its padded size reaches ``batch_slots``. One response always fits.
+    With ``sort`` rows of like width share a batch, which leaves little padding and gives up the order: ``places`` has
+    it.
     """
     rows: list[_Row] = []
-    owner = 0
+    owner = place = 0
     for group in groups:
         row = _open(group.prompt)
         for response in group.responses:
             if row.owners and len(row.tokens) + len(response) - 1 > row_slots:
                 rows.append(row)
                 row = _open(group.prompt)
-            _append(row, len(group.prompt), response, owner)
+            _append(row, len(group.prompt), response, owner, place)
             owner += 1
+            place += len(response)
         rows.append(row)
-    place = device or torch.device("cpu")
+    if sort:
+        rows.sort(key=lambda row: -len(row.tokens))  # the largest first: where memory is short, it shows at once
+    where = device or torch.device("cpu")
     batches: list[Rows] = []
     batch: list[_Row] = []
     widest = 0
     for row in rows:
         width = max(widest, len(row.tokens))
         if batch and width * (len(batch) + 1) > batch_slots:
-            batches.append(_stack(batch, place))
+            batches.append(_stack(batch, where))
             batch, width = [], len(row.tokens)
         batch.append(row)
         widest = width
     if batch:
-        batches.append(_stack(batch, place))
+        batches.append(_stack(batch, where))
     return batches
+
+
+def idle(device: torch.device) -> Rows:
+    """The smallest pass there is, for whom has nothing to do while others work: one token, to be given no weight."""
+    (made,) = pack([Group([0], [[0]])], device=device)
+    return made
 
 
 def chosen_by(model: CausalLM, rows: Rows) -> Tensor:

@@ -1,279 +1,164 @@
 """The trainer child: one step of asynchronous GRPO makes the next version of the weights.
 
-1. A step takes verified submissions, drops groups without signal, and takes ``inner_steps`` optimizer steps, each
-   over its own share of the groups. π_old is that of the weights before the first of them (``node.workers.grpo``).
-2. Master weights and the optimizer are float32; what is published has the dtypes of the manifest that was loaded.
-3. The checkpoint (a safetensors file) holds everything that goes on from step to step. Loading the version and its
-   checkpoint continues bit for bit as if the child had never ended.
-4. A loss or gradient that is not finite is an error: nothing is written, and the child refuses to train until the
-   last good version is loaded again.
-5. Both files are written beside their destination and renamed, the checkpoint first: a version never lacks the state
-   that made it.
+1. Master weights and the optimizer are float32; what is published has the dtypes of the manifest that was loaded.
+2. A loss or gradient that is not finite stops the step: nothing is written, the answer says why, and the child refuses
+   to train until the last good version is loaded again.
+3. Run as ``python -P -m node.workers.trainer FD`` it is one process; with ``FD FOLDER``, started through torchrun, it
+   is one rank of several. Rank 0 answers the daemon, and every rank does what rank 0 is asked to (``sharding``).
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as encode_safetensors
 from torch import Tensor
 
-from node.workers import child, grpo, rows
+from node.workers import checkpoint as checkpoints
+from node.workers import child, sharding
 from node.workers import weights as weight_files
 from node.workers.child import UserError
-from node.workers.model import CausalLM, parameter_count, read_config
-from proofs.checksum import value_checksum
-from protocol.constants import MILLION
+from node.workers.learner import Learner, Sample, activation_bytes, make_policy, samples_of
+from node.workers.model import Config, parameter_count, read_config
+from node.workers.policy import Policy
+from node.workers.sharding import Group
 from protocol.domain import Recipe
 from protocol.errors import LocalError, PeerError
 from protocol.rollout import Submission
 
-BETAS = (0.9, 0.99)
-ROW_SLOTS = 256
-BATCH_SLOTS = 2048
-"""Slots of one pass: bounds memory, and keeps activations in a small machine's cache. No influence on the
-mathematics."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A group to learn from: rewards in micro, ``reported`` −log μ of every response token in micro."""
-
-    prompt: Sequence[int]
-    responses: Sequence[Sequence[int]]
-    reported: Sequence[Sequence[int]]
-    rewards: Sequence[int]
-
-
-@dataclass(slots=True)
-class _Batch:
-    """One pass: rows, and what belongs to each of their N response tokens."""
-
-    rows: rows.Rows
-    reported: Tensor
-    advantage: Tensor
-    old: Tensor | None = None
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Sums over tokens (but ``grad_norm``: the largest of the step)."""
-
-    loss: float = 0.0
-    ratio: float = 0.0
-    weight: float = 0.0
-    clipped: int = 0
-    entropy: float = 0.0
-    kl: float = 0.0
-    grad_norm: float = 0.0
-    tokens: int = 0
-
-
-def samples_of(submission: Submission) -> list[Sample]:
-    """A submission's groups as samples."""
-    return [
-        Sample(
-            prompt=group.prompt,
-            responses=[response.tokens for response in group.responses],
-            reported=[response.logprobs for response in group.responses],
-            rewards=[response.reward for response in group.responses],
-        )
-        for group in submission.groups
-    ]
-
-
-class Learner:
-    """A model with its optimizer. ``updates`` counts optimizer steps since version 0, for the warm-up."""
-
-    def __init__(self, model: CausalLM, recipe: Recipe) -> None:
-        self.model = model
-        self.recipe = recipe
-        self.limits = grpo.Limits.of(recipe)
-        self.temperature = recipe.temperature / MILLION
-        self.updates = 0
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=0.0, betas=BETAS, weight_decay=recipe.weight_decay / MILLION
-        )
-
-    def train(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Take one step's optimizer steps and return its metrics. Raises ``FloatingPointError`` where a loss or
-        gradient is not finite; the model may have moved by then and must be loaded again."""
-        begun = time.perf_counter()
-        used = [(sample, advantage) for sample in samples if (advantage := grpo.advantages(sample.rewards)) is not None]
-        # Dealt out like cards, so that every optimizer step sees every author and age.
-        shares = [used[first :: self.recipe.inner_steps] for first in range(self.recipe.inner_steps)]
-        steps = [self._batches(share) for share in shares if share]
-        if len(steps) > 1:  # with a single one, the policy before the step is the one in its own forward pass
-            self._recompute_old(steps)
-        sums = _Sums()
-        for batches in steps:
-            self._update(batches, sums)
-        tokens = max(1, sums.tokens)
-        return {
-            "loss": sums.loss / max(1, len(steps)),
-            "grad_norm": sums.grad_norm,
-            "ratio_mean": sums.ratio / tokens,
-            "importance_mean": sums.weight / tokens,
-            "clip_share": sums.clipped / tokens,
-            "entropy": sums.entropy / tokens,
-            "behaviour_kl": sums.kl / tokens,
-            "groups_used": len(used),
-            "groups_dropped": len(samples) - len(used),
-            "trained": sum(len(sample.responses) for sample, _ in used),
-            "tokens": sums.tokens,
-            "updates": self.updates,
-            "learning_rate": self._rate(),
-            "seconds": time.perf_counter() - begun,
-        }
-
-    def _batches(self, share: Sequence[tuple[Sample, list[float]]]) -> list[_Batch]:
-        packed = rows.pack(
-            [rows.Group(sample.prompt, sample.responses) for sample, _ in share],
-            row_slots=ROW_SLOTS,
-            batch_slots=BATCH_SLOTS,
-            device=self.model.device,
-        )
-        reported = [-value / MILLION for sample, _ in share for line in sample.reported for value in line]
-        by_response = torch.tensor([value for _, advantage in share for value in advantage], device=self.model.device)
-        behind = torch.tensor(reported, device=self.model.device)
-        batches: list[_Batch] = []
-        for batch in packed:
-            count = len(batch.targets)
-            batches.append(_Batch(batch, behind[:count], by_response[batch.owners]))
-            behind = behind[count:]
-        return batches
-
-    def _forward(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Logits [N, V] and the log-probabilities [N] of the response tokens."""
-        logits = self.model.logits(rows.chosen_by(self.model, batch.rows))
-        scaled = torch.log_softmax(logits / self.temperature, dim=-1)
-        return logits, scaled.gather(1, batch.rows.targets[:, None])[:, 0]
-
-    @torch.no_grad()
-    def _recompute_old(self, steps: Sequence[Sequence[_Batch]]) -> None:
-        for batches in steps:
-            for batch in batches:
-                batch.old = self._forward(batch)[1]
-
-    def _rate(self) -> float:
-        warmup = max(1, self.recipe.warmup_steps)
-        return self.recipe.learning_rate / 10**12 * min(1.0, (self.updates + 1) / warmup)
-
-    def _update(self, batches: Sequence[_Batch], sums: _Sums) -> None:
-        """One optimizer step over ``batches``, all of its tokens weighing the same."""
-        denominator = sum(len(batch.rows.targets) for batch in batches)
-        self.optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for batch in batches:
-            logits, logprobs = self._forward(batch)
-            old = logprobs.detach() if batch.old is None else batch.old
-            found = grpo.objective(logprobs, old, batch.reported, batch.advantage, self.limits)
-            # Without a coefficient, the two terms are measured and cost no backward pass.
-            with torch.set_grad_enabled(self.limits.entropy > 0):
-                spread = grpo.entropy(logits, self.temperature).sum()
-            with torch.set_grad_enabled(self.limits.kl > 0):
-                drift = grpo.behaviour_kl(logprobs, batch.reported).sum()
-            loss = -(found.value.sum() + self.limits.entropy * spread - self.limits.kl * drift) / denominator
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-            sums.ratio += found.ratio.sum().item()
-            sums.weight += found.weight.sum().item()
-            sums.clipped += int(found.clipped.sum())
-            sums.entropy += spread.item()
-            sums.kl += drift.item()
-        limit = self.recipe.grad_clip / MILLION or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
-        if not (math.isfinite(total) and math.isfinite(norm)):
-            raise FloatingPointError(f"the loss ({total}) or the gradient norm ({norm}) is not finite")
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate()
-        self.optimizer.step()
-        self.updates += 1
-        sums.loss += total
-        sums.grad_norm = max(sums.grad_norm, norm)
-        sums.tokens += denominator
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything that goes on from step to step beside the published weights: Adam's moments, and the masters."""
-        tensors = {"updates": torch.tensor(self.updates)}
-        for name, parameter in self.model.named_parameters():
-            tensors[f"master.{name}"] = parameter.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}.{name}"] = value
-        return tensors
-
-    @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of ``state``. Raises ``KeyError`` where something is missing."""
-        self.updates = int(tensors["updates"])
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(tensors[f"master.{name}"])
-            if self.updates:
-                self.optimizer.state[parameter] = {
-                    key: tensors[f"{key}.{name}"].clone() for key in ("step", "exp_avg", "exp_avg_sq")
-                }
+_EXPECTED = (UserError, LocalError)
+"""What every rank raises alike."""
+MEMORY_SHARE = 4
+"""One part in so many of the memory may hold activations; beyond, they are computed again."""
 
 
 class Trainer:
-    """The child's state between operations; ``configure``, ``load`` and ``train`` are the operations."""
+    """The child's state between operations; ``configure``, ``load`` and ``train`` are the operations.
 
-    def __init__(self) -> None:
-        self._model: CausalLM | None = None
+    Where ``group`` is None the process is alone.
+    """
+
+    def __init__(self, group: Group | None = None) -> None:
+        self._group = group
+        self._config: Config | None = None
         self._recipe: Recipe | None = None
+        self._dtype = torch.float32
+        self._recompute = "auto"
+        self._policy: Policy | None = None
         self._learner: Learner | None = None
         self._dtypes: dict[str, torch.dtype] = {}
+        self._reference: tuple[str, str] | None = None
 
     def configure(
-        self, config: str, recipe: dict[str, int], tokenizer: str = "", threads: int = 1, device: str = "cpu"
+        self,
+        config: str,
+        recipe: dict[str, Any],
+        tokenizer: str = "",
+        threads: int = 1,
+        dtype: str = "float32",
+        device: str = "cpu",
+        recompute: str = "auto",
     ) -> dict[str, Any]:
-        """Read the model's configuration (a path). The trainer needs no tokenizer, whose path is accepted all the
-        same, so that all torch children are configured alike."""
-        torch.set_num_threads(threads)
-        self._model = CausalLM(read_config(Path(config))).to(device)
-        self._recipe = Recipe(**recipe)
-        self._learner = None
-        return {"parameters": parameter_count(self._model)}
+        """Read the model's configuration (a path).
 
-    def load(self, manifest: str, weights: str, checkpoint: str | None = None) -> dict[str, Any]:
-        """Load a version, and the checkpoint that goes with it where there is one; else the optimizer starts afresh."""
-        if self._model is None or self._recipe is None:
+        The trainer needs no tokenizer, whose path is accepted all the same, so that all torch children are configured
+        alike. ``dtype`` is the one in which the domain computes; ``recompute`` says whether activations are computed
+        again for the backward pass: "on", "off" or, by the memory there is, "auto".
+        """
+        torch.set_num_threads(threads)
+        self._config, self._recipe = read_config(Path(config)), Recipe(**recipe)
+        self._dtype = sharding.DTYPES[dtype]
+        if self._group is None:
+            self._group = sharding.alone(device, sharded=self._dtype is not torch.float32)
+        self._recompute = recompute
+        self._learner = self._policy = None
+        self._policy = make_policy(self._config, self._recipe, self._group, self._dtype)
+        needed = activation_bytes(self._config, self._group.device, self._dtype)
+        again = recompute == "on" or (recompute == "auto" and needed * MEMORY_SHARE > _memory(self._group.device))
+        self._policy.model.recompute = again
+        return {
+            "parameters": parameter_count(self._policy.model),
+            "processes": self._group.size,
+            "recompute": again,
+        }
+
+    def load(
+        self, manifest: str, weights: str, checkpoint: str | None = None, reference: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Load a version, and the checkpoint that goes with it where there is one; else the optimizer starts afresh.
+
+        ``reference`` are the manifest's and the whole file's path of version 0, for a recipe with a KL term.
+        """
+        if self._policy is None or self._recipe is None or self._group is None:
             raise LocalError("configure comes before load")
+        group, policy, recipe = self._group, self._policy, self._recipe
         self._learner = None
-        described = weight_files.read_manifest(Path(manifest))
-        value = weight_files.load_into(self._model, weight_files.map_whole(described, Path(weights)))
+        policy.zero_grad(set_to_none=True)  # a step that failed left some
+        described = group.together(partial(weight_files.read_manifest, Path(manifest)))
+        group.together(lambda: _fill(group, policy, weight_files.map_whole(described, Path(weights))))
+        checksum = group.checksum(policy.model.parameters())
         # In the manifest's order: the next version is written in the same one.
         self._dtypes = {info.name: weight_files.DTYPES[info.dtype] for info in described.tensors}
-        learner = Learner(self._model, self._recipe)
+        self._reference = None if reference is None else (reference[0], reference[1])
+        learner = Learner(policy, recipe, group)
         if checkpoint is not None:
-            restore_checkpoint(learner, Path(checkpoint), value)
+            group.together(lambda: checkpoints.restore(learner, Path(checkpoint), checksum))
         self._learner = learner
-        return {"checksum": value, "updates": learner.updates}
+        return {"checksum": checksum, "updates": learner.updates}
 
     def train(self, submissions: list[str], output: str, checkpoint: str) -> dict[str, Any]:
-        """One step over the submissions in these files. Writes the next version's whole file and its checkpoint."""
-        learner, recipe = self._learner, self._recipe
-        if learner is None or recipe is None:
-            raise LocalError("the trainer has no version loaded: after an error the last good one must be loaded again")
-        samples = [sample for path in submissions for sample in samples_of(read_submission(Path(path), recipe))]
-        self._learner = None  # until the step has succeeded
-        metrics = learner.train(samples)
-        published = self._published(learner.model)
-        value = value_checksum(published.values())
-        write_checkpoint(learner, Path(checkpoint), value)
-        weight_files.write_whole(published.values(), Path(output))
-        self._learner = learner
-        return {"metrics": metrics, "tensors": weight_files.layout(published), "checksum": value}
+        """One step over the submissions in these files. Writes the next version's whole file and its checkpoint.
 
-    def _published(self, model: CausalLM) -> dict[str, Tensor]:
-        parameters = dict(model.named_parameters())
-        return {name: parameters[name].detach().to(dtype) for name, dtype in self._dtypes.items()}
+        Where the step had to be stopped (rule 2), the answer is ``stopped``, the reason, and nothing else.
+        """
+        learner, recipe, group = self._learner, self._recipe, self._group
+        if learner is None or recipe is None or group is None:
+            raise LocalError("the trainer has no version loaded: after an error the last good one must be loaded again")
+        samples = group.together(lambda: read_samples(submissions, recipe))
+        if recipe.kl and self._reference is None:
+            raise LocalError("the recipe has a KL term, and no reference was loaded")
+        self._learner = None  # until the step has succeeded
+        try:
+            metrics = learner.train(samples, self._reference_policy)
+        except FloatingPointError as error:
+            return {"stopped": str(error)}
+        layout, checksum = checkpoints.write(learner, self._dtypes, Path(output), Path(checkpoint))
+        self._learner = learner
+        return {"metrics": metrics, "tensors": layout, "checksum": checksum}
+
+    def _reference_policy(self) -> Policy:
+        """The policy of version 0, in the dtype in which the domain computes."""
+        assert self._config is not None
+        assert self._recipe is not None
+        assert self._group is not None
+        assert self._reference is not None
+        manifest, weights = map(Path, self._reference)
+        group = self._group
+        made = make_policy(self._config, self._recipe, group, self._dtype, frozen=True)
+        described = group.together(lambda: weight_files.read_manifest(manifest))
+        group.together(lambda: _fill(group, made, weight_files.map_whole(described, weights)))
+        return made
+
+
+def _fill(group: Group, policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    weight_files.check_fit(policy.model, tensors)
+    for name, parameter in policy.model.named_parameters():
+        group.fill(parameter, tensors[name])
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes of memory where the device computes."""
+    if device.type == "cuda":
+        total: int = torch.cuda.mem_get_info(device)[1]
+        return total
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def read_submission(path: Path, recipe: Recipe) -> Submission:
@@ -285,29 +170,14 @@ def read_submission(path: Path, recipe: Recipe) -> Submission:
         raise UserError(f"cannot read the submission {path}: {error}") from None
 
 
-def write_checkpoint(learner: Learner, path: Path, checksum: int) -> None:
-    """Write the learner's state atomically, with the ``checksum`` of the version it belongs to."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in learner.state().items()}
-    with weight_files.replacing(path) as file:
-        file.write(encode_safetensors(tensors, metadata={"checksum": str(checksum)}))
+def read_samples(paths: Sequence[str], recipe: Recipe) -> list[Sample]:
+    """The samples of the submissions in these files, in their order. Raises ``UserError``."""
+    return [sample for path in paths for sample in samples_of(read_submission(Path(path), recipe), recipe)]
 
 
-def restore_checkpoint(learner: Learner, path: Path, checksum: int) -> None:
-    """Restore the learner's state. Raises ``UserError`` where the file is damaged or belongs to another version."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            owner = (file.metadata() or {}).get("checksum")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        if owner != str(checksum):
-            raise UserError(f"the checkpoint {path} belongs to another version of the weights")
-        learner.restore(tensors)
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        raise UserError(f"cannot read the checkpoint {path}: {error}") from None
-
-
-def operations() -> dict[str, child.Operation]:
+def operations(group: Group | None = None) -> dict[str, child.Operation]:
     """The trainer's operations over one fresh state."""
-    trainer = Trainer()
+    trainer = Trainer(group)
     return {
         "configure": trainer.configure,
         "load": trainer.load,
@@ -316,5 +186,36 @@ def operations() -> dict[str, child.Operation]:
     }
 
 
+def _told(group: Group, name: str, operation: child.Operation, **arguments: Any) -> dict[str, Any]:
+    """Rank 0's form of an operation: the others do the same. After a surprise the ranks are out of step."""
+    try:
+        group.tell((name, arguments))
+        return operation(**arguments)
+    except _EXPECTED:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the socket closes; see rule 3."""
+    if len(arguments) == 1:
+        child.run(operations, list(arguments))
+        return
+    connection = child.connect(int(arguments[0]))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    group = sharding.join(Path(arguments[1]), device)
+    table = operations(group)
+    if group.first:
+        with suppress(OSError):
+            child.serve({name: partial(_told, group, name, each) for name, each in table.items()}, connection)
+        return
+    while True:
+        name, words = group.tell(None)
+        with suppress(*_EXPECTED):
+            table[name](**words)
+
+
 if __name__ == "__main__":
-    child.run(operations)
+    main(sys.argv[1:])

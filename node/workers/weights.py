@@ -10,9 +10,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -69,11 +72,16 @@ def map_whole(manifest: Manifest, path: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_into(model: CausalLM, tensors: Mapping[str, Tensor]) -> int:
-    """Copy ``tensors`` into ``model`` and return the checksum of what the model then holds.
+    """Copy ``tensors`` into ``model`` and return the checksum of what the model then holds; see ``check_fit``."""
+    check_fit(model, tensors)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[name])
+    return checksum(model)
 
-    Raises ``UserError`` unless names and shapes are exactly the model's: a version of another architecture must not
-    half load.
-    """
+
+def check_fit(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ``UserError`` unless names and shapes are exactly the model's: a version of another architecture must not
+    half load."""
     parameters = dict(model.named_parameters())
     if parameters.keys() != tensors.keys():
         odd = sorted(parameters.keys() ^ tensors.keys())
@@ -81,9 +89,6 @@ def load_into(model: CausalLM, tensors: Mapping[str, Tensor]) -> int:
     for name, parameter in parameters.items():
         if parameter.shape != tensors[name].shape:
             raise UserError(f"the weights do not fit the model's configuration: {name} has another shape")
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
-    return checksum(model)
 
 
 def checksum(model: nn.Module) -> int:
@@ -93,7 +98,12 @@ def checksum(model: nn.Module) -> int:
 
 def layout(tensors: Mapping[str, Tensor]) -> Layout:
     """The rows that describe ``tensors``, in their order."""
-    return [[name, _NAMES[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()]
+    return [row(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+
+
+def row(name: str, dtype: torch.dtype, shape: Sequence[int]) -> list[object]:
+    """The row that describes one tensor."""
+    return [name, _NAMES[dtype], list(shape)]
 
 
 @contextmanager
@@ -112,12 +122,39 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def write_safetensors(
+    file: BinaryIO,
+    described: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    tensors: Iterable[Tensor],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write ``tensors`` in the order of ``described`` (dtype and shape by name), one in memory at a time.
+
+    Format: https://github.com/huggingface/safetensors#format.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in described.items():
+        start, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for tensor in tensors:
+        write_tensor(tensor, file)
+
+
+def write_tensor(tensor: Tensor, file: BinaryIO) -> None:
+    """Append the raw little-endian bytes of ``tensor``."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    file.write(flat.view(torch.uint8).numpy().data)
+
+
 def write_whole(tensors: Iterable[Tensor], path: Path) -> None:
     """Write ``tensors`` in order as a whole file, atomically."""
     with replacing(path) as file:
         for tensor in tensors:
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            file.write(flat.view(torch.uint8).numpy().data)
+            write_tensor(tensor, file)
 
 
 def read_safetensors(directory: Path) -> dict[str, Tensor]:

@@ -136,6 +136,8 @@ class Faults:
     """What children do wrong: ``fail[op]`` is raised by the operation of that name, the given number of times."""
 
     fail: dict[str, tuple[Exception, int]] = field(default_factory=dict)
+    diverge: int = 0
+    """Steps of the trainer still to be stopped."""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """(child, operation) of every call."""
     arguments: list[dict[str, Any]] = field(default_factory=list)
@@ -234,16 +236,24 @@ class TrainerChild(Child):
     raw = b""
     steps = 0
 
-    def configure(self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int) -> dict[str, Any]:
+    def configure(
+        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str, recompute: str
+    ) -> dict[str, Any]:
         self.recipe = Recipe(**recipe)
         return {}
 
-    def load(self, manifest: str, weights: str, checkpoint: str | None) -> dict[str, Any]:
+    def load(self, manifest: str, weights: str, checkpoint: str | None, reference: list[str] | None) -> dict[str, Any]:
+        assert (reference is None) == (self.recipe.kl == 0)
+        if reference is not None:
+            assert Path(reference[1]).read_bytes() == WHOLE_0
         self.raw = Path(weights).read_bytes()
         self.steps = 0 if checkpoint is None else int(Path(checkpoint).read_text())
         return {"checksum": checksum(self.raw)}
 
     def train(self, submissions: list[str], output: str, checkpoint: str) -> dict[str, Any]:
+        if self.faults.diverge:
+            self.faults.diverge -= 1
+            return {"stopped": "the loss (nan) or the gradient norm (nan) is not finite"}
         parsed = [Submission.parse(Path(path).read_bytes(), self.recipe) for path in submissions]
         self.raw = b"".join(
             (int.from_bytes(self.raw[i : i + 4], "little") + 1).to_bytes(4, "little") for i in range(0, 64, 4)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node import config
-from node.config import KEYS, BulkConfig, Config, DevnetConfig, resolve
+from node.config import KEYS, BulkConfig, Config, DevnetConfig, TrainerConfig, resolve
 from node.errors import UserError
 from protocol.identity import Identity, peer_id
 
@@ -31,6 +31,7 @@ def test_write_and_load(tmp_path: Path) -> None:
         willing=("inference",),
         log_level="debug",
         threads=3,
+        trainer=TrainerConfig(processes=2, recompute="on"),
         bulk=BulkConfig(
             listen=("/ip4/127.0.0.1/tcp/0",),
             announce=("/dns4/weights.example.org/tcp/443/https/http-path/a%2Fb",),
@@ -60,6 +61,10 @@ def test_every_name_survives(name: str, tmp_path_factory: pytest.TempPathFactory
         ("colour = 1", "'colour'"),
         ("[devnet]\ncheats = 1", "'devnet.cheats'"),
         ("devnet = 1", "devnet"),
+        ("trainer = 1", "trainer"),
+        ("[trainer]\nprocess = 1", "'trainer.process'"),
+        ("[trainer]\nprocesses = 0", "trainer.processes"),
+        ('[trainer]\nrecompute = "yes"', "trainer.recompute"),
         ("name = 1", "name"),
         ('name = ""', "name"),
         (f'name = "{"x" * 33}"', "name"),
@@ -203,6 +208,7 @@ def test_a_devnets_nodes_read_their_files_only() -> None:
             "name": st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=32),
             "threads": st.integers(1, 1024),
             "listen": st.just(["/ip4/127.0.0.1/tcp/0"]),
+            "trainer.processes": st.integers(1, 64),
             "devnet.cheat": st.sampled_from(config.CHEATS),
         },
     )

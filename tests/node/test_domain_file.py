@@ -77,6 +77,15 @@ parameters = {{ ratio = 0.5 }}
     assert row["parameters"] == '{"ratio": 0.5}'
 
 
+def test_length_control_by_list_and_by_name() -> None:
+    text = f'{LEAST}\n[recipe]\nmax_response_tokens = 16000\nnormalisation = "sequence"\nlength_penalty = 0.0005\n'
+    listed = domain_file.parse(f'{text}target_lengths = [8, 20]\nbudget_prompt = "{{}} tokens"', PATH).recipe
+    assert (listed.target_lengths, listed.length_penalty) == ((8, 20), 500)
+    assert (listed.normalisation, listed.budget_prompt) == ("sequence", "{} tokens")
+    named = domain_file.parse(f'{text}target_lengths = "TARGET-LONG"', PATH).recipe
+    assert named.target_lengths == (2000, 4000, 6000, 8000, 10_000)
+
+
 def test_named_validators_are_not_joined_by_newcomers() -> None:
     text = f'validators = ["{NODES[0].hex()}"]\n{LEAST}'
     assert domain_file.parse(text, PATH).policy.validator_reputation == domain_file.EARNED_REPUTATION
@@ -102,6 +111,15 @@ def test_named_validators_are_not_joined_by_newcomers() -> None:
         (f"{LEAST}\n[recipe]\ntemperature = 0.0000015", "a multiple of 0.000001"),
         (f"{LEAST}\n[recipe]\ngroup_size = 1.5", "a whole number"),
         (f"{LEAST}\n[recipe]\ngroup_size = {'9' * 5000}", "not TOML"),
+        (
+            f'{LEAST}\n[recipe]\nnormalisation = "group"',
+            "recipe.normalisation: expected one of token, sequence",
+        ),
+        (f"{LEAST}\n[recipe]\ntarget_lengths = 3", "recipe.target_lengths: expected a list"),
+        (f'{LEAST}\n[recipe]\ntarget_lengths = "SHORT"', "or TARGET-SHORT or TARGET-LONG"),
+        (f"{LEAST}\n[recipe]\ntarget_lengths = [0]", "recipe.target_lengths: expected an integer from 1"),
+        (f"{LEAST}\n[recipe]\ntarget_lengths = [6]", "line 7: recipe: a target length is longer"),
+        (f'{LEAST}\n[recipe]\nbudget_prompt = "é"', "recipe.budget_prompt: expected a printable ASCII text"),
         (f"{LEAST}\n[timings]\npresence = -1", "line 8: timings.presence: expected seconds from 0.001"),
         (f"{LEAST}\n[policy]\naudit_share = 2", "policy.audit_share: expected a number from 0 to 1"),
         (f"{LEAST}\n[policy]\nvalidator_reputation = 0.5", "nobody could earn it"),

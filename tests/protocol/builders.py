@@ -48,6 +48,10 @@ RECIPE = Recipe(
     entropy=0,
     kl=0,
     inner_steps=1,
+    normalisation="token",
+    target_lengths=(),
+    length_penalty=0,
+    budget_prompt="",
 )
 POLICY = Policy(
     min_nodes=2,

@@ -108,6 +108,14 @@ def test_a_devnets_timings_are_at_least_ten_times_shorter() -> None:
         put(TASKS, 0, 3, value='{"a": NaN}'),
         put(TASKS, 0, 3, value="[" * 2000),
         put(TASKS, 0, 5, value=[bytes(32), 1]),
+        put(RECIPE_AT, 19, value="group"),
+        put(RECIPE_AT, 20, value=[3, 2]),
+        put(RECIPE_AT, 20, value=[2, 2]),
+        put(RECIPE_AT, 20, value=[0]),
+        put(RECIPE_AT, 20, value=[2]),  # without a budget prompt
+        put(RECIPE_AT, 20, value=list(range(1, 66))),
+        put(RECIPE_AT, 21, value=1_000_001),
+        put(RECIPE_AT, 22, value="x" * 201),
         put(RECIPE_AT, 1, value=0),
         put(RECIPE_AT, 6, value=0),
         put(RECIPE_AT, 7, value=1_000_001),
@@ -146,3 +154,18 @@ def test_golden_genesis() -> None:
     stored = golden("genesis")
     assert golden_genesis() == stored
     assert parse_genesis(bytes.fromhex(stored["wire"])).id.hex() == stored["id"]
+
+
+def test_length_control_reads_as_itself_and_stays_within_a_response() -> None:
+    def control(lengths: list[int], words: str) -> bytes:
+        def change(body: list[Any]) -> None:
+            body[RECIPE_AT][20], body[RECIPE_AT][22] = lengths, words
+
+        return altered(change)
+
+    recipe = parse_genesis(control([2, 8], "Use {} tokens.")).recipe
+    assert (recipe.target_lengths, recipe.budget_prompt) == ((2, 8), "Use {} tokens.")
+    assert hash(recipe)  # the lengths are a tuple whatever they came from
+    for lengths, words in (([2, 9], "{}"), ([2], "{} of {}"), ([2], "none")):
+        with pytest.raises(PeerError, match="target length"):
+            parse_genesis(control(lengths, words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from protocol import schedule
 from protocol.constants import MAX_DUE_VALIDATORS, MILLION
 from protocol.errors import LocalError
-from tests.protocol.builders import digest
+from tests.protocol.builders import RECIPE, digest
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "seed.json").read_text())
 DOMAIN, WEIGHTS, NODE = digest("domain"), digest("weights"), digest("node")
@@ -123,3 +124,17 @@ def test_few_validators_are_all_due() -> None:
 )
 def test_a_rollout_counts_for_two_versions(base: int, version: int, counts: bool) -> None:
     assert schedule.usable(schedule.lag(base, version), 2) is counts
+
+
+def test_target_lengths_are_drawn_evenly_and_told_in_the_prompt() -> None:
+    targets = (100, 200, 300)
+    drawn = Counter(schedule.target_length(digest(f"seed {index}"), targets) for index in range(3000))
+    assert drawn.keys() == set(targets)
+    assert all(abs(count - 1000) < 130 for count in drawn.values())  # five standard deviations
+    seed = digest("seed")
+    place = int.from_bytes(sha256(b"farflung/length/v1\0" + seed).digest()[:8], "big") % 3
+    assert schedule.target_length(seed, targets) == targets[place]
+    recipe = replace(RECIPE, target_lengths=targets, budget_prompt="Use {} tokens.")
+    assert schedule.prompt("1 + 1?", seed, recipe) == f"1 + 1?\nUse {targets[place]} tokens."
+    assert schedule.target_length(seed, ()) is None
+    assert schedule.prompt("1 + 1?", seed, RECIPE) == "1 + 1?"

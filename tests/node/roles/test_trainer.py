@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from node.workers.client import WorkerError
 from protocol.constants import MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
 from protocol.rollout import Submission
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, TrainerChild, open_cluster
+from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, TrainerChild, genesis, open_cluster
 from tests.protocol.builders import RECIPE, digest
 
 
@@ -186,6 +187,45 @@ async def test_a_failing_child_costs_its_piece_of_work_only(
         assert faults.count("trainer", "start") == 2
         numbers = [step.number for step in steps_of(running)]
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_step_that_is_not_finite_is_thrown_away_with_its_batch(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        await trained(cluster, 1)
+        running = cluster.running[cluster.role("trainer")]
+        before, loads = running.steps, faults.count("trainer", "load")
+        faults.diverge = 1
+        await cluster.until(lambda: "training" in running.node.health.warnings)
+        assert "the loss (nan)" in running.node.health.warnings["training"]
+        stopped = next(
+            each["submissions"]
+            for call, each in reversed(list(zip(faults.calls, faults.arguments, strict=True)))
+            if call == ("trainer", "train")
+        )
+        await trained(cluster, before + 2)
+        # The same child loaded the last good version again, and none of the stopped rollouts was tried another time.
+        assert faults.count("trainer", "start") == 1
+        assert faults.count("trainer", "load") > loads
+        later = [each["submissions"] for each in faults.arguments if "submissions" in each][-2:]
+        assert not {path for paths in later for path in paths} & set(stopped)
+        assert "training" not in running.node.health.warnings
+        numbers = [step.number for step in steps_of(running)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_a_recipe_with_a_kl_term_gives_the_child_version_0(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The fake child looks at the files; version 0 stays although newer ones displace it."""
+    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, kl=1000))) as cluster:
+        await started(cluster)
+        await trained(cluster, 8)
+        given = [each["reference"] for each in faults.arguments if "reference" in each]
+        assert given
+        assert all(paths is not None for paths in given)
 
 
 async def test_a_full_disk_pauses_training(

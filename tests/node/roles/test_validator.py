@@ -48,7 +48,7 @@ async def altered(running: Running, honest: Entry, **changes: object) -> Entry:
     """Announces the honest submission's successor with other bytes: ``changes`` are fields of the submission."""
     node = running.node
     assert isinstance(honest.payload, Rollout)
-    submission = Submission.parse(node.blobs.get(honest.payload.submission) or b"", RECIPE)
+    submission = Submission.parse(node.blobs.get(honest.payload.submission) or b"", node.domain.recipe)
     data = replace(submission, **changes).encode()  # type: ignore[arg-type]
     return await announce(running, honest, node.blobs.put(data), len(data))
 
@@ -148,6 +148,29 @@ async def test_a_prompt_of_its_own_choice(
         assert summary(await judged(cluster, rollout)) == ("rejected", "hard", "wrong-prompt")
         # Scorers and the engine's replay never saw it.
         assert faults.count("engine", "replay") == 1
+
+
+async def test_with_length_control_the_prompt_must_tell_the_budget(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    recipe = replace(RECIPE, max_prompt_tokens=200, target_lengths=(2, 3), budget_prompt="Use {} tokens.")
+    async with stage(tmp_path, genesis(recipe=recipe)) as (cluster, version):
+        running = cluster.running["i"]
+        honest = await submit(running, version)
+        assert isinstance(honest.payload, Rollout)
+        assert summary(await judged(cluster, honest)) == ("accepted", "none", "ok")
+        submission = Submission.parse(running.node.blobs.get(honest.payload.submission) or b"", recipe)
+        told = [bytes(group.prompt).decode().partition("\n")[2] for group in submission.groups]
+        assert set(told) <= {"Use 2 tokens.", "Use 3 tokens."}
+        assert len(told) == 2
+        # The same questions with another budget are prompts of the author's own.
+        swapped = {ord("2"): ord("3"), ord("3"): ord("2")}
+        groups = tuple(
+            replace(g, counter=2 + i, prompt=(*g.prompt[:-13], *(swapped.get(t, t) for t in g.prompt[-13:])))
+            for i, g in enumerate(submission.groups)
+        )
+        rollout = await altered(running, honest, groups=groups, first_counter=2)
+        assert summary(await judged(cluster, rollout)) == ("rejected", "hard", "wrong-prompt")
 
 
 async def test_a_file_that_never_comes_is_missing_only_after_the_wait(

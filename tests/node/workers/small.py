@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from node.starter.defaults import RECIPE
+from node.workers import sharding
 from node.workers.engine import Claim, Settings, Written, build_proofs, generate
+from node.workers.learner import Learner, Sample
 from node.workers.model import CausalLM, Config, read_config
+from node.workers.policy import Policy
 from node.workers.weights import checksum, layout, write_whole
+from protocol.constants import MILLION
+from protocol.domain import Recipe
 from protocol.manifest import Manifest
 
 STARTER = Path(__file__).resolve().parents[3] / "node" / "starter"
 SETTINGS = Settings(group_size=4, max_prompt_tokens=64, max_tokens=6, temperature=1.0, min_p=0.0, end_token=1)
+
+RECIPE_SMALL = replace(
+    RECIPE,
+    group_size=4,
+    groups_per_submission=3,
+    max_response_tokens=6,
+    learning_rate=10**9,  # 1e-3
+    warmup_steps=3,
+    weight_decay=10_000,
+    grad_clip=1_000_000,
+    inner_steps=2,
+)
 
 QWEN = {
     "model_type": "qwen2",
@@ -76,6 +95,24 @@ def written(made: CausalLM, prompts: list[list[int]], settings: Settings = SETTI
     """Honest claims of one group a prompt."""
     noise = seeds(len(prompts))
     return claims(prompts, noise, generate(made, prompts, noise, settings))
+
+
+def samples(made: CausalLM, count: int, seed: int = 0) -> list[Sample]:
+    """Honest rollouts of ``made``, rewarded for even tokens."""
+    return [
+        Sample(
+            claim.prompt,
+            claim.responses,
+            claim.logprobs,
+            [10**6 * sum(token % 2 == 0 for token in line) // len(line) for line in claim.responses],
+        )
+        for claim in written(made, prompts(made.config, count, seed))
+    ]
+
+
+def learner(made: CausalLM, recipe: Recipe) -> Learner:
+    """A learner of ``made`` in this process alone."""
+    return Learner(Policy(made, recipe.temperature / MILLION), recipe, sharding.alone("cpu", sharded=False))
 
 
 def store(

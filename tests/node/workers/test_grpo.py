@@ -7,7 +7,7 @@ import torch
 
 from node.starter.defaults import RECIPE
 from node.workers import grpo
-from node.workers.grpo import Limits
+from node.workers.grpo import Limits, Tokens
 
 LIMITS = Limits(low=0.2, high=0.3, most=4.0, importance_max=2.0, entropy=0.0, kl=0.0)
 
@@ -55,30 +55,109 @@ def test_extreme_ratios_give_finite_gradients(difference: float) -> None:
     logprobs = torch.tensor([difference], requires_grad=True)
     for advantage in (1.0, -1.0):
         found = grpo.objective(logprobs, torch.zeros(1), torch.zeros(1), torch.tensor([advantage]), LIMITS)
-        (found.value.sum() + grpo.behaviour_kl(logprobs, torch.zeros(1)).sum()).backward()  # type: ignore[no-untyped-call]
+        (found.value.sum() + grpo.kl_from(logprobs, torch.zeros(1)).sum()).backward()  # type: ignore[no-untyped-call]
         assert math.isfinite(found.value.item())
         assert logprobs.grad is not None
         assert bool(torch.isfinite(logprobs.grad).all())
 
 
-def test_gradient_agrees_with_finite_differences() -> None:
+LOGPROBS = torch.tensor([-1.0, -2.0, -0.5, -3.0], dtype=torch.float64)
+SPREAD = torch.tensor([0.5, 1.0, 0.25, 2.0], dtype=torch.float64)
+TOKENS = Tokens(
+    # Ratios on both sides of 1 and of each clip, none within a finite difference of one.
+    old=LOGPROBS - torch.tensor([0.05, -0.5, 0.4, -0.1], dtype=torch.float64),
+    reported=LOGPROBS - torch.tensor([0.15, -0.6, 2.0, -0.1], dtype=torch.float64),
+    reference=LOGPROBS + torch.tensor([0.3, -0.2, 0.0, -1.0], dtype=torch.float64),
+    advantage=torch.tensor([1.0, -1.0, 0.7, -0.7], dtype=torch.float64),
+    weight=torch.tensor([0.5, 0.5, 1.0, 1.0], dtype=torch.float64),
+)
+
+
+def test_the_whole_loss_by_hand() -> None:
+    """Every term on; the numbers are those of the module's formula, worked out token by token."""
+    limits = Limits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=0.1, kl=0.3)
+    e = math.exp
+    terms = [
+        # w · min(min(r, δ)Â, clip(r)Â): e^0.05 is within the clip
+        e(0.1) * e(0.05) * 1.0 + 0.1 * 0.5 - 0.3 * (e(0.3) - 0.3 - 1),
+        # r = e^−0.5 below 1 − ε with Â < 0: clipped to 0.8; w = e^−0.1
+        e(-0.1) * 0.8 * -1.0 + 0.1 * 1.0 - 0.3 * (e(-0.2) + 0.2 - 1),
+        # r = e^0.4 above 1 + ε with Â > 0: clipped to 1.2; w = e^1.6, bounded by 2
+        2.0 * 1.2 * 0.7 + 0.1 * 0.25 - 0.0,
+        # r = e^−0.1 within the clip; w = 1
+        1.0 * e(-0.1) * -0.7 + 0.1 * 2.0 - 0.3 * (e(-1.0) + 1.0 - 1),
+    ]
+    expected = -(0.5 * terms[0] + 0.5 * terms[1] + terms[2] + terms[3]) / 3.0
+    found, sums = grpo.loss(LOGPROBS, SPREAD, TOKENS, limits, denominator=3.0)
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+    measured = dict(zip(grpo.MEASURES, sums.tolist(), strict=True))
+    assert measured["ratio"] == pytest.approx(e(0.05) + e(-0.5) + e(0.4) + e(-0.1))
+    assert measured["weight"] == pytest.approx(e(0.1) + e(-0.1) + 2.0 + 1.0)
+    assert measured["clipped"] == 2
+    assert measured["entropy"] == pytest.approx(3.75)
+    drift = [(-0.15, 1), (0.6, 1), (-2.0, 1), (0.1, 1)]
+    assert measured["behaviour_kl"] == pytest.approx(sum(e(x) - x - 1 for x, _ in drift))
+    assert measured["reference_kl"] == pytest.approx(sum(e(x) - x - 1 for x in (0.3, -0.2, 0.0, -1.0)))
+
+
+def test_parts_of_a_step_add_up_to_it() -> None:
+    limits = Limits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=0.1, kl=0.3)
+    whole, _ = grpo.loss(LOGPROBS, SPREAD, TOKENS, limits, 3.0)
+    parts = [
+        grpo.loss(LOGPROBS[part], SPREAD[part], TOKENS.part(part), limits, 3.0)[0]
+        for part in (slice(0, 1), slice(1, 4))
+    ]
+    assert sum(part.item() for part in parts) == pytest.approx(whole.item())
+
+
+@pytest.mark.parametrize(
+    ("entropy", "kl", "reference"), [(0.0, 0.0, False), (0.5, 0.0, False), (0.0, 0.7, True), (0.2, 0.3, True)]
+)
+def test_each_terms_gradient_agrees_with_finite_differences(entropy: float, kl: float, reference: bool) -> None:
+    """From the logits on, so that entropy and log-probabilities are those of one softmax."""
+    limits = Limits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=entropy, kl=kl)
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn((6, 9), generator=generator, dtype=torch.float64).requires_grad_()
-    tokens = torch.randint(0, 9, (6, 1), generator=generator)
-    start = torch.log_softmax(logits.detach(), -1).gather(1, tokens)[:, 0]
-    # Ratios on both sides of 1, none within a finite difference of a clip.
+    chosen = torch.randint(0, 9, (6, 1), generator=generator)
+    start = torch.log_softmax(logits.detach(), -1).gather(1, chosen)[:, 0]
     old = start + torch.tensor([0.05, -0.1, 0.4, -0.5, 0.0, -1.6], dtype=torch.float64)
-    reported = old + torch.tensor([0.1, -0.1, 0.3, 0.0, -2.0, 0.2], dtype=torch.float64)
-    advantage = torch.tensor([1.0, -1.0, 0.7, -0.7, 2.0, -0.5], dtype=torch.float64)
-    limits = Limits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=0.03, kl=0.2)
+    tokens = Tokens(
+        old=old,
+        reported=old + torch.tensor([0.1, -0.1, 0.3, 0.0, -2.0, 0.2], dtype=torch.float64),
+        reference=start + torch.tensor([0.2, 0.0, -1.0, 0.5, -0.3, 2.0], dtype=torch.float64) if reference else None,
+        advantage=torch.tensor([1.0, -1.0, 0.7, -0.7, 2.0, -0.5], dtype=torch.float64),
+        weight=torch.tensor([1.0, 0.5, 0.5, 0.25, 1.0, 2.0], dtype=torch.float64),
+    )
 
     def loss(values: torch.Tensor) -> torch.Tensor:
-        logprobs = torch.log_softmax(values, -1).gather(1, tokens)[:, 0]
-        found = grpo.objective(logprobs, old, reported, advantage, limits)
-        drift = grpo.behaviour_kl(logprobs, reported)
-        return -(found.value - limits.kl * drift).sum() / 6
+        logs = torch.log_softmax(values, -1)
+        spread = -(logs.exp() * logs).sum(-1)
+        return grpo.loss(logs.gather(1, chosen)[:, 0], spread, tokens, limits, 6.0)[0]
 
     assert torch.autograd.gradcheck(loss, (logits,), eps=1e-6, atol=1e-7)
+
+
+def test_the_kl_term_has_the_gradient_of_its_definition() -> None:
+    """What a penalty on log-probabilities without gradient would miss: d/dlogπ = 1 − π_0/π."""
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    grpo.kl_from(logprobs, torch.tensor([-1.5, -1.0])).sum().backward()  # type: ignore[no-untyped-call]
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([1 - math.exp(-0.5), 1 - math.e])
+
+
+def test_normalisation_by_hand() -> None:
+    assert grpo.token_weight(4, "token") == 1.0
+    assert grpo.token_weight(4, "sequence") == 0.25
+
+
+def test_length_shaped_advantages_by_hand() -> None:
+    # All right but one; target 10, α = 0.01: rewards 1 − 0.02, 1 − 0.05, 0 − 0; mean 0.64333
+    found = grpo.advantages([1_000_000, 1_000_000, 0], lengths=[12, 5, 10], target=10, penalty=10_000)
+    mean = (0.98 + 0.95 + 0.0) / 3
+    assert found == pytest.approx([0.98 - mean, 0.95 - mean, -mean])
+    # No division by the deviation: a length that misses by 1 000 at α = 0.0003 moves an advantage by 0.3, not by 1.5.
+    # And lengths alone are no signal: the filter looks at the task's rewards.
+    assert grpo.advantages([1_000_000] * 3, lengths=[1, 500, 1000], target=10, penalty=300) is None
 
 
 def test_advantages_by_hand() -> None:
@@ -91,9 +170,9 @@ def test_advantages_by_hand() -> None:
     assert max(map(abs, tiny)) < 0.5  # the 1e-6 keeps a millionth from looking like a verdict
 
 
-def test_behaviour_kl_and_entropy_by_hand() -> None:
+def test_kl_and_entropy_by_hand() -> None:
     logprobs, reported = torch.tensor([0.0, -1.0]), torch.tensor([0.0, -2.0])
-    assert grpo.behaviour_kl(logprobs, reported).tolist() == pytest.approx([0.0, math.exp(-1) + 1 - 1])
+    assert grpo.kl_from(logprobs, reported).tolist() == pytest.approx([0.0, math.exp(-1) + 1 - 1])
     uniform = torch.zeros((2, 8))
     assert grpo.entropy(uniform, 0.7).tolist() == pytest.approx([math.log(8)] * 2)
     logits = torch.tensor([[0.0, 2 * math.log(3.0)]])  # at temperature 2: probabilities ¼ and ¾
