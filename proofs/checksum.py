@@ -26,6 +26,16 @@ BLOCK_VALUES: Final = 1 << 22
 
 def value_checksum(tensors: Iterable[Tensor]) -> int:
     """The checksum of all values of ``tensors`` (float32, bfloat16 or float16, of any shape): 1 to 2⁶³ − 1."""
+    return of_sum(value_sum(tensors))
+
+
+def of_sum(total: int) -> int:
+    """The checksum whose terms add up to ``total``: parts that lie in different places are added first."""
+    return total % 2**63 or 1
+
+
+def value_sum(tensors: Iterable[Tensor]) -> int:
+    """The sum of the terms of ``tensors``, not yet reduced."""
     total = 0
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
@@ -35,4 +45,4 @@ def value_checksum(tensors: Iterable[Tensor]) -> int:
             values.copy_(flat[start : start + BLOCK_VALUES])
             # each term is below 2³², so that a block's sum stays below 2⁵⁴
             total += int((mix(values.view(torch.int32)).to(torch.int64) & 0xFFFFFFFF).sum())
-    return total % 2**63 or 1
+    return total
