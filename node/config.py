@@ -14,6 +14,8 @@
     log_level = "info"                                   # debug, info, warning or error
     history = "all"                                      # "recent": a node that keeps no old log entries
     threads = 1                                          # threads of each child process that computes
+    engine = "auto"                                      # what generates: "auto", "torch" or "vllm"
+    tensor_parallel = 1                                  # GPUs that vLLM shards a model over
 
     [devnet]                                             # only read in a development network
     cheat = ""                                           # "wrong-weights" or "forged-reward"
@@ -40,6 +42,7 @@ from protocol.identity import node_id
 
 WILLING: Final = ("trainer", "relay", "validator", "inference")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+ENGINES: Final = ("auto", "torch", "vllm")
 HISTORIES: Final = ("all", "recent")
 CHEATS: Final = ("", "wrong-weights", "forged-reward")
 DEFAULT_LISTEN: Final = ("/ip4/0.0.0.0/tcp/4001",)
@@ -49,6 +52,7 @@ MAX_ADDRESSES: Final = 8
 MAX_ADDRESS_LENGTH: Final = 128
 MAX_BOOTSTRAP: Final = 64
 MAX_THREADS: Final = 1024
+MAX_TENSOR_PARALLEL: Final = 64
 MAX_STEP: Final = 2**31
 
 PREFIX: Final = "FARFLUNG_"
@@ -77,6 +81,8 @@ class Config:
     log_level: str = "info"
     history: str = "all"
     threads: int = 1
+    engine: str = "auto"
+    tensor_parallel: int = 1
     devnet: DevnetConfig = DevnetConfig()
 
 
@@ -187,6 +193,13 @@ KEYS: Final = {
         Key("log_level", "info", partial(_choice, LOG_LEVELS), "debug, info, warning or error"),
         Key("history", "all", partial(_choice, HISTORIES), "all: keep every log entry; recent: drop old, final ones"),
         Key("threads", 1, partial(_integer, 1, MAX_THREADS), "threads of each child process that computes"),
+        Key("engine", "auto", partial(_choice, ENGINES), "what generates: torch, vllm, or auto for the better"),
+        Key(
+            "tensor_parallel",
+            1,
+            partial(_integer, 1, MAX_TENSOR_PARALLEL),
+            "GPUs that vLLM shards the model over; on a CPU its processes",
+        ),
         Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
         Key(
             "devnet.pause_at_step", 0, partial(_integer, 0, MAX_STEP), "nothing is generated after this step; 0: never"

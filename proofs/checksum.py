@@ -26,16 +26,16 @@ BLOCK_VALUES: Final = 1 << 22
 
 def value_checksum(tensors: Iterable[Tensor]) -> int:
     """The checksum of all values of ``tensors`` (float32, bfloat16 or float16, of any shape): 1 to 2⁶³ − 1."""
-    return of_sum(value_sum(tensors))
+    return checksum_of_sums([value_sum(tensors)])
 
 
-def of_sum(total: int) -> int:
-    """The checksum whose terms add up to ``total``: parts that lie in different places are added first."""
-    return total % 2**63 or 1
+def checksum_of_sums(sums: Iterable[int]) -> int:
+    """The checksum of weights in parts, from the ``value_sum`` of each."""
+    return sum(sums) % 2**63 or 1
 
 
 def value_sum(tensors: Iterable[Tensor]) -> int:
-    """The sum of the terms of ``tensors``, not yet reduced."""
+    """The sum that the checksum is made of, not reduced: 0 where there are no values."""
     total = 0
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)

@@ -2,7 +2,8 @@
 
 1. With E = −log1p(−u) the Gumbel value is −log E, so the largest ``z + G`` is the smallest ``E / w`` where w = exp(z).
 2. E is at least u. So a token whose ``u / w`` is above the ``E / w`` of any other token has lost, and the few that
-   remain are compared by the protocol's own formula. ``SLACK`` is far above the rounding of float32.
+   remain are compared by the protocol's own formula. ``SLACK`` is far above the rounding of float32 in scores of up to
+   some thousands.
 3. With numba at hand (vLLM brings it) hashing and sieving run fused, in registers; torch makes some thirty passes over
    memory for the same numbers. The survivors are the same.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -66,8 +68,8 @@ def survivors(weights: Tensor, keys: Tensor) -> Survivors:
 
     Each row has at least one survivor unless its weights are all 0 or not finite.
     """
-    if _fused is not None:
-        return _fused_survivors(weights, keys)
+    if (sieve := fused()) is not None:
+        return _sift(sieve, weights, keys)
     noise = sampling.uniforms(keys, weights.shape[1])
     ratio = noise / weights
     least, best = ratio.min(dim=1, keepdim=True)
@@ -76,7 +78,10 @@ def survivors(weights: Tensor, keys: Tensor) -> Survivors:
     return rows, tokens, noise[rows, tokens]
 
 
-def _make_fused() -> Callable[..., Any] | None:
+@cache
+def fused() -> Callable[..., Any] | None:
+    """The compiled sieve, None without numba. Made at its first use: vLLM 0.32 fails to start where numba's libraries
+    are in the process already."""
     try:
         import numba
     except ImportError:
@@ -84,17 +89,21 @@ def _make_fused() -> Callable[..., Any] | None:
 
     u32, i32, f32 = np.uint32, np.int32, np.float32
     golden, mix_1, mix_2 = (u32(value & 0xFFFFFFFF) for value in (GOLDEN, MIX_1, MIX_2))
+    infinite, unsigned = i32(0x7F800000), i32(0x7FFFFFFF)
     half, unit, slack, largest = f32(0.5), f32(2.0**-31), f32(SLACK), f32(LARGEST_UNIFORM)
 
     def sieve(weights, keys, rows, tokens, uniforms):  # type: ignore[no-untyped-def]
         """Fill the three arrays with survivors; return how many there are, which may be more than fit."""
         vocabulary = weights.shape[1]
+        limit = np.empty(1, f32)
+        bits = limit.view(np.int32)
         noise = np.empty(vocabulary, f32)
         ratio = np.empty(vocabulary, f32)
+        # Floats from 0 to infinity are in the order of their bits as integers, and NaN without its sign comes last.
+        order = ratio.view(np.int32)
         found = 0
         for row in range(weights.shape[0]):
             k1, k2 = keys[row, 0], keys[row, 1]
-            least = f32(np.inf)
             for token in range(vocabulary):
                 x = u32(u32(token) * golden + k1)
                 x ^= x >> u32(16)
@@ -108,19 +117,19 @@ def _make_fused() -> Callable[..., Any] | None:
                 x ^= x >> u32(15)
                 x = u32(x * mix_2)
                 x ^= x >> u32(16)
-                u = (f32(i32(x >> u32(1))) + half) * unit
-                noise[token] = u
-                r = u / weights[row, token]
-                ratio[token] = r
-                least = min(least, r)
-            if not least < np.inf:
+                noise[token] = (f32(i32(x >> u32(1))) + half) * unit
+                ratio[token] = noise[token] / weights[row, token]
+            least = infinite
+            for token in range(vocabulary):
+                least = min(least, order[token] & unsigned)
+            if least == infinite:
                 continue
             best = 0
-            while ratio[best] != least:
+            while order[best] & unsigned != least:
                 best += 1
-            limit = f32(-np.log1p(-min(noise[best], largest))) / weights[row, best] * slack
+            limit[0] = f32(-np.log1p(-min(noise[best], largest))) / weights[row, best] * slack
             for token in range(vocabulary):
-                if ratio[token] <= limit:
+                if order[token] & unsigned <= bits[0]:
                     if found < rows.shape[0]:
                         rows[found] = row
                         tokens[found] = token
@@ -129,24 +138,17 @@ def _make_fused() -> Callable[..., Any] | None:
         return found
 
     signature = "int64(float32[:, ::1], uint32[:, ::1], int64[::1], int64[::1], float32[::1])"
-    # nnan and nsz let the compiler keep several minima at once; infinities are real here, so no ninf.
-    compiled: Callable[..., Any] = numba.njit(
-        signature, error_model="numpy", nogil=True, fastmath={"nnan", "nsz", "reassoc"}
-    )(sieve)
+    compiled: Callable[..., Any] = numba.njit(signature, error_model="numpy", nogil=True)(sieve)
     return compiled
 
 
-_fused = _make_fused()
-
-
-def _fused_survivors(weights: Tensor, keys: Tensor) -> Survivors:
-    assert _fused is not None
+def _sift(sieve: Callable[..., Any], weights: Tensor, keys: Tensor) -> Survivors:
     table = weights.contiguous().numpy()
     words = keys.numpy().astype(np.uint32)
     room = 64 + 16 * len(table)
     while True:
         rows, tokens, noise = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float32)
-        found = _fused(table, words, rows, tokens, noise)
+        found = sieve(table, words, rows, tokens, noise)
         if found <= room:
             return (
                 torch.from_numpy(rows[:found]),

@@ -31,6 +31,8 @@ def test_write_and_load(tmp_path: Path) -> None:
         willing=("inference",),
         log_level="debug",
         threads=3,
+        engine="vllm",
+        tensor_parallel=4,
         devnet=DevnetConfig(cheat="forged-reward", pause_at_step=7),
     )
     config.write(value, path)
@@ -78,6 +80,8 @@ def test_every_name_survives(name: str, tmp_path_factory: pytest.TempPathFactory
         ("threads = 0", "threads"),
         ("threads = true", "threads"),
         ("threads = 1.5", "threads"),
+        ('engine = "tpu"', "engine"),
+        ("tensor_parallel = 0", "tensor_parallel"),
         ('[devnet]\ncheat = "steal"', "devnet.cheat"),
         ("[devnet]\npause_at_step = -1", "devnet.pause_at_step"),
     ],
