@@ -14,6 +14,8 @@
     log_level = "info"                                   # debug, info, warning or error
     history = "all"                                      # "recent": a node that keeps no old log entries
     threads = 1                                          # threads of each child process that computes
+    engine = "auto"                                      # what generates: "auto", "torch" or "vllm"
+    tensor_parallel = 1                                  # GPUs that vLLM shards a model over
 
     [trainer]
     processes = 1                                        # processes (on GPUs: one each) that share the model
@@ -58,6 +60,7 @@ from protocol.identity import node_id
 
 WILLING: Final = ("trainer", "relay", "validator", "inference")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+ENGINES: Final = ("auto", "torch", "vllm")
 HISTORIES: Final = ("all", "recent")
 CHEATS: Final = ("", "wrong-weights", "forged-reward")
 RECOMPUTE: Final = ("auto", "on", "off")
@@ -68,6 +71,7 @@ MAX_ADDRESSES: Final = 8
 MAX_ADDRESS_LENGTH: Final = 128
 MAX_BOOTSTRAP: Final = 64
 MAX_THREADS: Final = 1024
+MAX_TENSOR_PARALLEL: Final = 64
 MAX_STEP: Final = 2**31
 MAX_PROCESSES: Final = 64
 MAX_BULK: Final = 4
@@ -131,6 +135,8 @@ class Config:
     log_level: str = "info"
     history: str = "all"
     threads: int = 1
+    engine: str = "auto"
+    tensor_parallel: int = 1
     trainer: TrainerConfig = TrainerConfig()
     bulk: BulkConfig = BulkConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -269,6 +275,13 @@ KEYS: Final = {
         Key("log_level", "info", partial(_choice, LOG_LEVELS), "debug, info, warning or error"),
         Key("history", "all", partial(_choice, HISTORIES), "all: keep every log entry; recent: drop old, final ones"),
         Key("threads", 1, partial(_integer, 1, MAX_THREADS), "threads of each child process that computes"),
+        Key("engine", "auto", partial(_choice, ENGINES), "what generates: torch, vllm, or auto for the better"),
+        Key(
+            "tensor_parallel",
+            1,
+            partial(_integer, 1, MAX_TENSOR_PARALLEL),
+            "GPUs that vLLM shards the model over; on a CPU its processes",
+        ),
         Key(
             "trainer.processes",
             1,

@@ -36,6 +36,7 @@ from node.net.host import Network, PortBusy, open_network
 from node.net.transfer import serve_blobs, serve_chunks, serve_haves
 from node.pool import Pool
 from node.presences import Presences
+from node.roles.engine import chosen
 from node.roles.manager import RoleManager
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
@@ -43,6 +44,7 @@ from node.store.log_store import open_log_store
 from node.store.versions import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights
+from node.workers import vllm_start
 from protocol.domain import Domain
 from protocol.errors import Error
 from protocol.identity import Identity, node_id, peer_id
@@ -331,6 +333,8 @@ def _refuse_unfit(config: Config, domain: Domain) -> None:
         raise UserError(
             f"cheat = {config.devnet.cheat!r} is for a devnet only", f"delete the line ({', '.join(cheats.CHEATS)})"
         )
+    if "inference" in config.willing:
+        chosen(config.engine, 0, installed=vllm_start.installed())
 
 
 async def _stop_on_signal(stop: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import trio
 
-from node import fleet, genesis, report
+from node import domain_file, fleet, genesis, report
 from node.api.client import Unavailable
 from node.config import write
 from node.devnet_setup import Options, make_folder, prepare
@@ -28,9 +28,11 @@ from node.errors import UserError
 from node.fleet import Member
 from node.genesis import Founding
 from node.report import Sample, Story
+from node.roles.engine import chosen
 from node.store.files import write_atomic
 from node.store.verify import verify
 from node.summary import EMPTY, StepRow, Summary, of_ledger, timed
+from node.workers import vllm_start
 from protocol.ledger import Ledger
 
 ELECTORS: Final = 4
@@ -314,7 +316,13 @@ def _first(group: BaseExceptionGroup[UserError]) -> UserError:
 async def run(options: Options, open_display: Callable[[], Display]) -> int:
     """Run a devnet and return its exit code: 0 converged, 1 not converged, 130 interrupted. Raises ``UserError``."""
     options.check()
-    founding = genesis.devnet(name="devnet", nodes=options.nodes + len(options.cheats), tasks=options.tasks)
+    nodes = options.nodes + len(options.cheats)
+    if options.domain is None:
+        founding = genesis.devnet(name="devnet", nodes=nodes, tasks=options.tasks)
+    else:
+        # Its own nodes are electors and validators, whatever the file says: see ``_live``.
+        founding = replace(genesis.of_file(domain_file.load(options.domain)), devnet=True, policy=genesis.policy(nodes))
+    chosen(options.engine, 0, installed=vllm_start.installed())
     await genesis.check(founding)
     # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)

@@ -26,7 +26,8 @@ MAX_NODES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for. ``tasks`` is None for the starter model's own mix."""
+    """What the command line asks for. ``tasks`` is None for the starter model's own mix; ``domain`` is a
+    ``domain.toml`` to try out instead of the starter model, and ``engine`` what all nodes generate with."""
 
     folder: Path
     nodes: int = 5
@@ -35,6 +36,9 @@ class Options:
     tasks: str | None = None
     seed: int | None = None
     keep_running: bool = False
+    domain: Path | None = None
+    engine: str = "auto"
+    threads: int = 1
 
     def check(self) -> None:
         """Raise ``UserError`` for what cannot work."""
@@ -42,6 +46,8 @@ class Options:
             raise UserError(f"--nodes {self.nodes}: a devnet has {MIN_NODES} to {MAX_NODES} nodes")
         if self.steps < 1:
             raise UserError(f"--steps {self.steps}: at least one step is needed")
+        if self.domain is not None and self.tasks is not None:
+            raise UserError("--tasks: the tasks stand in the file of --domain", "name one of the two")
         if (unknown := next((cheat for cheat in self.cheats if cheat not in CHEATS or not cheat), None)) is not None:
             raise UserError(f"--cheat {unknown}: known are {', '.join(filter(None, CHEATS))}")
 
@@ -84,6 +90,8 @@ def prepare(options: Options) -> list[Member]:
             listen=(listen,),
             bootstrap=(members[0].address,) if members else (),
             willing=("inference",) if cheat else WILLING,
+            engine=options.engine,
+            threads=options.threads,
             # Of any port: the one that follows from another node's may be a third one's.
             bulk=BulkConfig(listen=("/ip4/127.0.0.1/tcp/0",)),
             devnet=DevnetConfig(cheat=cheat, pause_at_step=options.steps),

@@ -46,9 +46,9 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-_GOLDEN: Final = _signed(0x9E3779B1)
-_MIX_1: Final = _signed(0x7FEB352D)
-_MIX_2: Final = _signed(0x846CA68B)
+GOLDEN: Final = _signed(0x9E3779B1)
+MIX_1: Final = _signed(0x7FEB352D)
+MIX_2: Final = _signed(0x846CA68B)
 
 
 def noise_keys(seed: bytes, response: int, position: int) -> tuple[int, int]:
@@ -93,13 +93,13 @@ def choose(logits: Tensor, keys: Tensor, temperature: float, min_p: float = 0.0)
 
     ``temperature`` is above 0, ``min_p`` from 0 to below 1; ``LocalError`` otherwise.
     """
-    _check(logits, keys, temperature, min_p)
+    check(logits, keys, temperature, min_p)
     chosen = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     for block in _blocks(logits):
         scaled = logits[block].float() / temperature
         score = scaled + _gumbel(keys[block], logits.shape[1])
         if min_p > 0:
-            score.masked_fill_(scaled < _cut(scaled, min_p), -math.inf)
+            score.masked_fill_(scaled < cut(scaled, min_p), -math.inf)
         chosen[block] = score.argmax(dim=1)
     return chosen
 
@@ -111,7 +111,7 @@ def deficits(logits: Tensor, keys: Tensor, tokens: Tensor, temperature: float, m
     largest ``min(s_v − s_t, z_v − c)`` over the tokens v: a rival stops being one when its score falls by
     the first or it drops below the cut by the second. Without min-p that is ``max s − s_t``.
     """
-    _check(logits, keys, temperature, min_p)
+    check(logits, keys, temperature, min_p)
     result = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     for block in _blocks(logits):
         scaled = logits[block].float() / temperature
@@ -119,7 +119,7 @@ def deficits(logits: Tensor, keys: Tensor, tokens: Tensor, temperature: float, m
         token = tokens[block, None]
         rival = score - score.gather(1, token)
         if min_p > 0:
-            above = scaled - _cut(scaled, min_p)
+            above = scaled - cut(scaled, min_p)
             worst = torch.minimum(rival, above).amax(dim=1)
             result[block] = torch.maximum(worst, -above.gather(1, token)[:, 0])
         else:
@@ -152,7 +152,8 @@ def _rows(keys: Tensor) -> int:
     return int(keys.shape[0])
 
 
-def _check(logits: Tensor, keys: Tensor, temperature: float, min_p: float) -> None:
+def check(logits: Tensor, keys: Tensor, temperature: float, min_p: float) -> None:
+    """Raise ``LocalError`` for arguments of ``choose`` that do not belong together or are out of range."""
     if logits.dim() != 2 or _rows(keys) != logits.shape[0]:
         raise LocalError(f"logits {list(logits.shape)} and keys {list(keys.shape)} do not belong together")
     if not temperature > 0 or not 0 <= min_p < 1:
@@ -167,7 +168,7 @@ def _blocks(table: Tensor) -> Iterator[slice]:
         yield slice(start, min(rows, start + step))
 
 
-def _cut(scaled: Tensor, min_p: float) -> Tensor:
+def cut(scaled: Tensor, min_p: float) -> Tensor:
     """The scaled logit below which min-p drops a token, [n, 1]."""
     return scaled.amax(dim=1, keepdim=True) + math.log(min_p)
 
@@ -178,9 +179,9 @@ def mix(x: Tensor) -> Tensor:
     Masks turn int32's arithmetic shifts into logical ones, and products wrap modulo 2³² whatever the sign.
     """
     x ^= (x >> 16) & 0xFFFF
-    x *= _MIX_1
+    x *= MIX_1
     x ^= (x >> 15) & 0x1FFFF
-    x *= _MIX_2
+    x *= MIX_2
     x ^= (x >> 16) & 0xFFFF
     return x
 
@@ -188,14 +189,23 @@ def mix(x: Tensor) -> Tensor:
 def _bits(keys: Tensor, vocabulary: int) -> Tensor:
     """The 32 random bits of every token as an int32 tensor [n, vocabulary]."""
     signed = (keys - ((keys >> 31) << 32)).to(torch.int32)
-    tokens = torch.arange(vocabulary, dtype=torch.int32, device=keys.device) * _GOLDEN
+    tokens = torch.arange(vocabulary, dtype=torch.int32, device=keys.device) * GOLDEN
     x = tokens[None, :] + signed[:, :1]
     mix(x)
     x ^= signed[:, 1:]
     return mix(x)
 
 
-def _gumbel(keys: Tensor, vocabulary: int) -> Tensor:
+def uniforms(keys: Tensor, vocabulary: int) -> Tensor:
+    """The uniforms of rule 4, before they are clamped: float32 [n, vocabulary]."""
     half = (_bits(keys, vocabulary) >> 1) & 0x7FFFFFFF
-    u = half.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=LARGEST_UNIFORM)
-    return u.neg_().log1p_().neg_().log_().neg_()
+    return half.to(torch.float32).add_(0.5).mul_(2.0**-31)
+
+
+def gumbel_of(uniforms: Tensor) -> Tensor:
+    """The Gumbel values of ``uniforms``, in place."""
+    return uniforms.clamp_(max=LARGEST_UNIFORM).neg_().log1p_().neg_().log_().neg_()
+
+
+def _gumbel(keys: Tensor, vocabulary: int) -> Tensor:
+    return gumbel_of(uniforms(keys, vocabulary))

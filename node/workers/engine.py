@@ -8,12 +8,13 @@
    group's responses, concatenated.
 4. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
 
-The operations are those that a vLLM child will offer too: configure, load, encode, generate, replay, benchmark,
-convert.
+The operations are configure, load, encode, generate, replay, benchmark and convert. ``node.workers.vllm_engine``
+offers the same without the replay and the conversion.
 """
 
 from __future__ import annotations
 
+import abc
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -29,8 +30,8 @@ from torch import Tensor
 from node.workers import child, rows
 from node.workers import weights as weight_files
 from node.workers.child import UserError
-from node.workers.model import Cache, CausalLM, Config, parameter_count, read_config
-from proofs import activation, sampling
+from node.workers.model import Cache, CausalLM, Config, read_config
+from proofs import activation, race, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -96,7 +97,7 @@ def states_array(states: Tensor) -> NDArray[Any]:
     return result
 
 
-def _micro(logprobs: Tensor) -> Tensor:
+def micro(logprobs: Tensor) -> Tensor:
     """Log-probabilities (at most 0) as the protocol writes them: int64 −log p in micro."""
     return (logprobs.double() * -MILLION).round().clamp(0, MAX_LOGPROB).long()
 
@@ -141,9 +142,9 @@ def _generate(
         logits = model.logits(hidden)
         places = ((seeds[number // size], number % size, position) for number in live.tolist())
         keys = sampling.keys_tensor(places).to(device)
-        token = sampling.choose(logits, keys, settings.temperature, settings.min_p)
+        token, logprob = race.sample(logits, keys, settings.temperature, settings.min_p)
         chosen[live, position] = token
-        logprobs[live, position] = sampling.logprobs(logits, token, settings.temperature)
+        logprobs[live, position] = logprob
         states[live, position] = hidden
         going = (token != settings.end_token).nonzero()[:, 0]
         counts[live[token == settings.end_token]] = position + 1
@@ -155,7 +156,7 @@ def _generate(
         real = torch.cat((real, real.new_ones((len(live), 1))), dim=1)
         hidden = model(token[:, None], (lengths + position)[:, None], real[:, None, None, :], cache)[:, 0]
 
-    micro = _micro(logprobs)
+    scores = micro(logprobs)
     groups: list[list[Written]] = []
     for number, count in enumerate(counts.tolist()):
         line = chosen[number, :count].tolist()
@@ -164,7 +165,7 @@ def _generate(
         groups[-1].append(
             Written(
                 tokens=line,
-                logprobs=micro[number, :count].tolist(),
+                logprobs=scores[number, :count].tolist(),
                 finish=FINISH_END if line[-1] == settings.end_token else FINISH_LENGTH,
                 states=states_array(states[number, :count]),
             )
@@ -193,7 +194,7 @@ def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list
     logits = model.logits(hidden)
     deficits = sampling.deficits(logits, keys, targets, settings.temperature, settings.min_p).cpu()
     logprobs = sampling.logprobs(logits, targets, settings.temperature).cpu()
-    errors = (_micro(logprobs) - reported).abs()
+    errors = (micro(logprobs) - reported).abs()
     clipped = (deficits.double().clamp(max=1.0) * MILLION).ceil().long()
 
     states = states_array(hidden)
@@ -243,54 +244,56 @@ class Texts:
         return text
 
 
-class Engine:
-    """The child's state between operations; its public methods are the operations (the module's docstring names
-    them)."""
+class Engine(abc.ABC):
+    """What every engine child does; its public methods are operations. A subclass generates with its own library."""
 
     def __init__(self) -> None:
-        self._model: CausalLM | None = None
+        self._config: Config | None = None
         self._texts: Texts | None = None
         self._settings: Settings | None = None
         self._loaded = False
 
     def configure(
-        self,
-        config: str,
-        tokenizer: str,
-        recipe: dict[str, Any],
-        threads: int = 1,
-        dtype: str = "float32",
-        device: str = "cpu",
+        self, config: str, tokenizer: str, recipe: dict[str, Any], dtype: str = "float32", **options: Any
     ) -> dict[str, Any]:
-        """Read the model's configuration (a path) and the tokenizer (a path); no weights are loaded yet."""
-        torch.set_num_threads(threads)
+        """Read the model's configuration (a path) and the tokenizer (a path); no weights are loaded yet.
+
+        ``options`` are the engine's own (``_build``).
+        """
         parsed = read_config(Path(config))
         self._settings = Settings.of(Recipe(**recipe), parsed)
         self._texts = Texts(Path(tokenizer), parsed)
-        self._model = CausalLM(parsed).to(device=device, dtype=getattr(torch, dtype)).requires_grad_(False)
+        self._config = parsed
         self._loaded = False
+        self._build(parsed, self._settings, dtype, **options)
         return {"vocabulary": parsed.vocabulary, "end_token": parsed.end_token, "hidden": parsed.hidden}
 
-    def _ready(self) -> tuple[CausalLM, Settings, Texts]:
-        if self._model is None or self._settings is None or self._texts is None or not self._loaded:
+    @abc.abstractmethod
+    def _build(self, config: Config, settings: Settings, dtype: str, **options: Any) -> None:
+        """Make the model, without weights."""
+
+    @abc.abstractmethod
+    def _load(self, manifest: Path, weights: Path) -> int:
+        """Load a version and return the checksum of what the engine then computes with."""
+
+    @abc.abstractmethod
+    def _write(self, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes]) -> list[tuple[list[Written], bytes]]:
+        """One group of responses for each prompt, with its activation proofs."""
+
+    def _ready(self) -> tuple[Settings, Texts]:
+        if self._settings is None or self._texts is None or not self._loaded:
             raise LocalError("the engine has no weights yet: configure and load come first")
-        return self._model, self._settings, self._texts
+        return self._settings, self._texts
 
     def load(self, manifest: str, weights: str) -> dict[str, Any]:
         """Load a version. The caller compares ``checksum`` with the manifest's before it uses the engine."""
-        if self._model is None:
+        if self._config is None:
             raise LocalError("configure comes before load")
         begun = time.perf_counter()
         self._loaded = False
-        tensors = weight_files.map_whole(weight_files.read_manifest(Path(manifest)), Path(weights))
-        value = weight_files.load_into(self._model, tensors)
+        value = self._load(Path(manifest), Path(weights))
         self._loaded = True
-        return {
-            "checksum": value,
-            "parameters": parameter_count(self._model),
-            "hidden": self._model.config.hidden,
-            "seconds": time.perf_counter() - begun,
-        }
+        return {"checksum": value, "hidden": self._config.hidden, "seconds": time.perf_counter() - begun}
 
     def encode(self, prompts: list[str]) -> dict[str, Any]:
         """The prompts' tokens as 32-bit little-endian arrays, as a submission must hold them."""
@@ -301,13 +304,12 @@ class Engine:
 
     def generate(self, prompts: list[str], seeds: list[bytes]) -> dict[str, Any]:
         """A group of responses, with proofs, for each prompt and 32-byte seed."""
-        model, settings, texts = self._ready()
+        settings, texts = self._ready()
         if len(prompts) != len(seeds):
             raise LocalError(f"{len(prompts)} prompts and {len(seeds)} seeds")
         begun = time.perf_counter()
         encoded = [texts.encode(prompt, settings.max_prompt_tokens) for prompt in prompts]
-        groups = generate(model, encoded, seeds, settings)
-        proofs = build_proofs(groups)
+        groups = self._write(encoded, seeds)
         return {
             "groups": [
                 {
@@ -317,15 +319,53 @@ class Engine:
                     ],
                     "proofs": proof,
                 }
-                for prompt, group, proof in zip(encoded, groups, proofs, strict=True)
+                for prompt, (group, proof) in zip(encoded, groups, strict=True)
             ],
-            "tokens": sum(len(one.tokens) for group in groups for one in group),
+            "tokens": sum(len(one.tokens) for group, _ in groups for one in group),
             "seconds": time.perf_counter() - begun,
         }
 
+    def benchmark(self) -> dict[str, Any]:
+        """Response tokens a second with the loaded weights, over a few short groups."""
+        self._ready()
+        assert self._config is not None
+        prompts = [[number % self._config.vocabulary for number in range(16)]] * 4
+        seeds = [bytes([number]) * 32 for number in range(len(prompts))]
+        self._write(prompts[:1], seeds[:1])  # the first pass pays for set-up
+        begun = time.perf_counter()
+        tokens = sum(len(one.tokens) for group, _ in self._write(prompts, seeds) for one in group)
+        return {"tokens_per_second": max(1, round(tokens / (time.perf_counter() - begun)))}
+
+
+class TorchEngine(Engine):
+    """The engine of this repository's own model, which replays as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: CausalLM | None = None
+
+    def _build(
+        self, config: Config, settings: Settings, dtype: str, threads: int = 1, device: str = "cpu", **_: Any
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._model = CausalLM(config).to(device=device, dtype=getattr(torch, dtype)).requires_grad_(False)
+
+    def _load(self, manifest: Path, weights: Path) -> int:
+        assert self._model is not None
+        return weight_files.load_into(
+            self._model, weight_files.map_whole(weight_files.read_manifest(manifest), weights)
+        )
+
+    def _write(self, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes]) -> list[tuple[list[Written], bytes]]:
+        assert self._model is not None
+        assert self._settings is not None
+        groups = generate(self._model, prompts, seeds, self._settings)
+        return list(zip(groups, build_proofs(groups), strict=True))
+
     def replay(self, groups: list[dict[str, Any]]) -> dict[str, Any]:
         """Measure others' groups: one row of ``proofs.checks.GroupReplay`` and the responses' texts for each."""
-        model, settings, texts = self._ready()
+        settings, texts = self._ready()
+        assert self._model is not None
         begun = time.perf_counter()
         claims = [
             Claim(
@@ -338,26 +378,15 @@ class Engine:
             for group in groups
         ]
         return {
-            "groups": [list(astuple(found)) for found in replay(model, claims, settings)],
+            "groups": [list(astuple(found)) for found in replay(self._model, claims, settings)],
             "texts": [[texts.decode(response) for response in claim.responses] for claim in claims],
             "seconds": time.perf_counter() - begun,
         }
 
-    def benchmark(self) -> dict[str, Any]:
-        """Response tokens a second with the loaded weights, over a few short groups."""
-        model, settings, _ = self._ready()
-        prompts = [[number % model.config.vocabulary for number in range(16)]] * 4
-        seeds = [bytes([number]) * 32 for number in range(len(prompts))]
-        generate(model, prompts[:1], seeds[:1], settings)  # the first pass pays for set-up
-        begun = time.perf_counter()
-        groups = generate(model, prompts, seeds, settings)
-        tokens = sum(len(one.tokens) for group in groups for one in group)
-        return {"tokens_per_second": max(1, round(tokens / (time.perf_counter() - begun)))}
-
 
 def operations() -> dict[str, child.Operation]:
     """The engine's operations over one fresh state."""
-    engine = Engine()
+    engine = TorchEngine()
     return {
         "configure": engine.configure,
         "load": engine.load,

@@ -1,8 +1,9 @@
-"""A small causal language model of the Llama and Qwen2 family, in plain torch.
+"""A small causal language model of the Llama, Mistral, Qwen2 and Qwen3 family, in plain torch.
 
 It reads a Hugging Face ``config.json`` and uses Hugging Face's tensor names, so published checkpoints load unchanged:
-RMSNorm, rotary positions, grouped-query attention, SwiGLU, optional biases on q, k and v (Qwen2), optionally tied
-embeddings. Architecture: https://arxiv.org/abs/2302.13971 and https://arxiv.org/abs/2407.10671.
+RMSNorm, rotary positions (plain, linear or Llama 3's), grouped-query attention, SwiGLU, optional biases, norms on
+queries and keys (Qwen3), optionally tied embeddings. Architecture: https://arxiv.org/abs/2302.13971,
+https://arxiv.org/abs/2310.06825, https://arxiv.org/abs/2407.10671 and https://arxiv.org/abs/2505.09388.
 
 What a query may attend to is said by a boolean mask and where it stands by explicit positions, so the model itself
 knows nothing of padding, packing or shared prompts (``node.workers.rows`` does).
@@ -14,6 +15,7 @@ vocabulary.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,46 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from node.workers.child import UserError
+from protocol.domain import ARCHITECTURES
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How rotary frequencies are stretched for long contexts: all by ``factor`` ("linear"), or ("llama3") only those
+    whose wave is long beside ``original`` positions, with a smooth passage between the two ``*_factor``."""
+
+    kind: str
+    factor: float
+    low_factor: float = 1.0
+    high_factor: float = 4.0
+    original: int = 8192
+
+    @classmethod
+    def of(cls, rope: dict[str, Any]) -> Scaling | None:
+        """The scaling of a ``rope_parameters`` or ``rope_scaling`` table; raises ``LookupError`` or ``ValueError``."""
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return cls(kind, float(rope["factor"]))
+        return cls(
+            kind,
+            float(rope["factor"]),
+            float(rope["low_freq_factor"]),
+            float(rope["high_freq_factor"]),
+            int(rope["original_max_position_embeddings"]),
+        )
+
+    def table(self) -> dict[str, Any]:
+        """As it stands in a configuration."""
+        found: dict[str, Any] = {"rope_type": self.kind, "factor": self.factor}
+        if self.kind == "llama3":
+            found |= {
+                "low_freq_factor": self.low_factor,
+                "high_freq_factor": self.high_factor,
+                "original_max_position_embeddings": self.original,
+            }
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +88,10 @@ class Config:
     tied: bool
     qkv_bias: bool
     end_token: int
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_norm: bool = False
+    scaling: Scaling | None = None
 
 
 def read_config(path: Path) -> Config:
@@ -55,16 +101,19 @@ def read_config(path: Path) -> Config:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read the model configuration {path}: {error}") from None
     architecture = raw.get("model_type")
-    if architecture not in ("llama", "qwen2"):
-        raise UserError(f"{path}: model_type {architecture!r} is not supported; use a llama or qwen2 model")
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UserError(f"{path}: model_type {architecture!r} cannot be verified here; known are {known}")
     # transformers 5 keeps the rotary settings together, earlier versions have them at the top level.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    bias = bool(raw.get("attention_bias", False)) and architecture in ("llama", "qwen3")
+    window = raw.get("sliding_window") if architecture == "mistral" else None
     unsupported = {
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
         "use_sliding_window": bool(raw.get("use_sliding_window", False)),
-        "attention_bias": bool(raw.get("attention_bias", False)),
-        "mlp_bias": bool(raw.get("mlp_bias", False)),
-        "rope_scaling": (rope.get("rope_type") or rope.get("type") or "default") != "default",
+        "sliding_window": window is not None and window != raw.get("max_position_embeddings"),
+        "rope_scaling": (rope.get("rope_type") or rope.get("type") or "default") not in ("default", "linear", "llama3"),
+        "quantization_config": raw.get("quantization_config") is not None,
     }
     for name, found in unsupported.items():
         if found:
@@ -85,14 +134,46 @@ def read_config(path: Path) -> Config:
             norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
             tied=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=architecture == "qwen2",
+            qkv_bias=architecture == "qwen2" or bias,
             end_token=int(end[0] if isinstance(end, list) else end),
+            out_bias=bias,
+            mlp_bias=architecture == "llama" and bool(raw.get("mlp_bias", False)),
+            head_norm=architecture == "qwen3",
+            scaling=Scaling.of(rope),
         )
     except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{path}: a field of the configuration is missing or wrong: {error}") from None
     if config.heads % config.key_value_heads or config.head_size % 2:
         raise UserError(f"{path}: the numbers of heads do not fit together")
     return config
+
+
+def config_json(config: Config, positions: int, dtype: str) -> dict[str, Any]:
+    """A Hugging Face configuration of the same model for ``positions`` positions, and nothing that is not in it."""
+    scaling = {"rope_type": "default"} if config.scaling is None else config.scaling.table()
+    class_name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[config.architecture]
+    return {
+        "architectures": [f"{class_name}ForCausalLM"],
+        "model_type": config.architecture,
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.key_value_heads,
+        "head_dim": config.head_size,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_parameters": {**scaling, "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tied,
+        "attention_bias": config.out_bias,
+        "mlp_bias": config.mlp_bias,
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "max_position_embeddings": positions,
+        "eos_token_id": config.end_token,
+        "bos_token_id": None,
+        "dtype": dtype,
+    }
 
 
 class Cache:
@@ -140,10 +221,22 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
+def _stretched(frequencies: Tensor, scaling: Scaling | None) -> Tensor:
+    """The rotary frequencies as ``scaling`` has them. Llama 3's rule: https://arxiv.org/abs/2407.21783 and its code."""
+    if scaling is None:
+        return frequencies
+    slow = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return slow
+    turns = scaling.original * frequencies / (2 * math.pi)  # how often a wave turns within the original context
+    keep = ((turns - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)).clamp(0.0, 1.0)
+    return keep * frequencies + (1 - keep) * slow
+
+
 def rotary_angles(config: Config, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine [B, 1, S, D] of the rotary embedding at integer ``positions`` [B, S]."""
     exponents = torch.arange(0, config.head_size, 2, device=positions.device, dtype=torch.float32) / config.head_size
-    angles = positions[:, :, None].float() * config.rope_theta**-exponents
+    angles = positions[:, :, None].float() * _stretched(config.rope_theta**-exponents, config.scaling)
     angles = torch.cat((angles, angles), dim=-1)[:, None]
     return angles.cos(), angles.sin()
 
@@ -162,7 +255,9 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(config.hidden, inner, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.hidden, shared, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.hidden, shared, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(inner, config.hidden, bias=False)
+        self.o_proj = nn.Linear(inner, config.hidden, bias=config.out_bias)
+        self.q_norm = RMSNorm(config.head_size, config.norm_epsilon) if config.head_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_size, config.norm_epsilon) if config.head_norm else nn.Identity()
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
@@ -171,8 +266,8 @@ class Attention(nn.Module):
         self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None, layer: int
     ) -> Tensor:
         """x [B, S, H], mask [B, 1, S, K] → [B, S, H]."""
-        query = _rotate(self._heads(self.q_proj(x)), *angles)
-        key = _rotate(self._heads(self.k_proj(x)), *angles)
+        query = _rotate(self.q_norm(self._heads(self.q_proj(x))), *angles)
+        key = _rotate(self.k_norm(self._heads(self.k_proj(x))), *angles)
         value = self._heads(self.v_proj(x))
         if cache is not None:
             key, value = cache.extend(layer, key, value)
@@ -184,9 +279,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
-        self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=False)
-        self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False)
+        self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] → [..., H]."""

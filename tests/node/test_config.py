@@ -31,6 +31,8 @@ def test_write_and_load(tmp_path: Path) -> None:
         willing=("inference",),
         log_level="debug",
         threads=3,
+        engine="vllm",
+        tensor_parallel=4,
         trainer=TrainerConfig(processes=2, recompute="on"),
         bulk=BulkConfig(
             listen=("/ip4/127.0.0.1/tcp/0",),
@@ -90,6 +92,8 @@ def test_every_name_survives(name: str, tmp_path_factory: pytest.TempPathFactory
         ("threads = 0", "threads"),
         ("threads = true", "threads"),
         ("threads = 1.5", "threads"),
+        ('engine = "tpu"', "engine"),
+        ("tensor_parallel = 0", "tensor_parallel"),
         ("bulk = 1", "expected a section: [bulk]"),
         ("[bulk]\ncolour = 1", "known keys are listen, announce, proxied"),
         ("[bulk]\nproxied = 1", "bulk.proxied: expected true or false"),

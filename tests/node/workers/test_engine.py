@@ -14,7 +14,7 @@ from node.starter.defaults import RECIPE
 from node.workers import engine
 from node.workers.child import UserError
 from node.workers.client import open_worker
-from node.workers.engine import Engine, Settings, Texts, generate, replay
+from node.workers.engine import Settings, Texts, TorchEngine, generate, replay
 from node.workers.model import CausalLM, read_config
 from node.workers.weights import convert, load_into, read_safetensors
 from proofs import checks, sampling
@@ -202,7 +202,7 @@ def version(directory: Path) -> tuple[str, str, int]:
 
 
 def test_operations_in_the_wrong_order_are_refused() -> None:
-    made = Engine()
+    made = TorchEngine()
     with pytest.raises(LocalError, match="configure comes before load"):
         made.load("manifest", "weights")
     with pytest.raises(LocalError, match="configure comes before encode"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from node.workers.child import UserError
-from node.workers.model import Cache, CausalLM, read_config
+from node.workers.model import Cache, CausalLM, config_json, read_config
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN
 
@@ -43,6 +43,49 @@ def test_decoding_with_a_cache_agrees_with_one_pass(tmp_path: Path, raw: dict[st
     assert made.logits(whole).shape == (2, slots, 50)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        QWEN,
+        LLAMA,
+        {**LLAMA, "rope_parameters": LLAMA3},
+        {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+        {**LLAMA, "attention_bias": True, "mlp_bias": True},
+        {**QWEN, "model_type": "mistral", "sliding_window": None, "head_dim": 8},
+        {**QWEN, "model_type": "qwen3", "head_dim": 12},
+        {**QWEN, "model_type": "qwen3", "head_dim": 8, "attention_bias": True, "tie_word_embeddings": True},
+    ],
+)
+def test_states_and_logits_are_those_of_transformers(tmp_path: Path, raw: dict[str, Any]) -> None:
+    """And those of its reading of the configuration that is written for other libraries."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = small.config(tmp_path, raw)
+    made = small.model(config)
+    tokens = torch.arange(2, 48)[None]
+    for table in (raw, config_json(config, 64, "float32")):
+        other = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**{**table, "max_position_embeddings": 64, "pad_token_id": None})
+        ).eval()
+        missing, unexpected = other.load_state_dict(dict(made.named_parameters()), strict=False)
+        assert not unexpected
+        assert set(missing) <= {"lm_head.weight"}
+        with torch.no_grad():
+            hidden = made(tokens, torch.arange(46)[None], causal(46))
+            found = other(tokens, output_hidden_states=True)
+            torch.testing.assert_close(hidden, found.hidden_states[-1], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(made.logits(hidden), found.logits, rtol=1e-4, atol=1e-4)
+
+
 def test_taking_rows_of_a_cache(tmp_path: Path) -> None:
     config = small.config(tmp_path)
     cache = Cache(config, 2, 3, dtype=torch.float32, device=torch.device("cpu"))
@@ -60,13 +103,13 @@ def test_taking_rows_of_a_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+        ({"model_type": "mamba"}, "model_type 'mamba' cannot be verified here; known are llama, mistral, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_scaling"),
+        ({"model_type": "mistral", "sliding_window": 64, "max_position_embeddings": 128}, "sliding_window"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "missing or wrong"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_scaling"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"mlp_bias": True}, "mlp_bias"),
         ({"num_key_value_heads": 3}, "heads do not fit"),
         ({"head_dim": 7}, "heads do not fit"),
         ({"vocab_size": "many"}, "missing or wrong"),
