@@ -138,7 +138,9 @@ def _node(
         network=network,
         log=log,
         blobs=BlobStore(directory.blobs),
-        versions=VersionStore(directory.versions),
+        versions=VersionStore(
+            directory.versions, quota=config.weights.quota << 20, reserve=config.weights.reserve << 20
+        ),
         health=Health(logger),
         logger=logger,
         stop=stop,
