@@ -68,8 +68,12 @@ def _make(arguments: argparse.Namespace) -> int:
     except LocalError as error:
         raise UserError(f"such an amendment is not possible: {error}") from None
     write_new(arguments.file, _text(made, {}), mode=0o644)
-    print(f"amendment {made.number} stands in {arguments.file}; once the electors agree on it, have them sign this file")
-    print("each of them signs one text of a number, for ever: a number whose electors are split is lost, and all after it")
+    print(
+        f"amendment {made.number} stands in {arguments.file}; once the electors agree on it, have them sign this file"
+    )
+    print(
+        "each of them signs one text of a number, for ever: a number whose electors are split is lost, and all after it"
+    )
     return 0
 
 

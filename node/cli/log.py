@@ -167,6 +167,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _write(directory: DataDirectory, file: TextIO) -> int:
     """Write the log line by line while it is checked; the exit code."""
+    genesis = directory.genesis()
 
     def write(type_: str, data: bytes, **values: object) -> None:
         file.write(json.dumps({"type": type_, **values, "data": data.hex()}) + "\n")
@@ -184,7 +185,6 @@ def _write(directory: DataDirectory, file: TextIO) -> int:
         else:
             write("entry", item.encode(), **_values(ledger, item))
 
-    genesis = directory.genesis()
     found = _read(directory, each)
     begin(found.ledger)
     for term, grant in sorted(found.replica.grants.items()):
