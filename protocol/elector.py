@@ -265,7 +265,7 @@ def sign_amendment(state: State, amendment: Amendment, known: int) -> State | st
     if amendment.id == state.amendment:
         return state
     if amendment.number <= state.amended:
-        return f"it signed another amendment of number {state.amended}"
+        return f"it signed another amendment of number {state.amended}, and signs one of each number"
     return replace(state, amended=amendment.number, amendment=amendment.id)
 
 

@@ -15,7 +15,7 @@ Parsers raise ``PeerError`` and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import Final
 
@@ -25,6 +25,7 @@ from protocol.constants import FORMAT, MAX_ENTRY_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
 from protocol.records import KINDS, SCHEMAS, Close, Join, Rebind, Record, make_payload, parse_payload
+from protocol.values import value
 
 ID_CONTEXT: Final = b"farflung/entry-id/v1\0"
 NO_PREV: Final = bytes(32)
@@ -54,7 +55,7 @@ _WHOLE: Final = Tagged(
 _WIRE: Final = Array((("body", Bytes(most=MAX_ENTRY_BYTES)), ("signature", codec.SIGNATURE)))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """A parsed entry. ``domain``, ``author``, ``prev``, ``anchor`` and ``id`` have 32 bytes, ``signature`` 64."""
 

@@ -20,6 +20,7 @@ from protocol.constants import MAX_ENTRIES_PER_ANCHOR, MAX_ENTRY_BYTES
 from protocol.entry import NO_PREV, Entry
 from protocol.errors import Evidence, LocalError, PeerError
 from protocol.merkle import EMPTY_RANGE, CompactRange
+from protocol.values import value
 
 MAX_FORK_PROOF_BYTES: Final = 2 * entry.MAX_WIRE_BYTES
 
@@ -29,7 +30,7 @@ _PROOF: Final = Array(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FeedState:
     """Where a feed stands: ``next_seq`` and ``head`` (id of the newest entry, 32 zero bytes before the first), the
     height of its newest anchor and how many entries stand on it, and the compact range over its entry ids."""

@@ -12,12 +12,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
 from protocol import codec, merkle
 from protocol.codec import Array, Int
+from protocol.values import value
 
 LIVE: Final = 0
 FROZEN: Final = 1
@@ -37,7 +37,7 @@ HEAD: Final = Array(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Head:
     """The end of one author's feed: ``seq`` of its newest entry, that entry's id, the root over all entry ids."""
 
@@ -62,7 +62,7 @@ class Head:
         return codec.encode(self.to_value())
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RangeRequest:
     """Entries ``first_seq`` … ``last_seq`` (both included) of one author."""
 

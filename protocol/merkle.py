@@ -16,11 +16,11 @@ https://www.rfc-editor.org/rfc/rfc9162.html#section-2.1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
 from protocol.errors import LocalError, PeerError
+from protocol.values import value
 
 EMPTY_ROOT: Final = sha256(b"").digest()
 
@@ -35,7 +35,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return sha256(b"\x01" + left + right).digest()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompactRange:
     """The first ``size`` leaves of a tree, as the roots of its perfect subtrees, largest first."""
 

@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Final
 
@@ -31,6 +31,7 @@ from protocol.constants import (
     MILLION,
 )
 from protocol.errors import LocalError, PeerError
+from protocol.values import value
 
 ROLES: Final = ("trainer", "relay", "validator", "inference", "none")
 OUTCOMES: Final = ("accepted", "rejected", "void")
@@ -39,7 +40,7 @@ SEVERITIES: Final = ("none", "soft", "hard")
 _COUNT = Int(0, 2**31 - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Payload:
     """Base of all payloads; ``KIND`` is the entry kind that carries the class."""
 
@@ -48,14 +49,14 @@ class Payload:
 
     def to_value(self) -> list[Any]:
         """The fields in declaration order, ready for ``codec.encode``."""
-        return [getattr(self, field.name) for field in fields(self)]
+        return [getattr(self, name) for name, _ in self.SCHEMA]
 
     def problem(self) -> str | None:
         """What is wrong between fields that each fit their own schema, or None."""
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Join(Payload):
     """Opens a feed. ``recovery`` is SHA-256 of the recovery public key, ``agent`` names the program."""
 
@@ -67,14 +68,14 @@ class Join(Payload):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Leave(Payload):
     """The author no longer takes part; a later ``role`` entry brings it back."""
 
     KIND: ClassVar[str] = "leave"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Role(Payload):
     """The role that the author now stands for, one of ``ROLES``."""
 
@@ -84,7 +85,7 @@ class Role(Payload):
     role: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Weights(Payload):
     """A version: ``manifest`` is the BLAKE3 of the manifest blob, ``whole`` the hash of all weight bytes, ``delta`` the
     BLAKE3 of the manifest (``delta_size`` bytes) of its difference to the predecessor, where there is one."""
@@ -126,7 +127,7 @@ class Weights(Payload):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rollout(Payload):
     """Announces a submission of ``groups`` consecutive groups, ``responses`` responses and ``tokens`` response
     tokens in all, generated with the version whose entry id is ``weights``; the file has ``size`` bytes."""
@@ -156,7 +157,7 @@ class Rollout(Payload):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verdict(Payload):
     """A validator's result for the rollout entry ``rollout``. ``score`` is in micro; ``draw`` is the validator's
     signature over the submission's hash (context ``identity.DRAW``); ``audited`` counts replayed groups."""
@@ -191,7 +192,7 @@ class Verdict(Payload):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step(Payload):
     """A training step that makes version (``term``, ``number``) from the weights entry ``base``.
 
@@ -245,7 +246,7 @@ class Step(Payload):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Close(Payload):
     """Ends the feed of ``target``. ``recovery`` is the recovery public key that the target's join committed to,
     ``signature`` its own over this statement."""
@@ -258,7 +259,7 @@ class Close(Payload):
     signature: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rebind(Payload):
     """Ends the feed of ``target``, whose owner goes on as the author of this entry. Fields as in ``Close``."""
 
@@ -270,7 +271,7 @@ class Rebind(Payload):
     signature: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Amend(Payload):
     """New electors and thresholds, signed by electors. 64 is ``MAX_ELECTORS``; an entry has room for about 25."""
 

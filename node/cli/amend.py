@@ -2,6 +2,9 @@
 
 One elector makes the file, each signs it in turn on its own machine, and anybody's node carries it into the log. What
 counts is the signed body in the file; the lines beside it are written for people.
+
+An elector signs one text of each number, so that a proof which shows a quorum's signatures of one need not show that
+there is no other. What has no quorum left to sign it has no way out: the text is agreed on before anybody signs.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "amend",
         help="change a domain's electors and thresholds",
         description="Make an amendment, have a quorum of the electors sign it, and carry it into the log. It is in "
-        "force from the second cut on that is made then.",
+        "force from the second cut on that is made then. An elector signs one text of each number, and numbers leave "
+        "no gap: agree on the text before anybody signs, or the domain can never be amended again.",
     )
     steps = parser.add_subparsers(metavar="STEP", required=True)
     make = steps.add_parser("make", help="write an amendment into a new file")
@@ -64,7 +68,12 @@ def _make(arguments: argparse.Namespace) -> int:
     except LocalError as error:
         raise UserError(f"such an amendment is not possible: {error}") from None
     write_new(arguments.file, _text(made, {}), mode=0o644)
-    print(f"amendment {made.number} stands in {arguments.file}; have the electors sign it")
+    print(
+        f"amendment {made.number} stands in {arguments.file}; once the electors agree on it, have them sign this file"
+    )
+    print(
+        "each of them signs one text of a number, for ever: a number whose electors are split is lost, and all after it"
+    )
     return 0
 
 

@@ -6,20 +6,22 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import shtab
 
 from node.cli import log_proof, options, tables
 from node.errors import UserError
 from node.store.directory import DataDirectory
+from protocol.quorum import CertifiedCut
 from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
 
 if TYPE_CHECKING:
-    from node.store.verify import LogReport
+    from node.store.verify import Each, LogReport
     from protocol.entry import Entry
+    from protocol.ledger import Ledger
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +44,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     show = actions.add_parser(
         "show",
         help="list entries",
-        description="List the entries of the log in the order of the cuts that they stand on.",
+        description="List the entries of the log in the order of the cuts that cover them, those without one last.",
     )
     show.add_argument("--author", metavar="NODE", help="only this node's: the first digits of its id, or its name")
     show.add_argument("--kind", choices=sorted(KINDS), help="only entries of this kind")
@@ -53,8 +55,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     export = actions.add_parser(
         "export",
         help="write the log as lines of JSON",
-        description="Write the whole log, one JSON object a line: the genesis, then entries, cuts, grants and proofs "
-        "of forks, each with its signed bytes in hex.",
+        description="Write the whole log, one JSON object a line: the genesis, then cut by cut the entries that it "
+        "covers and the cut, then entries without one, grants and proofs of forks, each with its signed bytes in hex.",
     )
     options.complete(
         export.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a new file (default: standard output)"),
@@ -65,8 +67,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     log_proof.add_to(actions)
 
 
-def _read(directory: DataDirectory, *, keep: bool = True) -> LogReport:
-    """The checked log; what is wrong with it is told on standard error, on a terminal also how far the check is."""
+def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
+    """The checked log, without what is final, which ``each`` is shown; what is wrong with it is told on standard error,
+    on a terminal also how far the check is."""
     # Imported here, so that other commands start without loading what they do not use.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -77,7 +80,11 @@ def _read(directory: DataDirectory, *, keep: bool = True) -> LogReport:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("checking", total=None)
-        found = verify(directory, keep=keep, progress=lambda done, total: bar.update(task, completed=done, total=total))
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        found = verify(directory, keep=False, progress=progress, each=each)
     for line in (*found.notes, *found.problems):
         options.note(f"{directory.path}: {line}")
     return found
@@ -89,7 +96,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     arguments.data_dir = arguments.folder or arguments.data_dir
     directory = options.data_directory(arguments)
     began = time.monotonic()
-    found = _read(directory, keep=False)
+    found = _read(directory)
     sys.stdout.write(found.text())
     result = options.counted(len(found.problems), "problem") if found.problems else "the log is valid"
     options.note(f"{directory.path}: {result} ({time.monotonic() - began:.1f} s)")
@@ -99,17 +106,27 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     if arguments.last < 0:
         raise UserError(f"--last {arguments.last}: a number of entries is not negative", "0 shows all")
-    found = _read(options.existing_directory(arguments))
-    authors = _authors(found, arguments.author)
-    chosen = [
-        entry
-        for entry in _ordered(found)
-        if entry.author in authors and (arguments.kind is None or entry.kind == arguments.kind)
-    ][-arguments.last :]
+    chosen: deque[Entry] = deque(maxlen=arguments.last or None)
+    numbers: dict[bytes, int] = {}
+
+    def each(item: Entry | CertifiedCut, ledger: Ledger) -> None:
+        if isinstance(item, CertifiedCut):
+            return
+        if isinstance(item.payload, Weights):
+            numbers[item.id] = item.payload.number
+        if arguments.kind in (None, item.kind) and _is(item.author, ledger.name(item.author), arguments.author):
+            chosen.append(item)
+
+    found = _read(options.existing_directory(arguments), each)
+    if arguments.author is not None and not any(
+        _is(author, found.names[author], arguments.author) for author in found.replica.heads
+    ):
+        raise UserError(f"--author {arguments.author}: no node of this log", "farflung roles lists its nodes")
     if arguments.json:
-        options.print_json({"domain": found.domain.id.hex(), "entries": [_values(found, entry) for entry in chosen]})
+        options.print_json(
+            {"domain": found.domain.id.hex(), "entries": [_values(found.ledger, entry) for entry in chosen]}
+        )
         return found.exit_code
-    numbers = {entry.id: entry.payload.number for entry in found.replica.arrivals if isinstance(entry.payload, Weights)}
     tables.table(
         ("cut", "entry", "node", "name", "seq", "kind", "what"),
         [
@@ -130,59 +147,66 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
-    found = _read(directory)
-    lines = _lines(directory, found)
     if arguments.file is None:
-        for line in lines:
-            print(json.dumps(line))
-        return found.exit_code
+        return _write(directory, sys.stdout)
     try:
-        with arguments.file.open("x", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        file = arguments.file.open("x", encoding="utf-8")
     except FileExistsError:
         raise UserError(f"{arguments.file}: there is a file already", "name a new one") from None
     except OSError as error:
         raise UserError(f"{arguments.file}: cannot be written ({error.strerror})", "name another file") from None
+    try:
+        with file:
+            return _write(directory, file)
+    except BaseException as error:
+        arguments.file.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UserError(f"{arguments.file}: cannot be written ({error.strerror})", "name another file") from None
+        raise
+
+
+def _write(directory: DataDirectory, file: TextIO) -> int:
+    """Write the log line by line while it is checked; the exit code."""
+    genesis = directory.genesis()
+
+    def write(type_: str, data: bytes, **values: object) -> None:
+        file.write(json.dumps({"type": type_, **values, "data": data.hex()}) + "\n")
+
+    def begin(ledger: Ledger) -> None:
+        nonlocal genesis
+        if genesis is not None:
+            write("genesis", genesis, domain=ledger.domain.id.hex())
+            genesis = None
+
+    def each(item: Entry | CertifiedCut, ledger: Ledger) -> None:
+        begin(ledger)
+        if isinstance(item, CertifiedCut):
+            write("cut", item.encode(), height=item.cut.height, id=item.cut.id.hex())
+        else:
+            write("entry", item.encode(), **_values(ledger, item))
+
+    found = _read(directory, each)
+    begin(found.ledger)
+    for term, grant in sorted(found.replica.grants.items()):
+        write("grant", grant.encode(), term=term, trainer=grant.grant.trainer.hex())
+    for author, proof in sorted(found.replica.forks.items()):
+        write("fork", proof.encode(), author=author.hex(), seq=proof.seq)
     return found.exit_code
 
 
-def _authors(found: LogReport, wanted: str | None) -> set[bytes]:
-    authors = set(found.replica.heads)
-    if wanted is None:
-        return authors
-    chosen = {author for author in authors if author.hex().startswith(wanted.lower()) or found.names[author] == wanted}
-    if not chosen:
-        raise UserError(f"--author {wanted}: no node of this log", "farflung roles lists its nodes")
-    return chosen
+def _is(author: bytes, name: str, wanted: str | None) -> bool:
+    """Whether somebody who asks for ``wanted`` means this author."""
+    return wanted is None or author.hex().startswith(wanted.lower()) or name == wanted
 
 
-def _ordered(found: LogReport) -> list[Entry]:
-    """All entries, behind what they stand on: by the height of their cut, then author by author."""
-    height = found.replica.height
-    return sorted(found.replica.arrivals, key=lambda entry: (height(entry.anchor) or 0, entry.author, entry.seq))
-
-
-def _lines(directory: DataDirectory, found: LogReport) -> Iterator[dict[str, Any]]:
-    replica = found.replica
-    yield {"type": "genesis", "domain": found.domain.id.hex(), "data": (directory.genesis() or b"").hex()}
-    for entry in _ordered(found):
-        yield {"type": "entry", **_values(found, entry), "data": entry.encode().hex()}
-    for cut in replica.cuts:
-        yield {"type": "cut", "height": cut.cut.height, "id": cut.cut.id.hex(), "data": cut.encode().hex()}
-    for term, grant in sorted(replica.grants.items()):
-        yield {"type": "grant", "term": term, "trainer": grant.grant.trainer.hex(), "data": grant.encode().hex()}
-    for author, proof in sorted(replica.forks.items()):
-        yield {"type": "fork", "author": author.hex(), "seq": proof.seq, "data": proof.encode().hex()}
-
-
-def _values(found: LogReport, entry: Entry) -> dict[str, Any]:
+def _values(ledger: Ledger, entry: Entry) -> dict[str, Any]:
     return {
         "id": entry.id.hex(),
         "author": entry.author.hex(),
-        "name": found.names[entry.author],
+        "name": ledger.name(entry.author),
         "seq": entry.seq,
-        "cut": found.replica.height(entry.anchor),
-        "final": entry.seq <= found.replica.certified_head(entry.author),
+        "cut": ledger.replica.height(entry.anchor),
+        "final": entry.seq <= ledger.replica.certified_head(entry.author),
         "kind": entry.kind,
         "payload": log_proof.plain(entry.payload),
     }

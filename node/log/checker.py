@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 Checking = Callable[[Sequence[Check]], Awaitable[list[bool]]]
 """Answers checks, each in its place."""
 
-AT_ONCE: Final = 384
-"""Checks that one child, or one thread, makes in one go: some 30 ms of work."""
+AT_ONCE: Final = 512
+"""Checks that one child, or one thread, makes in one go: some 40 ms of work."""
 
 IDLE_SECONDS: Final = 20.0
 PAUSE_SECONDS: Final = 60.0

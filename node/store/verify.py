@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from protocol.domain import Domain, parse_genesis
 from protocol.entry import Entry
 from protocol.errors import Evidence, PeerError
 from protocol.feed import ForkProof
+from protocol.heads import Head
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
 from protocol.replica import Replica
@@ -87,6 +88,10 @@ class LogReport:
 Progress = Callable[[int, int], None]
 """Called with the number of rows that are checked, and of all."""
 
+Each = Callable[[Entry | CertifiedCut, Ledger], None]
+"""Called with what is in the log, and the ledger so far: cut by cut the entries that it covers and the cut, and at
+last, author by author, the entries that no cut covers."""
+
 
 def verify(
     directory: DataDirectory,
@@ -94,12 +99,14 @@ def verify(
     signatures: bool = True,
     keep: bool = True,
     progress: Progress = lambda done, total: None,
+    each: Each | None = None,
 ) -> LogReport:
     """Check the log of ``directory``. Raises ``UserError`` where there is none, or no valid genesis.
 
     ``signatures`` False skips those of entries, nine tenths of the time: for a caller who only wants to know what the
     log says and whose own daemons verified them when they arrived. ``keep`` False: the report's replica does not keep
-    entries and cuts that are final, so that a log of millions of entries takes little memory.
+    entries and cuts that are final, so that a log of millions of entries takes little memory. ``each`` sees them all
+    the same, but for those whose bodies were removed.
     """
     genesis = directory.genesis()
     if genesis is None:
@@ -114,7 +121,7 @@ def verify(
     try:
         with closing(connect(path)) as connection, ThreadPoolExecutor(os.cpu_count()) as threads:
             connection.execute("BEGIN")
-            checking = _Checking(domain, connection, threads, signatures, keep, progress)
+            checking = _Checking(domain, connection, threads, signatures, keep, progress, each)
             checking.run()
     except sqlite3.Error as error:
         raise UserError(
@@ -161,7 +168,10 @@ class _Checking:
         signatures: bool,
         keep: bool,
         progress: Progress,
+        each: Each | None,
     ) -> None:
+        self._each = each
+        self._told: dict[bytes, int] = {}
         self.replica = Replica(domain)
         self.ledger = Ledger(self.replica)
         self.problems: list[str] = []
@@ -200,6 +210,7 @@ class _Checking:
         for (author,) in self._rows("SELECT DISTINCT author FROM entries"):
             self._feed([(author, LAST)])
         self._forget()
+        self._tell([head for _, head in sorted(self.replica.heads.items())])
         for author, queue in self._queues.items():
             if queue:
                 seqs = f"{queue[0].seq} to {queue[-1].seq}" if len(queue) > 1 else f"{queue[0].seq}"
@@ -213,6 +224,7 @@ class _Checking:
             return False
         self.ledger, self.replica = ledger, ledger.replica
         self._read = {author: head.seq for author, head in self.replica.certified.items()}
+        self._told = {author: head.seq + 1 for author, head in self.replica.certified.items()}
         self._done = self._summed_up = ledger.final_entries
         ((gone,),) = self._rows("SELECT COUNT(*) FROM entries WHERE body IS NULL")
         self.kinds["removed"] = ledger.final_entries
@@ -252,11 +264,24 @@ class _Checking:
             # It may be on a branch of which a part lies above the row, or hang on entries that were labelled wrongly.
             self._feed([(head.author, LAST) for head in cut.cut.changes])
             outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut))
+        if outcome is Outcome.ADDED:
+            self._tell(cut.cut.changes, cut)
         if outcome in (Outcome.ADDED, Outcome.KNOWN):
             return True
         if outcome is not None:
             self.problems.append(f"cut {cut.cut.height}: {outcome.value}")
         return False
+
+    def _tell(self, heads: Iterable[Head], cut: CertifiedCut | None = None) -> None:
+        """Show the entries up to these heads that were not shown yet, and the cut."""
+        if self._each is None:
+            return
+        for head in heads:
+            for entry in self.replica.entries(head.author, self._told.get(head.author, 0), head.seq):
+                self._each(entry, self.ledger)
+            self._told[head.author] = head.seq + 1
+        if cut is not None:
+            self._each(cut, self.ledger)
 
     def _drain_grants(self) -> None:
         self._grants = [grant for grant in self._grants if _waits(self.replica, grant, self.problems)]
@@ -294,7 +319,7 @@ class _Checking:
             yield from part
 
     def _forget(self) -> None:
-        self.ledger.update()
+        self.ledger.settle()
         if not self._keep and self.ledger.final_entries - self._summed_up >= FORGET_FROM:
             self._summed_up = self.ledger.final_entries
             final = self.replica.certified_head

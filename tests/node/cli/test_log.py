@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,14 @@ def test_an_export_can_be_read_back(folder: Path, tmp_path: Path, capsys: pytest
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     parse_genesis(bytes.fromhex(rows[0]["data"]))
     assert {row["type"] for row in rows} == {"genesis", "entry", "cut", "grant"}
+    # Every entry is final with the first cut behind it, or behind all cuts.
+    last_cut = max(place for place, row in enumerate(rows) if row["type"] == "cut")
+    places = {place: row["final"] for place, row in enumerate(rows) if row["type"] == "entry"}
+    assert places == {place: place < last_cut for place in places}
+    assert set(places.values()) == {True, False}
+    seqs = [(row["author"], row["seq"]) for row in rows if row["type"] == "entry"]
+    assert len(set(seqs)) == len(seqs)
+    assert all(seq == 0 or seqs.index((author, seq - 1)) < place for place, (author, seq) in enumerate(seqs))
     for row in rows[1:]:
         data = bytes.fromhex(row["data"])
         match row["type"]:
@@ -67,6 +77,23 @@ def test_an_export_can_be_read_back(folder: Path, tmp_path: Path, capsys: pytest
     assert "there is a file already" in capsys.readouterr().err
     assert main.main(["log", "export", "--data-dir", str(folder)]) == 0
     assert capsys.readouterr().out == file.read_text()
+
+
+def test_an_export_that_fails_leaves_no_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "log.jsonl"
+    full = partial(json.dumps, default=str)
+
+    def dumps(value: dict[str, object]) -> str:
+        if value["type"] == "cut":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return full(value)
+
+    monkeypatch.setattr("node.cli.log.json.dumps", dumps)
+    assert main.main(["log", "export", "--data-dir", str(folder), str(file)]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert not file.exists()
 
 
 def test_verify_takes_the_folder_either_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
