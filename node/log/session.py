@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Protocol
@@ -29,6 +29,10 @@ MAX_BLAMES: Final = 8
 
 REQUESTS_AT_ONCE: Final = 3
 """Requests for entries that are under way together: while one answer is verified, the next ones come."""
+
+FRUITLESS: Final = 3
+"""Answers in a row without anything new to requests for entries after which a round asks for no more of those that the
+peer listed: it might list heads for ever."""
 
 ENTRIES_AT_ONCE: Final = 1024
 """Entries that one request asks for: a third of what an answer has room for. They are few so that, while the loop takes
@@ -82,13 +86,12 @@ def summary(service: LogService) -> Summary:
 class Session:
     """One round with ``peer``; ``result`` counts what it brings."""
 
-    def __init__(self, sync: Asking, peer: bytes, progress: Callable[[], None] = lambda: None) -> None:
-        """``progress`` is called whenever the round brought something new."""
-        self._progress = progress
+    def __init__(self, sync: Asking, peer: bytes) -> None:
         self._sync = sync
         self._service = sync.service
         self._peer = peer
         self.result = SyncResult()
+        self._fruitless = 0
 
     async def _ask(self, op: str, payload: bytes) -> Any:
         self.result.sent += len(payload)
@@ -98,8 +101,6 @@ class Session:
 
     def _note(self, received: Received) -> int:
         self.result.added += received.added
-        if received.added:
-            self._progress()
         for error in received.errors:
             if len(self.result.errors) == MAX_BLAMES:
                 raise PeerError("too many mistakes in one round")
@@ -176,6 +177,7 @@ class Session:
 
     async def tails(self) -> None:
         """Fetch what no cut covers yet, by comparing buckets."""
+        self._fruitless = 0
         theirs = await self._ask("buckets", wire.request("buckets", None))
         ours = self._service.replica.bucket_digests()
         differing = [number for number in range(len(theirs)) if theirs[number] != ours[number]]
@@ -187,7 +189,7 @@ class Session:
             if any(one >= other for one, other in pairwise(authors)) or not {*map(bucket, authors[1:])} <= {*differing}:
                 raise PeerError("heads: they do not ascend, or nobody asked for them")
             await self._heads(rows)
-            if len(rows) < wire.MAX_ROWS:
+            if len(rows) < wire.MAX_ROWS or self._fruitless >= FRUITLESS:
                 return
             after = rows[-1].author
 
@@ -257,7 +259,9 @@ class Session:
     async def _ask_ranges(self, some: list[RangeRequest], errors: list[Exception]) -> None:
         try:
             data = await self._ask("ranges", wire.ranges(some))
-            self._note(await self._service.receive(entries=data, origin=self._peer))
+            received = await self._service.receive(entries=data, origin=self._peer)
+            self._note(received)
+            self._fruitless = 0 if received.added or received.waiting else self._fruitless + 1
         except (PeerError, Unreachable) as error:
             errors.append(error)
 
@@ -267,7 +271,7 @@ class Session:
 
         async def ask(some: list[RangeRequest]) -> None:
             async with room:
-                if not errors:
+                if not errors and self._fruitless < FRUITLESS:
                     await self._ask_ranges(some, errors)
 
         room = trio.Semaphore(REQUESTS_AT_ONCE)

@@ -31,9 +31,6 @@ REQUEST_TIMEOUT: Final = 10.0
 ROUND_TIMEOUT: Final = 120.0
 """A round that takes longer is broken off; what it brought stays."""
 
-QUIET_TIMEOUT: Final = 20.0
-"""A round that brings nothing new for so long is broken off: a peer may list heads for ever that lead to nothing."""
-
 PATIENCE: Final = 3.0
 """After so many seconds of a round the next peer's begins beside it."""
 
@@ -194,19 +191,8 @@ class LogSync:
 
     async def sync_with(self, peer: bytes) -> SyncResult:
         """One round of anti-entropy with ``peer``. Bad objects are blamed and skipped; raises ``PeerError`` where the
-        peer breaks the protocol itself, ``Unreachable`` where it does not answer, ``trio.TooSlowError`` where nothing
-        new comes for ``QUIET_TIMEOUT`` seconds."""
-        with trio.fail_after(QUIET_TIMEOUT) as quiet:
-
-            def progress() -> None:
-                quiet.deadline = trio.current_time() + QUIET_TIMEOUT
-
-            session = Session(self, peer, progress)
-            await self._compare_with(session)
-        self.service.told(peer)
-        return session.result
-
-    async def _compare_with(self, session: Session) -> None:
+        peer breaks the protocol itself, ``Unreachable`` where it does not answer."""
+        session = Session(self, peer)
         theirs = await session.hello()
         ours = summary(self.service)
         self.service.height_told = max(self.service.height_told, theirs.height)
@@ -221,6 +207,8 @@ class LogSync:
                 await session.tails()
         if self.service.checkpoints.lacking:
             await session.checkpoint()
+        self.service.told(peer)
+        return session.result
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
