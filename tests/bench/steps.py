@@ -25,7 +25,7 @@ from torch import Tensor
 
 from node.workers import weights
 from node.workers.model import CausalLM, read_config
-from node.workers.trainer import BETAS
+from node.workers.learner import BETAS
 from proofs.checksum import value_checksum
 
 ROWS: Final = 2
