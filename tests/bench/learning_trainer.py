@@ -32,7 +32,7 @@ from typing import Any, Final
 from node import genesis
 from node.starter.defaults import RECIPE
 
-PAIRS: Final = 5
+PAIRS: Final = 3
 SLOTS: Final = 2048
 LEARNING_RATE: Final = 1e-6
 
@@ -49,7 +49,7 @@ class Shape:
 
 SHAPES: Final = {
     "starter": {"mixed": Shape(64, 16, (14, 18), (1, 5)), "equal": Shape(64, 16, (16, 16), (4, 4))},
-    "model": {"mixed": Shape(4, 16, (24, 40), (16, 112)), "equal": Shape(4, 16, (32, 32), (96, 96))},
+    "model": {"mixed": Shape(2, 8, (24, 40), (16, 112)), "equal": Shape(2, 8, (32, 32), (96, 96))},
 }
 
 
