@@ -34,6 +34,13 @@ def test_tasks_are_the_golden_ones(vector: dict[str, object]) -> None:
     assert list(schedule.choose_task(bytes.fromhex(str(vector["seed"])), weights)) == [vector["task"], vector["item"]]
 
 
+@pytest.mark.parametrize("vector", VECTORS["lengths"])
+def test_target_lengths_are_the_golden_ones(vector: dict[str, object]) -> None:
+    targets = vector["targets"]
+    assert isinstance(targets, list)
+    assert schedule.target_length(bytes.fromhex(str(vector["seed"])), targets) == vector["length"]
+
+
 @pytest.mark.parametrize("vector", VECTORS["audits"])
 def test_audited_groups_are_the_golden_ones(vector: dict[str, object]) -> None:
     groups, share = vector["groups"], vector["share"]
