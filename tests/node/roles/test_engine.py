@@ -118,7 +118,7 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
     generates: bool,
 ) -> None:
     started: list[tuple[str, dict[str, str]]] = []
-    fake = engine_role.open_worker
+    fake = vars(engine_role)["open_worker"]  # what the fakes put there
 
     class Unable:
         pid = 1
