@@ -3,7 +3,7 @@
 ::
 
     name = "arithmetic"
-    model = "path/to/model"        # Hugging Face folder: config.json, tokenizer.json, *.safetensors; llama or qwen2
+    model = "path/to/model"        # Hugging Face folder: config.json, tokenizer.json, *.safetensors
     electors = ["12D3KooW…"]       # peer ids or node ids (64 hex digits); the founder where left out
     validators = ["12D3KooW…"]     # those whose verdicts count from the start
     private = true                 # weights travel encrypted, to nodes that joined; false where left out
