@@ -25,11 +25,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
+from protocol.constants import KEPT_VERSIONS, MILLION, VERDICT_CUTS
 from protocol.credit import PENDING, Account, Status, Tally
 from protocol.decision import Counting, Submission, decision, lapsed
-from protocol.domain import Domain
+from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
+from protocol.evidence import Standing
 from protocol.lineage import Lineage, Version
 from protocol.quorum import CertifiedGrant
 from protocol.records import Rollout, Step, Verdict, Weights
@@ -61,6 +62,12 @@ class Rules(Protocol):
 
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
         """Whether the verdict's draw is its author's signature over the submission's hash."""
+
+    def share(self, author: bytes, height: int) -> int:
+        """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
+
+    def thresholds(self, height: int) -> Thresholds:
+        """The limits in force at the cut of this height."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,7 @@ class Fold:
         else:
             validators = self._rules.audience(version.anchor_height)
             rollout = submission.rollout
+            submission.share = self._rules.share(entry.author, version.anchor_height)
             submission.due = due_validators(version.id, entry.author, rollout.first_counter, validators)
             for validator in submission.due:
                 self._open.setdefault(validator, {})[entry.id] = entry
@@ -213,7 +221,8 @@ class Fold:
         submission.votes[entry.author] = entry
         self._open[entry.author].pop(submission.entry.id, None)
         if submission.status != PENDING:
-            self._tally(entry.author).audit(submission.status, submission.rollout, verdict)
+            self._tally(entry.author).audit(submission.status, submission.rollout, submission.share, verdict)
+            self._tally(submission.entry.author).doubt(submission.status, submission.share, verdict)
         else:
             status = decision(submission.verdicts, len(due))
             if status is not None:
@@ -229,10 +238,16 @@ class Fold:
             self.dropped += 1
         if status.outcome != "accepted":
             self.rejected += submission.rollout.responses
-        self._tally(submission.entry.author).decide(status, submission.rollout)
+        tally = self._tally(submission.entry.author)
+        tally.decide(status, submission.rollout)
+        version = self.lineage.versions.get(submission.rollout.weights)
+        if version is not None:
+            thresholds = self._rules.thresholds(version.anchor_height)
+            tally.learn(status, submission.rollout, submission.verdicts, thresholds)
         for validator, vote in submission.votes.items():
             assert isinstance(vote.payload, Verdict)
-            self._tally(validator).audit(status, submission.rollout, vote.payload)
+            self._tally(validator).audit(status, submission.rollout, submission.share, vote.payload)
+            tally.doubt(status, submission.share, vote.payload)
 
     def _tally(self, author: bytes) -> Tally:
         self.touched.add(author)
@@ -304,7 +319,7 @@ class Fold:
         for validator, vote in list(submission.votes.items()):
             if vote.id not in counted:
                 assert isinstance(vote.payload, Verdict)
-                self._tally(validator).audit(submission.status, submission.rollout, vote.payload, -1)
+                self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
                 del submission.votes[validator]
 
     def _undo(self, submission: Submission) -> None:
@@ -312,7 +327,7 @@ class Fold:
         self._tally(submission.entry.author).decide(submission.status, submission.rollout, -1)
         for validator, vote in submission.votes.items():
             assert isinstance(vote.payload, Verdict)
-            self._tally(validator).audit(submission.status, submission.rollout, vote.payload, -1)
+            self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
         if submission.status.outcome != "accepted":
             self.rejected -= submission.rollout.responses
         submission.status = PENDING
@@ -378,6 +393,19 @@ class Fold:
                 total.merge(tally)
             trained += self.lineage.trained[author]
         return total.account(trained)
+
+    def standing(self, authors: Iterable[bytes]) -> Standing:
+        """What is to be made of somebody whose work stands under these authors."""
+        total = Tally()
+        for author in authors:
+            if (tally := self.tallies.get(author)) is not None:
+                total.merge(tally)
+        return total.standing()
+
+    def share(self, rollout: bytes) -> int:
+        """The share (micro) of the submission that each of the due replays."""
+        submission = self.submissions.get(rollout)
+        return MILLION if submission is None else submission.share
 
     def restore(self, submissions: Iterable[Submission], decided: Iterable[tuple[Entry, Status]]) -> None:
         """Take over submissions of a snapshot, in the order in which they came; tallies count them already."""

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from protocol import codec, lineage
 from protocol.codec import Array, Int, Many, Optional, Text
+from protocol.constants import MILLION
 from protocol.credit import Status, Tally
 from protocol.decision import Counting, Submission
 from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.evidence import FLOOR
 from protocol.fold import Fold, Rules
 from protocol.lineage import ENTRY, Lineage, pack, unpack
 from protocol.records import Rollout, Verdict
@@ -21,6 +23,18 @@ from protocol.records import Rollout, Verdict
 _COUNT: Final = Int()
 _ENTRIES: Final = Many(ENTRY, most=codec.MAX_INT)
 _STATUS: Final = Array((("outcome", Text(16)), ("severity", Text(16)), ("reason", Text(32))))
+_COUNTS: Final = (
+    "accepted",
+    "rejected",
+    "void",
+    "pending",
+    "hard",
+    "generated",
+    "audited",
+    "agreed",
+    "disagreed",
+    "clean",
+)
 _SUBMISSION: Final = Array(
     (
         ("entry", ENTRY),
@@ -29,12 +43,16 @@ _SUBMISSION: Final = Array(
         ("votes", _ENTRIES),
         ("status", _STATUS),
         ("closed", Int(0, 1)),
+        ("share", Int(0, MILLION)),
     )
 )
 _TALLY: Final = Array(
     (
         ("author", codec.KEY),
-        *((name, _COUNT) for name in ("accepted", "rejected", "void", "pending", "hard", "generated", "audited")),
+        *((name, _COUNT) for name in _COUNTS),
+        # Evidence may be negative: it is written as the distance from the floor.
+        ("deficits", _COUNT),
+        ("borders", _COUNT),
         ("reasons", Many(Array((("reason", Text(32)), ("count", _COUNT))), most=codec.MAX_INT)),
     )
 )
@@ -103,8 +121,8 @@ def fold_from_value(value: Any, rules: Rules) -> Fold:
         if not isinstance(entry.payload, Verdict):
             raise PeerError("snapshot: a verdict is none")
         fold.early.setdefault(entry.payload.rollout, {})[entry.id] = entry
-    for author, *counts, reasons in tallies:
-        tally = fold.tallies[author] = Tally(*counts)
+    for author, *counts, deficits, borders, reasons in tallies:
+        tally = fold.tallies[author] = Tally(*counts, deficits=deficits + FLOOR, borders=borders + FLOOR)
         tally.reasons = Counter(dict(reasons))
     for author, weights, term, number, expected, broken in counting:
         fold.counting[author] = Counting(weights, (term, number), expected, bool(broken))
@@ -129,19 +147,20 @@ def _submission(submission: Submission) -> list[Any]:
         [pack(vote) for vote in submission.votes.values()],
         [status.outcome, status.severity, status.reason],
         int(submission.closed),
+        submission.share,
     ]
 
 
 def _restored(value: list[Any]) -> Submission:
-    packed, early, due, votes, status, closed = value
+    packed, early, due, votes, status, closed, share = value
     entry = unpack(packed)
     if not isinstance(entry.payload, Rollout):
         raise PeerError("snapshot: a submission is none")
     given: dict[bytes, Entry] = {vote.author: vote for vote in map(unpack, votes)}
     waiting = {verdict.id: verdict for verdict in map(unpack, early)}
-    return Submission(entry, waiting, None if due is None else tuple(due), given, Status(*status), bool(closed))
+    return Submission(entry, waiting, None if due is None else tuple(due), given, Status(*status), bool(closed), share)
 
 
 def _tally(author: bytes, tally: Tally) -> list[Any]:
-    counts = [tally.accepted, tally.rejected, tally.void, tally.pending, tally.hard, tally.generated, tally.audited]
-    return [author, *counts, [[reason, count] for reason, count in sorted(tally.reasons.items()) if count]]
+    counts = [getattr(tally, name) for name in _COUNTS]
+    return [author, *counts, tally.deficits - FLOOR, tally.borders - FLOOR, [[reason, count] for reason, count in sorted(tally.reasons.items()) if count]]

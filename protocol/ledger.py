@@ -24,9 +24,10 @@ from typing import Any
 
 from protocol import identity
 from protocol.credit import Account, Status, reputation
-from protocol.domain import Domain
+from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
+from protocol.evidence import NEWCOMER, Standing
 from protocol.fold import Closed, Fold
 from protocol.foldstate import fold_from_value, fold_to_value
 from protocol.history import History
@@ -34,6 +35,7 @@ from protocol.lineage import Version
 from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
 from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
+from protocol.schedule import audit_share
 
 MAX_DRAWN = 65_536
 MAX_AUDIENCES = 256
@@ -147,6 +149,9 @@ class Ledger:
         for author in ended:
             self._history.end(author, cut.height)
         touched = self._final.touched
+        for author in {endings.owner(author, cut.height) for author in (*touched, *ended)}:
+            standing = self._final.standing([author, *endings.lost(author, cut.height)])
+            self._history.judge(author, cut.height, standing)
         if self.domain.policy.validator_reputation > 0:
             touched.update(head.author for head in cut.changes)
             touched.update(ended)
@@ -198,6 +203,14 @@ class Ledger:
             found = check_draw(verdict, rollout)
             self.note_drawn(verdict.id, found)
         return found
+
+    def share(self, author: bytes, height: int) -> int:
+        """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
+        return audit_share(self._history.standing(author, height).tier, self.domain.policy.audit_share)
+
+    def thresholds(self, height: int) -> Thresholds:
+        """The limits in force at the cut of this height."""
+        return self.replica.thresholds_at(height)
 
     def knows_draw(self, verdict_id: bytes) -> bool:
         """Whether the draw of this verdict was checked."""
@@ -305,6 +318,15 @@ class Ledger:
         """The at most three validators that are due to audit the submission; none where it is refused without
         them, where its version has no validators, or while its version is unknown."""
         return self._fold(False).due(rollout.id)
+
+    def audited_share(self, rollout: Entry) -> int:
+        """The share (micro) of the submission's groups that each of the due is to replay."""
+        return self._fold(False).share(rollout.id)
+
+    def standing(self, author: bytes, weights_id: bytes) -> Standing:
+        """What the log says of an author, in the cut that the version anchors on: for who judges what it made."""
+        version = self._version(weights_id)
+        return NEWCOMER if version is None else self._history.standing(author, version.anchor_height)
 
     def rollout_status(self, rollout_id: bytes, final: bool = False) -> Status:
         """What was decided about a submission; "pending" for one that is unknown or not kept any more."""

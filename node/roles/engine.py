@@ -63,9 +63,10 @@ class Engine:
         tokens: list[bytes] = answer["tokens"]
         return tokens
 
-    async def replay(self, groups: Sequence[tuple[bytes, Group]]) -> dict[str, Any]:
-        """Replay (seed, group) pairs on the loaded version."""
-        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=[wire(s, g) for s, g in groups])
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+        """Replay (seed, group) pairs on the loaded version; ``clip`` is the domain's ``deficit_clip``."""
+        sent = [wire(seed, group) for seed, group in groups]
+        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=sent, clip=clip)
 
 
 def wire(seed: bytes, group: Group) -> dict[str, Any]:

@@ -201,19 +201,22 @@ class _Life:
             return checks.result("malformed")
         if not checks.header_matches(submission, domain.id, entry.author, rollout):
             return checks.result("wrong-header")
-        picked = schedule.audited_groups(draw, len(submission.groups), domain.policy.audit_share)
-        seeds = {
-            i: schedule.seed(domain.id, rollout.weights, entry.author, submission.groups[i].counter) for i in picked
-        }
-        items = {i: schedule.choose_task(seeds[i], [t.weight for t in domain.tasks]) for i in picked}
-        questions = await self._tasks.questions(list(items.values()))
-        prompts = dict(zip(picked, map(unpack, await self._engine.encode(questions)), strict=True))
+        ledger = self._node.log.ledger
+        picked = schedule.audited_groups(draw, len(submission.groups), ledger.audited_share(entry))
+        standing = ledger.standing(entry.author, rollout.weights)
+        everything = range(len(submission.groups))
+        seeds = [schedule.seed(domain.id, rollout.weights, entry.author, submission.groups[i].counter) for i in everything]
+        items = [schedule.choose_task(seed, [t.weight for t in domain.tasks]) for seed in seeds]
+        # Prompts are cheap to make: those of all groups are checked, so that nobody answers others' in between.
+        questions = await self._tasks.questions(items)
+        prompts = dict(enumerate(map(unpack, await self._engine.encode(questions))))
         before = audit.inspect(submission, prompts, domain.recipe, self._engine.end_token, self._engine.vocabulary)
         if before.outcome != "accepted":
             return before
-        replay = await self._engine.replay([(seeds[i], submission.groups[i]) for i in picked])
+        thresholds = self._thresholds(rollout)
+        replay = await self._engine.replay([(seeds[i], submission.groups[i]) for i in picked], thresholds.deficit_clip)
         replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}
-        before = audit.audit_replay(submission, replays, self._thresholds(rollout))
+        before = audit.audit_replay(submission, replays, thresholds, standing)
         if before.outcome != "accepted":
             return before
         texts = dict(zip(picked, replay["texts"], strict=True))

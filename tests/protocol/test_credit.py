@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.constants import MILLION
 from protocol.credit import PENDING, Status, Tally, credits, reputation
 from protocol.records import Rollout, Verdict
 from tests.protocol.builders import Story, digest
@@ -55,7 +56,7 @@ def test_an_author_earns_one_for_each_accepted_response() -> None:
 )
 def test_an_auditor_earns_a_quarter_of_what_it_replayed(status: Status, given: str, audited: int, earned: int) -> None:
     tally = Tally()
-    tally.audit(status, ROLLOUT, verdict(given, audited))
+    tally.audit(status, ROLLOUT, MILLION, verdict(given, audited))
     assert tally.account(0).credit == tally.audited == earned
 
 
@@ -63,7 +64,7 @@ def test_a_quarter_is_rounded_down_for_each_submission() -> None:
     tally = Tally()
     odd = Rollout(digest("weights"), 0, 1, 7, 7, digest("file"), 10)
     for _ in range(3):
-        tally.audit(ACCEPTED, odd, verdict("accepted", 1))
+        tally.audit(ACCEPTED, odd, MILLION, verdict("accepted", 1))
     assert tally.audited == 3
 
 
