@@ -41,8 +41,8 @@ from protocol.domain import MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Threshol
 from protocol.errors import PeerError
 from protocol.identity import node_id
 
-AUDIT_SHARE: Final = MILLION
-"""Every group of a submission: a smaller share lets a lie in one group pay while it is not drawn."""
+AUDIT_SHARE: Final = MILLION // 16
+"""The least share of a submission's groups that is replayed, of authors who were right in 158 submissions in a row."""
 EARNED_REPUTATION: Final = 900_000
 """What others need beside named validators: eight accepted submissions and no false one."""
 MAX_TASKS: Final = 64

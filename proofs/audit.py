@@ -25,6 +25,7 @@ from typing import Final
 from proofs import checks
 from proofs.checks import AuditResult, GroupReplay
 from protocol import evidence
+from protocol.credit import BORDERLINE
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
 from protocol.evidence import NEWCOMER, Standing
@@ -67,14 +68,14 @@ def audit_replay(
             raise LocalError(f"the replay of group {index} covers {replay.tokens} tokens of {tokens}")
     measured = [replays[index] for index in sorted(replays)]
     reason = _reason(measured, thresholds)
-    if reason in ("ok", checks.BORDERLINE):
+    if reason in ("ok", BORDERLINE):
         gain = evidence.gain(
             sum(replay.deficit_sum for replay in measured),
             sum(replay.tokens for replay in measured),
             thresholds.deficit_honest,
             thresholds.deficit_mean,
         )
-        if standing.convicts or standing.after(gain, reason == checks.BORDERLINE).convicts:
+        if standing.convicts or standing.after(gain, reason == BORDERLINE).convicts:
             reason = "drift"
     return checks.result(reason, score=checks.score(measured), audited=len(measured))
 
@@ -87,8 +88,8 @@ def _reason(measured: Sequence[GroupReplay], thresholds: Thresholds) -> str:
         check(measured, thresholds)
         for check in (checks.sampling_reason, checks.logprobs_reason, checks.activations_reason)
     ]
-    hard = [reason for reason in found if reason not in ("ok", checks.BORDERLINE)]
-    return hard[0] if hard else max(found, key=lambda reason: reason == checks.BORDERLINE)
+    hard = [reason for reason in found if reason not in ("ok", BORDERLINE)]
+    return hard[0] if hard else max(found, key=lambda reason: reason == BORDERLINE)
 
 
 def audit_rewards(
@@ -117,7 +118,7 @@ def audit(
     vocabulary: int,
     standing: Standing = NEWCOMER,
 ) -> AuditResult:
-    """All checks in order. ``replays`` and ``rewards`` are of the audited groups, by index, ``prompts`` of these at least."""
+    """All checks in order. ``replays`` and ``rewards`` are of the audited groups, ``prompts`` of these at least."""
     if not replays.keys() == rewards.keys() <= prompts.keys():
         raise LocalError("replays and rewards are of different groups, or of some without a prompt")
     seen = inspect(submission, prompts, recipe, end_token, vocabulary)

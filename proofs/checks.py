@@ -6,8 +6,8 @@
 3. Sampling is judged by evidence (``protocol.evidence``): that of all replayed tokens together, or that of the group
    where it is largest, so that one wrong group among many right ones cannot hide in their mean.
 4. The other statistics are bounded over the whole audit and, ``GROUP_FACTOR`` times as wide, in each group by itself. A
-   maximum and a median are bounded in each group. Bounds on shares allow one place beyond the share, at any size: honest
-   ties exist, and 1 % of 20 tokens is no token.
+   maximum and a median are bounded in each group. Bounds on shares allow one place beyond the share, at any size:
+   honest ties exist, and 1 % of 20 tokens is no token.
    What lies beyond its bound is *borderline*, a soft failure that earns nothing and is evidence against the node, and
    what lies beyond ``HARD_FACTOR`` times the bound is hard.
 5. The end token is a token like any other: whether it was the right choice is what replay finds. Termination only asks
@@ -48,12 +48,13 @@ FLOAT32_THRESHOLDS: Final = Thresholds(
 """Limits for a domain that generates and verifies in float32.
 
 Honest float32 runs that differ in batch shape, kernel or machine move logits by about 1e-5. So a token is chosen
-otherwise about once in 10⁵, with a deficit as small: a hundredth of the clip. A forger's deficits exceed the clip almost
-always: it counts tokens that these weights do not choose, of which an honest author has less than 50 in a million, and
-int8 weights 1,000 and more. A log-probability moves by a few millionths; a hidden value crosses a bfloat16 rounding
-boundary, by one unit, for well below 1 % of values; and a few of the k largest values change at the k-th place. Where
-precisions mix, limits must be calibrated (``farflung proofs calibrate``): honest bfloat16 exceeds these.
+otherwise about once in 10⁵, with a deficit as small: a hundredth of the clip. A forger's deficits exceed the clip
+almost always: it counts tokens that these weights do not choose, of which an honest author has less than 50 in a
+million, and int8 weights 1,000 and more. A log-probability moves by a few millionths; a hidden value crosses a bfloat16
+rounding boundary, by one unit, for well below 1 % of values; and a few of the k largest values change at the k-th
+place. Where precisions mix, limits must be calibrated (``farflung proofs calibrate``): honest bfloat16 exceeds these.
 """
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -92,8 +93,8 @@ REASONS: Final[Mapping[str, Reason]] = {
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """A verdict in the making. ``score`` is the mean clipped deficit of the replayed tokens in millionths of the clip (0:
-    every choice was exactly right), ``audited`` the number of replayed groups."""
+    """A verdict in the making. ``score`` is the mean clipped deficit of the replayed tokens in millionths of the clip
+    (0: every choice was exactly right), ``audited`` the number of replayed groups."""
 
     outcome: str
     severity: str
@@ -108,7 +109,8 @@ class GroupReplay:
     """What replaying one group measured; the replay child sends the fields as a list, in this order.
 
     ``mismatches`` of the ``tokens`` response tokens have a positive deficit; ``deficit_sum`` adds the deficits up, each
-    clipped at ``deficit_clip``, in millionths of that; ``logprob_error_max`` is the largest difference between a reported and a recomputed
+    clipped at ``deficit_clip``, in millionths of that; ``logprob_error_max`` is the largest difference between a
+    reported and a recomputed
     log-probability in micro. The last four are ``proofs.activation.ActivationResult``: ``activation_values`` is 0
     where the proofs were malformed.
     """
@@ -163,7 +165,7 @@ def terminated(response: Response, recipe: Recipe, end_token: int) -> bool:
 
 
 def score(replays: Iterable[GroupReplay]) -> int:
-    """The mean clipped deficit of all replayed tokens, in millionths of the clip, rounded up; 0 where nothing was replayed."""
+    """The mean clipped deficit of all replayed tokens (millionths of the clip, rounded up); 0 where there are none."""
     replays = list(replays)
     tokens = sum(replay.tokens for replay in replays)
     return -(-sum(replay.deficit_sum for replay in replays) // tokens) if tokens else 0
@@ -210,8 +212,8 @@ def logprobs_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> s
 
 
 def activations_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> str:
-    """ "activations", "borderline" or "ok": whether the committed values are the recomputed ones, by the share whose sign
-    or exponent differs, and the mean and each group's median of the other values' mantissa errors."""
+    """ "activations", "borderline" or "ok": whether the committed values are the recomputed ones, by the share whose
+    sign or exponent differs, and the mean and each group's median of the other values' mantissa errors."""
 
     def holds(part: Sequence[GroupReplay], factor: int) -> bool:
         values = sum(replay.activation_values for replay in part)

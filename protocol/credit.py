@@ -116,8 +116,8 @@ class Tally:
             self.hard += sign * (status.severity == "hard")
 
     def audit(self, status: Status, rollout: Rollout, share: int, verdict: Verdict, sign: int = 1) -> None:
-        """Count this node's verdict on a submission whose due validators, each to replay ``share`` (micro) of it, decided
-        ``status``; ``sign`` as above."""
+        """Count this node's verdict on a submission whose due validators, each to replay ``share`` (micro) of it,
+        decided ``status``; ``sign`` as above."""
         if status.outcome == verdict.outcome and status.outcome != "void":
             replayed = min(verdict.audited, schedule.audited_count(rollout.groups, share))
             self.audited += sign * (replayed * (rollout.responses // rollout.groups) // AUDIT_SHARE)

@@ -122,7 +122,8 @@ def fold_from_value(value: Any, rules: Rules) -> Fold:
             raise PeerError("snapshot: a verdict is none")
         fold.early.setdefault(entry.payload.rollout, {})[entry.id] = entry
     for author, *counts, deficits, borders, reasons in tallies:
-        tally = fold.tallies[author] = Tally(*counts, deficits=deficits + FLOOR, borders=borders + FLOOR)
+        tally = fold.tallies[author] = Tally(**dict(zip(_COUNTS, counts, strict=True)))
+        tally.deficits, tally.borders = deficits + FLOOR, borders + FLOOR
         tally.reasons = Counter(dict(reasons))
     for author, weights, term, number, expected, broken in counting:
         fold.counting[author] = Counting(weights, (term, number), expected, bool(broken))
@@ -163,4 +164,10 @@ def _restored(value: list[Any]) -> Submission:
 
 def _tally(author: bytes, tally: Tally) -> list[Any]:
     counts = [getattr(tally, name) for name in _COUNTS]
-    return [author, *counts, tally.deficits - FLOOR, tally.borders - FLOOR, [[reason, count] for reason, count in sorted(tally.reasons.items()) if count]]
+    return [
+        author,
+        *counts,
+        tally.deficits - FLOOR,
+        tally.borders - FLOOR,
+        [[reason, count] for reason, count in sorted(tally.reasons.items()) if count],
+    ]

@@ -328,6 +328,11 @@ class Ledger:
         version = self._version(weights_id)
         return NEWCOMER if version is None else self._history.standing(author, version.anchor_height)
 
+    def standing_at(self, author: bytes, height: int) -> Standing:
+        """What the log says of an author in the cut of this height; of long ago, the oldest that is kept."""
+        self.update()
+        return self._history.standing(author, height)
+
     def rollout_status(self, rollout_id: bytes, final: bool = False) -> Status:
         """What was decided about a submission; "pending" for one that is unknown or not kept any more."""
         return self._fold(final).status(rollout_id)

@@ -22,14 +22,32 @@ LOAD_TIMEOUT = 120.0
 WORK_TIMEOUT = 300.0
 
 
-class Engine:
-    """Speaks to the child; holds at most one version at a time."""
+class Prefill:
+    """A configured child that holds a version, for whoever judges."""
 
-    def __init__(self, node: Node, worker: Worker, end_token: int, vocabulary: int) -> None:
-        self._node = node
+    def __init__(self, worker: Worker, end_token: int, vocabulary: int) -> None:
         self._worker = worker
         self.end_token = end_token
         self.vocabulary = vocabulary
+
+    async def encode(self, prompts: Sequence[str]) -> list[bytes]:
+        """The tokens of each prompt as little-endian u32."""
+        answer = await self._worker.call("encode", timeout=WORK_TIMEOUT, prompts=list(prompts))
+        tokens: list[bytes] = answer["tokens"]
+        return tokens
+
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+        """Replay (seed, group) pairs on the loaded version; ``clip`` is the domain's ``deficit_clip``."""
+        sent = [wire(seed, group) for seed, group in groups]
+        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=sent, clip=clip)
+
+
+class Engine(Prefill):
+    """Speaks to the child; holds at most one version at a time."""
+
+    def __init__(self, node: Node, worker: Worker, end_token: int, vocabulary: int) -> None:
+        super().__init__(worker, end_token, vocabulary)
+        self._node = node
         self._loaded: tuple[bytes, Path] | None = None
 
     async def load(self, weights: bytes, raw: Path | None = None) -> None:
@@ -56,17 +74,6 @@ class Engine:
         if answer["seconds"] > 0:
             self._node.tokens_per_second = int(answer["tokens"] / answer["seconds"])
         return answer
-
-    async def encode(self, prompts: Sequence[str]) -> list[bytes]:
-        """The tokens of each prompt as little-endian u32."""
-        answer = await self._worker.call("encode", timeout=WORK_TIMEOUT, prompts=list(prompts))
-        tokens: list[bytes] = answer["tokens"]
-        return tokens
-
-    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
-        """Replay (seed, group) pairs on the loaded version; ``clip`` is the domain's ``deficit_clip``."""
-        sent = [wire(seed, group) for seed, group in groups]
-        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=sent, clip=clip)
 
 
 def wire(seed: bytes, group: Group) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def prefill(model: CausalLM, claims: Sequence[Claim]) -> list[Tensor]:
     """For each group the states [tokens, hidden] that chose its responses' tokens: one teacher-forced pass."""
     packed = rows.pack([rows.Group(claim.prompt, claim.responses) for claim in claims], device=model.device)
     hidden = torch.cat([rows.chosen_by(model, batch) for batch in packed])
-    return list(hidden.split([sum(map(len, claim.responses)) for claim in claims]))
+    return list(torch.split(hidden, [sum(map(len, claim.responses)) for claim in claims]))
 
 
 @torch.inference_mode()
@@ -239,8 +239,7 @@ def measure(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> lis
     )
     sizes = [len(states) for states in found]
     return [
-        Measured(*parts)
-        for parts in zip(deficits.split(sizes), errors.split(sizes), proven, strict=True)
+        Measured(*parts) for parts in zip(torch.split(deficits, sizes), torch.split(errors, sizes), proven, strict=True)
     ]
 
 

@@ -37,13 +37,23 @@ def build(model: CausalLM, config: dict[str, Any]) -> Any:
 def generate(
     made: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
 ) -> list[list[Written]]:
-    """One group of responses for each prompt, in order; each group is one batch."""
-    return [_group(made, prompt, seed, settings) for prompt, seed in zip(prompts, seeds, strict=True)]
+    """One group of responses for each prompt, in order; prompts of one length are one batch, so nothing is padded."""
+    by_length: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt), []).append(index)
+    groups: dict[int, list[Written]] = {}
+    for indices in by_length.values():
+        flat = _batch(made, [prompts[index] for index in indices], [seeds[index] for index in indices], settings)
+        for place, index in enumerate(indices):
+            groups[index] = flat[place * settings.group_size : (place + 1) * settings.group_size]
+    return [groups[index] for index in range(len(prompts))]
 
 
-def _group(made: Any, prompt: Sequence[int], seed: bytes, settings: Settings) -> list[Written]:
-    size = settings.group_size
-    tokens = torch.tensor([list(prompt)] * size)
+def _batch(made: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings) -> list[Written]:
+    """The responses to prompts of one length, group after group."""
+    places = [(seed, number) for seed in seeds for number in range(settings.group_size)]
+    size = len(places)
+    tokens = torch.tensor([list(prompt) for prompt in prompts for _ in range(settings.group_size)])
     rows: list[list[int]] = [[] for _ in range(size)]
     logs: list[list[int]] = [[] for _ in range(size)]
     states: list[list[Tensor]] = [[] for _ in range(size)]
@@ -54,7 +64,7 @@ def _group(made: Any, prompt: Sequence[int], seed: bytes, settings: Settings) ->
         answer = made(input_ids=tokens, **{name: cache}, use_cache=True, output_hidden_states=True)
         cache = getattr(answer, name)
         logits = answer.logits[:, -1].float()
-        keys = sampling.keys_tensor((seed, row, position) for row in range(size))
+        keys = sampling.keys_tensor((seed, number, position) for seed, number in places)
         chosen = sampling.choose(logits, keys, settings.temperature, settings.min_p)
         micro = _micro(sampling.logprobs(logits, chosen, settings.temperature)).tolist()
         for row, token in enumerate(chosen.tolist()):
@@ -66,6 +76,8 @@ def _group(made: Any, prompt: Sequence[int], seed: bytes, settings: Settings) ->
             break
         tokens = chosen[:, None]
     return [
-        Written(row, log, FINISH_END if row[-1] == settings.end_token else FINISH_LENGTH, states_array(torch.stack(kept)))
+        Written(
+            row, log, FINISH_END if row[-1] == settings.end_token else FINISH_LENGTH, states_array(torch.stack(kept))
+        )
         for row, log, kept in zip(rows, logs, states, strict=True)
     ]

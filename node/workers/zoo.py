@@ -6,8 +6,8 @@ reward by it. Each is the strongest of its kind that costs less than honest work
 1. Those who generate with other weights come in two forms: with their own log-probabilities and proofs, and with those
    of a prefill on the right weights ("+ prefill"), which costs about half of generating and hides everything but the
    choice of tokens.
-2. Quantised weights are rounded to symmetric grids: int8 with a scale for each row, int4 with one for each 32 values. So
-   they differ from the Q4_1 grid (with offsets) that published GGUF files are made on.
+2. Quantised weights are rounded to symmetric grids: int8 with a scale for each row, int4 with one for each 32 values.
+   So they differ from the Q4_1 grid (with offsets) that published GGUF files are made on.
 3. The smaller model is the right one without its last third of layers: no other small model is as close to it.
 4. Stale weights are real ones: the versions that the trainer's own steps lead through, at the domain's learning rate.
 
@@ -20,6 +20,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import cycle, islice
 from typing import Final
 
@@ -30,6 +31,7 @@ from node.workers.engine import Claim, Settings, Written, build_proofs, generate
 from node.workers.model import CausalLM
 from node.workers.trainer import Learner, Sample
 from proofs import activation, sampling
+from protocol import schedule
 from protocol.constants import FIELD_PRIME, MILLION, PROOF_CHUNK_TOKENS
 from protocol.domain import Recipe
 from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, Group, Response
@@ -87,7 +89,9 @@ class Stage:
             self._cheap[name] = make(self.model)
         return self._cheap[name]
 
-    def groups(self, job: Job, written: Sequence[Sequence[Written]], proofs: Sequence[bytes] | None = None) -> list[Group]:
+    def groups(
+        self, job: Job, written: Sequence[Sequence[Written]], proofs: Sequence[bytes] | None = None
+    ) -> list[Group]:
         """Protocol groups of what was written, scored; with own proofs unless others are given."""
         made = build_proofs(written) if proofs is None else proofs
         found = []
@@ -112,7 +116,7 @@ class Stage:
             with torch.inference_mode():
                 values = sampling.logprobs(self.model.logits(hidden), tokens, self.settings.temperature)
             micro = (values.double() * -MILLION).round().clamp(0, MAX_LOGPROB).long()
-            lines = micro.split([len(one.tokens) for one in group])
+            lines = torch.split(micro, [len(one.tokens) for one in group])
             groups.append([replace(one, logprobs=line.tolist()) for one, line in zip(group, lines, strict=True)])
         return self.groups(job, groups, activation.build_many([states_array(hidden) for hidden in states]))
 
@@ -130,6 +134,13 @@ def claim_of(seed: bytes, group: Group) -> Claim:
     return Claim(
         seed, group.prompt, [r.tokens for r in group.responses], [r.logprobs for r in group.responses], group.proofs
     )
+
+
+def job(prompts: Sequence[Sequence[int]], node: str, first: int = 0, number: int = 0) -> Job:
+    """A job for a node of this name, with the seeds that the protocol prescribes in a domain made up."""
+    ids = [sha256(part.encode()).digest() for part in ("domain", "weights", node)]
+    seeds = [schedule.seed(ids[0], ids[1], ids[2], counter) for counter in range(first, first + len(prompts))]
+    return Job(prompts, seeds, first, number)
 
 
 # Cheaper weights
@@ -150,18 +161,18 @@ def quantised(model: CausalLM, bits: int) -> CausalLM:
     return made
 
 
-@torch.no_grad()
 def smaller(model: CausalLM) -> CausalLM:
     """A model of the first two thirds of the layers, with the same weights otherwise."""
     kept = max(1, math.floor(model.config.layers * 2 / 3))
-    made = CausalLM(replace(model.config, layers=kept)).to(device=model.device, dtype=model.dtype)
-    theirs = dict(model.named_parameters())
-    for name, parameter in made.named_parameters():
-        parameter.copy_(theirs[name])
-    return made.requires_grad_(False)
+    made = copy.deepcopy(model)
+    made.config = replace(model.config, layers=kept)
+    made.model.layers = made.model.layers[:kept]
+    return made
 
 
-def aged(model: CausalLM, job: Job, settings: Settings, recipe: Recipe, score: Scorer | None, steps: int) -> list[CausalLM]:
+def aged(
+    model: CausalLM, job: Job, settings: Settings, recipe: Recipe, score: Scorer | None, steps: int
+) -> list[CausalLM]:
     """``model`` and the versions after each of ``steps`` training steps on its own answers to ``job``.
 
     Without a scorer, rewards are made up (every second response is right): how far an optimizer step moves the weights
@@ -178,9 +189,7 @@ def aged(model: CausalLM, job: Job, settings: Settings, recipe: Recipe, score: S
                 (MILLION * (place % 2) if score is None else score(job.number + index, one.tokens))
                 for place, one in enumerate(group)
             ]
-            samples.append(
-                Sample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards)
-            )
+            samples.append(Sample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards))
         learner.train(samples)
         versions.append(copy.deepcopy(learner.model).to(model.dtype).requires_grad_(False))
     return versions

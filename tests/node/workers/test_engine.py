@@ -25,7 +25,6 @@ from protocol.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import QWEN, SETTINGS, STARTER
 
-
 CLIP = FLOAT32_THRESHOLDS.deficit_clip
 
 
