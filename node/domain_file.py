@@ -6,6 +6,7 @@
     model = "path/to/model"        # Hugging Face folder: config.json, tokenizer.json, *.safetensors; llama or qwen2
     electors = ["12D3KooW…"]       # peer ids or node ids (64 hex digits); the founder where left out
     validators = ["12D3KooW…"]     # those whose verdicts count from the start
+    calibration = "calibration.json"  # of farflung proofs calibrate: dtype and thresholds; float32's where left out
 
     [[task]]                       # as in docs/OPERATING.md, "Tasks"; paths are relative to this file
     name = "chain_sum"
@@ -24,6 +25,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -35,9 +37,10 @@ from typing import Any, Final, TypeVar
 from node.errors import UserError
 from node.starter import defaults
 from proofs.checks import FLOAT32_THRESHOLDS
-from protocol.codec import Int
+from protocol import codec
+from protocol.codec import Array, Int
 from protocol.constants import MILLION
-from protocol.domain import MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Thresholds, Timings, default_timings
+from protocol.domain import DTYPES, MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Thresholds, Timings, default_timings
 from protocol.errors import PeerError
 from protocol.identity import node_id
 
@@ -106,7 +109,7 @@ SECTIONS: Final = {
     ),
     "thresholds": Section(Thresholds, {f.name: (f.name, NUMBER) for f in fields(Thresholds)}),
 }
-KEYS: Final = ("name", "model", "electors", "validators", "task", *SECTIONS)
+KEYS: Final = ("name", "model", "electors", "validators", "calibration", "task", *SECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class DomainFile:
     timings: Timings
     policy: Policy
     thresholds: Thresholds
+    dtype: str
     folder: Path
 
 
@@ -184,6 +188,7 @@ class _Reader:
         if len(name) > 64 or not name.isascii() or not name.isprintable():
             raise self._error(("name",), "a name is 1 to 64 printable ASCII characters", "choose another")
         electors, validators = self._nodes("electors", 64), self._nodes("validators", MAX_NAMED_VALIDATORS)
+        dtype, limits = self._calibration()
         policy = self._section("policy", public_policy(bool(validators)))
         if not validators and policy.validator_reputation > 0:
             raise self._error(
@@ -201,7 +206,8 @@ class _Reader:
             recipe=self._section("recipe", defaults.RECIPE),
             timings=self._section("timings", default_timings(devnet=False)),
             policy=policy,
-            thresholds=self._section("thresholds", FLOAT32_THRESHOLDS),
+            thresholds=self._section("thresholds", limits),
+            dtype=dtype,
             folder=self.path.absolute().parent,
         )
 
@@ -215,6 +221,24 @@ class _Reader:
         if not isinstance(value, str) or not value:
             raise self._error((key,), "expected a text", f'write {key} = "…"')
         return value
+
+    def _calibration(self) -> tuple[str, Thresholds]:
+        """The dtype and the limits of the calibration that the file names."""
+        if "calibration" not in self.table:
+            return "float32", FLOAT32_THRESHOLDS
+        path = self.path.absolute().parent / self._text("calibration")
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            names = [name for name, _ in Thresholds.SCHEMA]
+            limits = Thresholds.from_value([found["thresholds"][name] for name in names])
+            dtype = found["dtype"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise self._error(
+                ("calibration",), f"{path} is no calibration ({error})", "farflung proofs calibrate makes one"
+            ) from None
+        if dtype not in DTYPES or not codec.fits(limits.to_value(), Array(Thresholds.SCHEMA)):
+            raise self._error(("calibration",), f"{path} holds a value that no domain can have", "calibrate again")
+        return dtype, limits
 
     def _nodes(self, key: str, most: int) -> tuple[bytes, ...]:
         value = self.table.get(key, [])

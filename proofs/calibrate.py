@@ -1,7 +1,8 @@
 """From the figures of honest and forged groups to a domain's limits, and how well these tell the two apart.
 
-1. Limits are for one compute dtype, audited in float32, and for all engines that honest nodes may use: a submission does
-   not say what made it, and what it said could not be believed. So each limit is that of the engine that needs the widest.
+1. Limits are for one compute dtype, audited in float32, and for all engines that honest nodes may use: a submission
+   does not say what made it, and what it said could not be believed. So each limit is that of the engine that needs the
+   widest.
 2. ``deficit_clip`` and the two means are chosen together: the clip at which the nearest forger that can be told apart
    needs the fewest tokens to be convicted. Honest is an upper bound of the honest mean, a forger's mean its own.
 3. The bounds of the other statistics stand a factor above what honest groups showed: ``MARGIN`` for means and maxima.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from proofs import audit, checks
@@ -49,15 +51,15 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a forger's (or an honest node's) submissions, one after the other: the reason of each, and how many
-    it took until the first hard rejection (None: none)."""
+    """What became of a forger's (or an honest node's) submissions, one after the other: the reason of each, and how
+    many it took until the first hard rejection (None: none)."""
 
     reasons: tuple[str, ...]
     until: int | None
 
 
 def _mean_deficit(row: Row) -> float:
-    return sum(min(value, MILLION) for value in row[1]) / row[0] / MILLION
+    return float(sum(min(value, MILLION) for value in row[1]) / row[0] / MILLION)
 
 
 STATISTICS: Final = (
@@ -94,13 +96,13 @@ def thresholds(honest: Mapping[str, Sequence[Row]], forged: Mapping[str, Sequenc
         )
 
     def share(part: Sequence[Row]) -> float:
-        return sum(row[4] for row in part) / sum(row[3] for row in part)
+        return float(sum(row[4] for row in part) / sum(row[3] for row in part))
 
     def mantissa(part: Sequence[Row]) -> float:
-        return sum(row[5] for row in part) / sum(row[3] - row[4] for row in part)
+        return float(sum(row[5] for row in part) / sum(row[3] - row[4] for row in part))
 
     def differing(part: Sequence[Row]) -> float:
-        return sum(len(row[1]) for row in part) / sum(row[0] for row in part)
+        return float(sum(len(row[1]) for row in part) / sum(row[0] for row in part))
 
     return Thresholds(
         deficit_clip=clip,
@@ -138,8 +140,8 @@ def _rounded(value: float) -> int:
 
 
 def run(rows: Sequence[Sequence[Row]], limits: Thresholds) -> Outcome:
-    """A node's submissions (their groups' rows), one after the other, judged as validators do that replay all of them and
-    whose verdicts become final at once. It ends with the first hard rejection."""
+    """A node's submissions (their groups' rows), one after the other, judged as validators do that replay all of them
+    and whose verdicts become final at once. It ends with the first hard rejection."""
     standing: Standing = NEWCOMER
     reasons: list[str] = []
     for groups in rows:
@@ -182,7 +184,7 @@ def roc(honest: Sequence[float], forged: Sequence[float]) -> list[tuple[float, f
 
 def area(points: Sequence[tuple[float, float]]) -> float:
     """The area under a ROC curve: 1 tells all apart, 0.5 none."""
-    return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False))
+    return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points))
 
 
 def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:

@@ -98,12 +98,12 @@ async def configuration(node: Node) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_engine(node: Node) -> AsyncIterator[Engine]:
-    """An engine child, configured; it ends with the block."""
+async def open_engine(node: Node, dtype: str = "float32") -> AsyncIterator[Engine]:
+    """An engine child, configured to compute in ``dtype``; it ends with the block. Audits are in float32 always."""
     async with open_worker("node.workers.engine", name="engine") as worker:
         node.children["engine"] = worker.pid
         try:
-            answer = await worker.call("configure", timeout=LOAD_TIMEOUT, **await configuration(node))
+            answer = await worker.call("configure", timeout=LOAD_TIMEOUT, **await configuration(node), dtype=dtype)
             yield Engine(node, worker, answer["end_token"], answer["vocabulary"])
         finally:
             node.children.pop("engine", None)

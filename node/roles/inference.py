@@ -27,7 +27,7 @@ BACKLOG = 2
 
 async def run(node: Node) -> None:
     """Generate until cancelled."""
-    async with open_engine(node) as engine, open_tasks(node) as tasks:
+    async with open_engine(node, node.domain.model.compute_dtype) as engine, open_tasks(node) as tasks:
         life = _Life(node, engine, tasks)
         seen = 0
         try:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from node.starter import defaults
 from node.workers import child, transformers_engine, zoo
 from node.workers.child import UserError
 from node.workers.engine import Measured, Settings, Texts, Written, generate, measure
@@ -36,6 +37,7 @@ from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.rollout import Group
 
+STARTER_PROMPTS = 256
 TRAINED_GROUPS = 2
 """Groups that each step between versions learns from."""
 
@@ -194,6 +196,16 @@ class Laboratory:
         return [figures(found) for found in measure(self.judge, claims, self.settings)] if claims else []
 
 
+def starter_prompts() -> list[str]:
+    """Questions of the task that the starter model is trained on."""
+    # Imported here: whoever brings prompts need not wait for it.
+    from node.tasks.reasoning import ReasoningTask
+
+    task = defaults.TASKS[0]
+    made = ReasoningTask(task.name, task.parameters, task.version, sandboxed=False)
+    return [made.question(item) for item in range(STARTER_PROMPTS)]
+
+
 class Calibration:
     """The child's state; its public methods are the operations."""
 
@@ -206,7 +218,7 @@ class Calibration:
     ) -> dict[str, Any]:
         """Load the model, and train the versions that stale weights come from. Returns the engines and the forgers."""
         torch.set_num_threads(threads)
-        self._prompts = prompts
+        self._prompts = prompts or starter_prompts()
         try:
             made = Laboratory(
                 Path(model),

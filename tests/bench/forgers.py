@@ -1,10 +1,10 @@
 """How soon each forger is caught, and how often an honest node would be: ``python -m tests.bench.forgers [--json]``.
 
-Judges the rows that ``tests.bench.gather`` keeps (made here first, as many as asked for, unless ``--rows`` names files of
-them). For each forger: submissions until the first hard rejection, when all its submissions are replayed in full, one after
-the other. For honest nodes: the submissions that were run and how many of them were not accepted, with the upper 95 % bound
-of that rate; and the same for submissions *resampled* from their groups, which shows rarer coincidences of groups that were
-seen, and no groups that were not.
+Judges the rows that ``tests.bench.gather`` keeps (made here first, as many as asked for, unless ``--rows`` names files
+of them). For each forger: submissions until the first hard rejection, when all its submissions are replayed in full,
+one after the other. For honest nodes: the submissions that were run and how many of them were not accepted, with the
+upper 95 % bound of that rate; and the same for submissions *resampled* from their groups, which shows rarer
+coincidences of groups that were seen, and no groups that were not.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def honest(rows: Sequence[dict[str, Any]], limits: Thresholds, resampled: int) -
     """The false positives among honest submissions, and among ones resampled from their groups."""
     reasons = [reason_of(row, limits) for row in rows]
     wrong = [reason for reason in reasons if reason != "ok"]
-    generator = random.Random(1)  # noqa: S311 (a sample, not a secret)
+    generator = random.Random(1)
     groups = [group for row in rows for group in row["groups"]]
     size = len(rows[0]["groups"])
     made = ([generator.choice(groups) for _ in range(size)] for _ in range(resampled))
@@ -134,15 +134,16 @@ def table(found: dict[str, Any]) -> str:
         until = row["submissions_until_caught"]
         after = f"**not within {row['submissions']}**" if until is None else str(until)
         lines.append(
-            f"| {name} | {saves[name]} | {after} | {row['reason'] or '–'} | {row['caught_alone']} of {row['submissions']} |"
+            f"| {name} | {saves[name]} | {after} | {row['reason'] or '–'} "
+            f"| {row['caught_alone']} of {row['submissions']} |"
         )
     engines = ", ".join(f"{count} {name}" for name, count in found["honest_by_engine"].items())
     lines += [
         "",
         f"Honest: {found['honest_submissions']} submissions ({engines}; {found['honest_tokens']} tokens), "
         f"{found['false_positives']} not accepted: a rate of at most {found['false_positive_rate_upper']:.1e} (95 %). "
-        f"Resampled from their groups: {found['resampled_false_positives']} of {found['resampled_submissions']}, at most "
-        f"{found['resampled_false_positive_rate_upper']:.1e}.",
+        f"Resampled from their groups: {found['resampled_false_positives']} of {found['resampled_submissions']}, "
+        f"at most {found['resampled_false_positive_rate_upper']:.1e}.",
     ]
     return "\n".join(lines)
 

@@ -1,8 +1,8 @@
 """Raw measurements of honest and forged submissions, kept in a file so that a run can go on where it was stopped.
 
 One JSON line a submission: what made it, and a row of figures for each of its groups (``node.workers.calibrate``).
-Limits are applied later, so one run serves every choice of them. ``python -m tests.bench.gather --help`` tells the options.
-"""
+Limits are applied later, so one run serves every choice of them. ``python -m tests.bench.gather --help`` tells the
+options."""
 
 from __future__ import annotations
 

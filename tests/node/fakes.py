@@ -183,7 +183,10 @@ class EngineChild(Child):
 
     raw = b""
 
-    def configure(self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int) -> dict[str, Any]:
+    def configure(
+        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str
+    ) -> dict[str, Any]:
+        assert dtype == "float32"
         assert Path(config).read_bytes() == CONFIG
         assert Path(tokenizer).read_bytes() == TOKENIZER
         self.recipe = Recipe(**recipe)

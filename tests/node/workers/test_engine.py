@@ -217,7 +217,7 @@ def test_operations_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(LocalError, match="configure comes before encode"):
         made.encode(["x"])
     made.configure(str(STARTER / "config.json"), str(STARTER / "tokenizer.json"), RECIPE_FIELDS)
-    for operation in (partial(made.generate, ["x"], [b"\0" * 32]), partial(made.replay, []), made.benchmark):
+    for operation in (partial(made.generate, ["x"], [b"\0" * 32]), partial(made.replay, [], CLIP), made.benchmark):
         with pytest.raises(LocalError, match="no weights yet"):
             operation()
 
@@ -250,7 +250,7 @@ async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
             {**group, "seed": seed, "responses": [one[:3] for one in group["responses"]]}
             for group, seed in zip(made["groups"], noise, strict=True)
         ]
-        again = await worker.call("replay", timeout=60, groups=claims)
+        again = await worker.call("replay", timeout=60, groups=claims, clip=CLIP)
         assert exact([GroupReplay(*found) for found in again["groups"]])
         assert again["texts"] == [[one[3] for one in group["responses"]] for group in made["groups"]]
         rate = await worker.call("benchmark", timeout=60)
