@@ -1,5 +1,4 @@
 """``proofs.calibrate``: limits that honest figures keep within and forged ones do not; the arithmetic."""
-arithmetic."""
 
 from __future__ import annotations
 
