@@ -30,7 +30,7 @@ from protocol.credit import PENDING, Account, Status, Tally
 from protocol.decision import Counting, Submission, decision, lapsed
 from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
-from protocol.evidence import Standing
+from protocol.evidence import NEWCOMER, Standing
 from protocol.lineage import Lineage, Version
 from protocol.quorum import CertifiedGrant
 from protocol.records import Rollout, Step, Verdict, Weights
@@ -396,10 +396,15 @@ class Fold:
 
     def standing(self, authors: Iterable[bytes]) -> Standing:
         """What is to be made of somebody whose work stands under these authors."""
+        tallies = [self.tallies[author] for author in authors if author in self.tallies]
+        if not tallies:
+            return NEWCOMER
         total = Tally()
-        for author in authors:
-            if (tally := self.tallies.get(author)) is not None:
-                total.merge(tally)
+        for tally in tallies:
+            total.merge(tally)
+        # Not a newcomer's 0, where all of them stand better.
+        total.deficits = max(tally.deficits for tally in tallies)
+        total.borders = max(tally.borders for tally in tallies)
         return total.standing()
 
     def share(self, rollout: bytes) -> int:
