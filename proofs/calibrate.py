@@ -111,7 +111,7 @@ def thresholds(honest: Mapping[str, Sequence[Row]], forged: Mapping[str, Sequenc
         mismatch_share=_rounded(max(0.01, widest(differing, lambda row: (len(row[1]) - 1) / row[0]))),
         activation_mismatch_share=_rounded(max(0.02, widest(share, lambda row: (row[4] - 1) / row[3]))),
         mantissa_mean=_rounded(max(0.1, widest(mantissa, lambda row: row[5] / max(1, row[3] - row[4])))),
-        mantissa_median=max(row[6] for row in rows) * MILLION,
+        mantissa_median=int(max(row[6] for row in rows)) * MILLION,
         logprob_error=_rounded(MARGIN * max(0.001, *(row[2] / MILLION for row in rows))),
     )
 

@@ -38,6 +38,8 @@ class Submission:
     closed: bool = False
     share: int = MILLION
     """The share (micro) of its groups that each of the due replays, from when it is taken up."""
+    adopted: bool = False
+    """In the live fold: whether the final one has decided about it."""
     rollout: Rollout = field(init=False)
     """The entry's payload."""
 

@@ -15,7 +15,8 @@ cut. Which versions there are is the business of ``protocol.lineage``.
 6. What the final fold decided stands: the live one, which may have seen verdicts in another order, adopts it.
 
 The fold forgets what nothing can change any more and nobody asks for: closed submissions, and those that all due
-validators have judged, once their version is ``KEPT_VERSIONS`` behind.
+validators have judged, once their version is ``KEPT_VERSIONS`` behind. The live one keeps what the final one may still
+decide otherwise.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Fold:
 
     def __init__(self, rules: Rules, lineage: Lineage | None = None) -> None:
         self._rules = rules
+        self._live = False
         self.lineage = Lineage(rules.domain, rules.height) if lineage is None else lineage
         self.version = 0
         self.decisions: deque[tuple[Entry, Status]] = deque()
@@ -280,6 +282,12 @@ class Fold:
         self._forget()
         return found
 
+    def follow(self) -> None:
+        """Be the live fold from here on: what is decided so far the final one has decided."""
+        self._live = True
+        for submission in self.submissions.values():
+            submission.adopted = submission.status != PENDING
+
     def adopt(self, closed: Closed) -> None:
         """Take over what the final fold decided and closed: for the live fold."""
         for rollout in closed.unread:
@@ -288,7 +296,10 @@ class Fold:
                 self._take_out(submission)
         for rollout, status in closed.decided.items():
             submission = self.submissions.get(rollout)
-            if submission is not None and submission.status != status:
+            if submission is None:
+                continue
+            submission.adopted = True
+            if submission.status != status:
                 if submission.status != PENDING:
                     self._undo(submission)
                 self._decide(submission, status)
@@ -350,7 +361,10 @@ class Fold:
         if self._forgotten_at != length:
             self._forgotten_at = length
             for rollout in list(self._settled):
-                version = self.lineage.versions.get(self.submissions[rollout].rollout.weights)
+                submission = self.submissions[rollout]
+                version = self.lineage.versions.get(submission.rollout.weights)
+                if self._live and not (submission.adopted or submission.closed):
+                    continue
                 if version is None or version.number < length - KEPT_VERSIONS:
                     del self._settled[rollout], self.submissions[rollout]
         while len(self._settled) > KEPT_DECISIONS:

@@ -52,6 +52,7 @@ class Ledger:
         """How often the live fold began anew, because a fork took away what it had counted."""
         self._history = History()
         self._live = Fold(self)
+        self._live.follow()
         self._final = Fold(self)
         self._drawn: dict[bytes, bool] = {}
         self._audiences: dict[int, frozenset[bytes]] = {}
@@ -84,6 +85,7 @@ class Ledger:
         self._history = History.from_value(history)
         self._final = fold_from_value(fold, self)
         self._live = fold_from_value(fold, self)
+        self._live.follow()
         self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
         self.final_entries = self.summed_up = sum(self._next.values())
         self._cuts = len(replica.cuts)
@@ -127,6 +129,7 @@ class Ledger:
         """Make the live fold again, from the final one and what no cut covers."""
         self.generation += 1
         self._live = fold_from_value(fold_to_value(self._final), self)
+        self._live.follow()
         self._history.lift()
         for entry in self.replica.arrivals:
             if entry.seq >= self._next.get(entry.author, 0):

@@ -81,7 +81,7 @@ def targets() -> dict[str, tuple[bytes, Reader]]:
         load=6,
         paused=0,
     )
-    manifest = Manifest.of_file([["w", "F32", [4, 4]]], bytes(64), 1)
+    manifest = Manifest.of_file([("w", "F32", [4, 4])], bytes(64), 1)
     found["submission"] = (submission().encode(), _submission)
     found["activation proofs"] = (activation.build(STATES), _proofs)
     found["genesis"] = (small_genesis(), _genesis)

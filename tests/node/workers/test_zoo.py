@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -62,7 +63,7 @@ def test_cheaper_weights_are_cheaper_and_near(bench: Bench) -> None:
             if parameter.dim() == 2:
                 assert float(change) > 0
                 line = parameter[0] if bits == 8 else parameter.reshape(-1, 32)[0]
-                assert len(line.unique()) <= 2**bits - 1
+                assert len(set(line.tolist())) <= 2**bits - 1
             else:
                 assert float(change) == 0
     assert zoo.smaller(model).config.layers == 2
@@ -80,7 +81,7 @@ def test_versions_differ_by_the_learning_rate(bench: Bench) -> None:
 
 def test_bfloat16_with_wide_products_rounds_as_bfloat16_does(bench: Bench) -> None:
     model = bench.laboratory.judge
-    made, native = rounding(model), zoo.copy.deepcopy(model).to(torch.bfloat16)
+    made, native = rounding(model), copy.deepcopy(model).to(torch.bfloat16)
     assert sum(isinstance(module, Wide) for module in made.modules()) == 21
     tokens = torch.tensor([[5, 9, 20, 7]])
     mask = torch.ones((1, 1, 4, 4), dtype=torch.bool).tril()
