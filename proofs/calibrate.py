@@ -135,7 +135,7 @@ def _deficits(honest: Mapping[str, Sequence[Row]], forged: Mapping[str, Sequence
 def _rounded(value: float) -> int:
     """``value`` in micro, rounded up to two digits."""
     micro = max(1, math.ceil(value * MILLION))
-    step = 10 ** max(0, len(str(micro)) - 2)
+    step = int(10 ** max(0, len(str(micro)) - 2))
     return -(-micro // step) * step
 
 
