@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -101,3 +103,15 @@ def test_forgers_are_found_the_sooner_the_further_off(rate: float, most: int) ->
             assert number <= most
             return
     pytest.fail("never found")
+
+
+def test_evidence_is_the_golden_one() -> None:
+    golden = json.loads((Path(__file__).parents[1] / "vectors" / "evidence.json").read_text())
+    for row in golden["logarithms"]:
+        assert log_ratio(*row["ratio"]) == row["micro"]
+    standing = NEWCOMER
+    for row in golden["submissions"]:
+        found = gain(row["score"] * row["tokens"], row["tokens"], golden["deficit_honest"], golden["deficit_mean"])
+        standing = standing.after(found, bool(row["borderline"]))
+        assert [standing.deficits - FLOOR, standing.borders - FLOOR] == row["above_floor"]
+    assert standing.convicts
