@@ -17,8 +17,9 @@ from proofs.calibrate import STATISTICS
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.domain import Thresholds
 
+pytestmark = pytest.mark.timeout(900)  # a child of its own loads torch, and transformers where it is
 MODEL = Path(starter).parent
-FEW = ("--groups", "4", "--forged", "2", "--group-size", "4", "--tokens", "4", "--learning-rate", "3e-4")
+FEW = ("--groups", "2", "--forged", "1", "--group-size", "4", "--tokens", "4", "--learning-rate", "3e-4")
 NAMES = [name for name, _ in Thresholds.SCHEMA]
 
 
@@ -26,7 +27,9 @@ NAMES = [name for name, _ in Thresholds.SCHEMA]
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short calibration."""
     folder = tmp_path_factory.mktemp("calibration") / "out"
-    assert main.main(["proofs", "calibrate", str(MODEL), "-o", str(folder), *FEW]) == 0
+    prompts = folder.with_name("prompts.txt")
+    prompts.write_text("State the final answer: 12 + 30 =\nCalculate 99 - 18 =\n")
+    assert main.main(["proofs", "calibrate", str(MODEL), "-o", str(folder), "--prompts", str(prompts), *FEW]) == 0
     return folder
 
 
@@ -34,7 +37,7 @@ def test_it_writes_limits_figures_and_a_report(calibrated: Path) -> None:
     found = json.loads((calibrated / "calibration.json").read_text())
     assert list(found["thresholds"]) == NAMES
     assert found["honest"].keys() == set(found["engines"])
-    assert all(row["groups"] == 4 for row in found["honest"].values())
+    assert all(row["groups"] == 2 for row in found["honest"].values())
     assert found["honest_refused"] == 0
     caught = {row["name"]: row for row in found["forgers"]}
     assert len(caught) == 22
