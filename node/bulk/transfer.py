@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, Any, Final
 from node.bulk.fetch import Busy, Connection, Denied, Missing
 from node.errors import Unreachable
 from node.store.held import Held
+from protocol.chunkset import bitmap_of, bits_of
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
+from protocol.holders import Holding, Run
 from protocol.routes import Routes
-from protocol.swarm import Holding, Run, Swarm, bitmap_of, bits_of
+from protocol.swarm import Swarm
 
 if TYPE_CHECKING:
     from node.bulk.child import Child, Operation

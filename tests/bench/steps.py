@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from node.workers import weights
-from node.workers.model import CausalLM, read_config
 from node.workers.learner import BETAS
+from node.workers.model import CausalLM, read_config
 from proofs.checksum import value_checksum
 
 ROWS: Final = 2
