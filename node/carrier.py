@@ -24,9 +24,10 @@ from node.context import Node
 from node.errors import Refused, Unreachable
 from node.net import chunks
 from protocol.errors import PeerError
+from protocol.holders import Holding
 from protocol.manifest import ChunkList
 from protocol.routes import Routes
-from protocol.swarm import Holding, Swarm
+from protocol.swarm import Swarm
 
 STALL: Final = 60.0
 LOOK: Final = 0.25

@@ -22,9 +22,9 @@ from protocol.constants import CHUNK_BYTES
 from protocol.delta import MAX_CHAIN, DeltaManifest, chain_pays, seconds_for_whole
 from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.holders import Holding
 from protocol.manifest import ChunkList, Manifest
 from protocol.records import Weights as Payload
-from protocol.swarm import Holding
 
 if TYPE_CHECKING:
     from node.carrier import Holders

@@ -21,8 +21,8 @@ from protocol.constants import CHUNK_BYTES, KEPT_VERSIONS
 from protocol.delta import DeltaManifest
 from protocol.entry import Entry
 from protocol.errors import Error, PeerError
+from protocol.holders import Holding
 from protocol.manifest import ChunkList, Manifest
-from protocol.swarm import Holding
 
 RELAY: Final = 1.0
 OTHER: Final = 0.7

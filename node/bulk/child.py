@@ -29,7 +29,7 @@ from node.bulk.fetch import CHUNK_SECONDS, Connection
 from node.bulk.limits import Limits
 from node.bulk.server import News, Server
 from node.bulk.tls import Doorkeeper, client_context
-from node.bulk.transfer import Transfers
+from node.bulk.transfers import Transfers
 from node.errors import Unreachable
 from node.store.versions import VersionStore
 from node.workers import wire

@@ -20,11 +20,13 @@ from node.errors import Refused, Unreachable
 from node.net.host import Network
 from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from protocol import codec
+from protocol.chunkset import bits, bits_of
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
+from protocol.holders import Holding, Run
 from protocol.manifest import ChunkList
 from protocol.routes import Routes
-from protocol.swarm import Holding, Run, Swarm, bits, bits_of
+from protocol.swarm import Swarm
 
 TICK: Final = 0.1
 POLL: Final = 0.5

@@ -16,9 +16,9 @@ from node.weights import Weights as Versions
 from protocol.constants import KEPT_VERSIONS
 from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.holders import Holding
 from protocol.manifest import Manifest
 from protocol.records import Weights
-from protocol.swarm import Holding
 from tests.node.fakes import WHOLE_0, Cluster, Faults, manifest_of, open_cluster
 
 

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.chunkset import bitmap_of, bits, bits_of
 from protocol.constants import CHUNK_BYTES
+from protocol.flows import MAX_FLOWS
+from protocol.holders import MAX_ACTIVE, Holding, Run
 from protocol.routes import Routes
-from protocol.swarm import MAX_ACTIVE, MAX_FLOWS, MAX_RUN, Holding, Run, Swarm, bitmap_of, bits, bits_of
+from protocol.swarm import MAX_RUN, Swarm
 from tests.protocol.bulk_simulator import MIB, Peer, World
 
 LINK = 12.5e6

@@ -25,8 +25,8 @@ from node.net.host import open_network
 from node.store.versions import VersionStore
 from protocol import codec
 from protocol.errors import PeerError
+from protocol.holders import Holding
 from protocol.manifest import Manifest
-from protocol.swarm import Holding
 from tests.node.bulk.harness import CHUNKS, DOMAIN, make_object
 from tests.node.bulk.nodes import Some, until
 from tests.node.net.helpers import LISTEN, identity

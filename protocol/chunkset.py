@@ -1,0 +1,31 @@
+"""Sets of chunks: integers in which bit i is chunk i, and the bitmaps that stand for them on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def bits_of(bitmap: bytes, chunks: int) -> int:
+    """The set that a bitmap (chunk i is bit i, the most significant of a byte first) stands for; spare bits are cut."""
+    return int.from_bytes(bitmap.translate(_REVERSED), "little") & ((1 << chunks) - 1)
+
+
+def bitmap_of(chunks: int, count: int) -> bytes:
+    """The bitmap of a set of ``count`` chunks."""
+    return chunks.to_bytes((count + 7) // 8, "little").translate(_REVERSED)
+
+
+def bits(chunks: Iterable[int]) -> int:
+    """The set of these chunks."""
+    found = 0
+    for chunk in chunks:
+        found |= 1 << chunk
+    return found
+
+
+def span(first: int, end: int) -> int:
+    """The set of the chunks from ``first`` up to but without ``end``."""
+    return ((1 << (end - first)) - 1) << first if end > first else 0
