@@ -19,7 +19,7 @@ from node.context import Node
 from node.errors import Unreachable
 from node.workers.client import WorkerError
 from protocol.constants import CHUNK_BYTES
-from protocol.delta import MAX_CHAIN, DeltaManifest, chain_pays, seconds_for_whole
+from protocol.delta import MAX_CHAIN, DeltaManifest, chain_pays, largest_manifest, seconds_for_whole
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.holders import Holding
@@ -155,6 +155,8 @@ class CatchingUp:
         """The delta's manifest, checked against what the log says of it."""
         wanted = self._payload(entry)
         assert wanted.delta is not None
+        if wanted.delta_size > largest_manifest(wanted.size):
+            raise PeerError(f"the delta's manifest has an absurd size ({wanted.delta_size} bytes)")
         peers = list(self._weights.holders(entry))
         data = await self._node.fetch_blob(wanted.delta, wanted.delta_size, peers, timeout=5)
         listing = DeltaManifest.parse(data)

@@ -24,7 +24,7 @@ from node.net.rpc import Refused, Unreachable
 from node.weights import payload
 from protocol import codec
 from protocol.constants import MAX_MANIFEST_BYTES
-from protocol.delta import DeltaManifest
+from protocol.delta import DeltaManifest, largest_manifest
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
 from protocol.records import Blob
@@ -60,14 +60,17 @@ def serve(node: Node) -> None:
         grant, newest = node.log.ledger.grant(), node.weights.newest()
         if grant is None or grant.trainer != peer or newest is None:
             raise Refused("only the trainer in office entrusts versions")
+        whole = payload(newest).size
+        if size > 2 * node.domain.model.manifest.size or delta_size > largest_manifest(whole):
+            raise PeerError("an entrusted version with manifests of an absurd size")
         try:
             busy.acquire_nowait()
         except trio.WouldBlock:
             raise Refused("another version is on its way") from None
         try:
-            with trio.move_on_after(_patience(payload(newest).size)) as patience:
+            with trio.move_on_after(_patience(whole)) as patience:
                 manifest = Manifest.parse(await node.fetch_blob(digest, size, [peer], timeout=5))
-                if manifest.size != payload(newest).size:
+                if manifest.size != whole:
                     raise PeerError("an entrusted version of another size")
                 listing = None
                 if delta is not None:

@@ -46,6 +46,10 @@ MAX_CHAIN: Final = 4
 """Deltas that a node takes one after the other: what is older than that is deleted soon (``KEPT_VERSIONS``)."""
 
 _FIELDS: Final = 8
+_LARGEST_HEAD: Final = 128
+"""Bytes that everything in a manifest but segments and hashes takes at most: two hashes, four numbers, and lengths."""
+_LARGEST_SEGMENT: Final = 64
+"""Bytes that a segment takes at most: nine numbers of at most five bytes, and three lengths."""
 _PLANES: Final = Int(1, DELTA_BLOCK_BYTES)
 _SCHEMA: Final = Array(
     (
@@ -190,6 +194,13 @@ def block_size(whole_size: int, block: int) -> int:
 def largest_delta(whole_size: int) -> int:
     """Bytes that a delta may have at most."""
     return whole_size // 2
+
+
+def largest_manifest(whole_size: int) -> int:
+    """Bytes that the manifest of a delta to a whole of so many bytes may have: what is larger is refused unread, for
+    reading it would take as long as its author likes."""
+    segments = block_count(whole_size) * _LARGEST_SEGMENT
+    return min(MAX_MANIFEST_BYTES, _LARGEST_HEAD + segments + 32 * chunk_count(largest_delta(whole_size)))
 
 
 def largest_frame(content: int) -> int:

@@ -2,12 +2,21 @@
 
 ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT/http[s][/http-path/PREFIX]``; the prefix is percent-encoded, as multiaddresses
 have it, and stands before every path (a reverse proxy that serves more than one thing).
+
+Addresses are a stranger's words, and this node is to dial them. So that nobody borrows it to reach what only it can
+reach (services of its own machine, of its network, of its cloud):
+
+1. An address out of no public range is dialled only where libp2p reaches the peer in no public range either: it is a
+   neighbour then. One of this machine only where the peer itself is on this machine.
+2. Link-local, unspecified and multicast addresses are dialled where libp2p reached the very peer at them, only.
+3. A name is dialled at the public addresses that it resolves to, and at no others.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -59,3 +68,40 @@ def parse(text: str) -> BulkAddress:
         except ValueError:
             raise PeerError(f"{text!r} has no valid IP address") from None
     return BulkAddress(kind, host, int(port), scheme == "https", prefix)
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(found, ipaddress.IPv6Address):
+        if found in _NAT64:
+            return ipaddress.IPv4Address(found.packed[12:])
+        return found.ipv4_mapped or found.sixtofour or found
+    return found
+
+
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def public(host: str) -> bool:
+    """Whether ``host`` is an IP address that means the same machine to everybody."""
+    found = _ip(host)
+    return found is not None and found.is_global and not found.is_multicast
+
+
+def loopback(host: str) -> bool:
+    """Whether ``host`` is an IP address of whoever dials it."""
+    found = _ip(host)
+    return found is not None and found.is_loopback
+
+
+def may_dial(place: BulkAddress, remote: Sequence[str], *, near: bool) -> bool:
+    """Rules 1 and 2 for a peer that libp2p reaches at the addresses ``remote``; ``near``: it is on this machine."""
+    if not place.kind.startswith("ip") or public(place.host) or place.host in remote:
+        return True
+    found = _ip(place.host)
+    if found is None or found.is_link_local or found.is_unspecified or found.is_multicast:
+        return False
+    return near if found.is_loopback else not all(public(host) for host in remote)

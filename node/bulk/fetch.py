@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import ssl
@@ -23,7 +24,7 @@ from typing import Final
 
 import h11
 
-from node.bulk.address import BulkAddress
+from node.bulk.address import BulkAddress, public
 from node.errors import Refused, Unreachable
 from protocol.errors import PeerError
 
@@ -37,6 +38,8 @@ MAX_RUN: Final = 64
 MAX_BITMAP: Final = 1 << 17
 MAX_HEAD: Final = 8192
 MAX_RETRY: Final = 60.0
+MAX_PLACES: Final = 4
+"""Addresses of a name that are tried, one after the other."""
 _HEAD_PIECE: Final = 1024
 _PLAIN: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*\r\n((?:[A-Za-z-]+: [!-~][ -~]*\r\n)*)\r\n")
 _RECEIVED_AT: Final = 128
@@ -188,7 +191,7 @@ class Connection:
         if self._socket is not None:
             return self._socket
         try:
-            raw = socket.create_connection((self.address.host, self.address.port), self._connect_timeout)
+            raw = self._dial()
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
                 # The kernel keeps the time: a socket with Python's own timeout costs a poll before every receive.
@@ -202,6 +205,22 @@ class Connection:
         self._fresh = True
         self._spare = b""
         return self._socket
+
+    def _dial(self) -> socket.socket:
+        """A connected socket. What a name stands for is looked at and dialled as it is: no other look-up follows, whose
+        answer might be another."""
+        address = self.address
+        if address.kind in ("ip4", "ip6"):
+            return socket.create_connection((address.host, address.port), self._connect_timeout)
+        family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(address.kind, socket.AF_UNSPEC)
+        why = OSError(errno.EACCES, "its name stands for no public address")
+        for *_, place in socket.getaddrinfo(address.host, address.port, family, socket.SOCK_STREAM)[:MAX_PLACES]:
+            if public(str(place[0])):
+                try:
+                    return socket.create_connection((str(place[0]), address.port), self._connect_timeout)
+                except OSError as error:
+                    why = error
+        raise why
 
     def _send(self, path: str) -> None:
         connection = self._open()

@@ -12,7 +12,6 @@ empty.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -133,29 +132,25 @@ class Routes:
 
     def _choose(self, peer: bytes, places: Sequence[address.BulkAddress]) -> address.BulkAddress:
         """The address that is likeliest to work, and that the token is bound for: where libp2p reached the peer."""
-        usable = [place for place in places if place.secure or not self._bulk.private]
         remote = self._node.network.hosts(peer)
-        near = any(_loopback(host) or host in _hosts(self._node.network.addresses) for host in remote)
+        near = any(address.loopback(host) or host in _hosts(self._node.network.addresses) for host in remote)
+        usable = [
+            place
+            for place in places
+            if (place.secure or not self._bulk.private) and address.may_dial(place, remote, near=near)
+        ]
 
         def rank(place: address.BulkAddress) -> int:
             if place.host in remote:
                 return 0
-            if _loopback(place.host):
-                return 1 if near else 9
+            if address.loopback(place.host):
+                return 1
             return 2 if any((":" in place.host) == (":" in host) for host in remote) else 3
 
-        ranked = [place for place in sorted(usable, key=rank) if rank(place) < 9]
-        if not ranked:
+        if not usable:
             raise Refused("the peer names no address that can be used")
-        return ranked[0]
+        return min(usable, key=rank)
 
 
 def _hosts(texts: Sequence[str]) -> list[str]:
     return [text.split("/")[2] for text in texts]
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -10,9 +10,10 @@ import trio
 import trio.testing
 
 from node import deltas, entrusting
+from node.context import Node
 from node.weights import payload
 from node.workers.client import WorkerError
-from protocol.delta import MAX_CHAIN, DeltaManifest, Speed
+from protocol.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest
 from protocol.entry import Entry
 from protocol.records import Blob
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
@@ -183,6 +184,26 @@ async def test_a_delta_to_another_version_is_refused(
         assert whole(receiver, entry) == raw(2)
         assert "not one to the version that it came with" in receiver.node.health.warnings["delta"]
         assert receiver.node.weights.catching_up.applied == 1
+
+
+async def test_a_delta_with_an_absurd_manifest_is_refused_before_a_byte_of_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        first, receiver = await stage(cluster)
+
+        def bomb(node: Node, raw: bytes, predecessor: Entry) -> Blob:
+            data = bytes(largest_manifest(len(raw)) + 1)
+            return Blob(node.blobs.put(data), len(data))
+
+        monkeypatch.setattr(cluster, "_delta", bomb)
+        version = (await chain(cluster, first, 1))[1]
+        await receiver.node.weights.hold(version, timeout=10)
+        assert whole(receiver, version) == raw(1)
+        assert "absurd size" in receiver.node.health.warnings["delta"]
+        wanted = payload(version).delta
+        assert wanted is not None
+        assert not receiver.node.blobs.has(wanted)
 
 
 async def test_the_trainer_entrusts_a_delta_with_the_version(

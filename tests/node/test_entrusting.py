@@ -12,6 +12,7 @@ from node.config import WILLING
 from node.entrusting import PROTOCOL, entrust
 from node.log.service import News
 from node.net.rpc import Refused
+from node.store.hashing import hash_bytes
 from protocol import codec
 from protocol.manifest import Manifest
 from protocol.records import Blob, Weights
@@ -107,6 +108,23 @@ async def test_a_version_of_another_size_is_refused(
         await entrust(trainer.node, Blob(longer.digest, len(longer.encode())), None, 64)
         assert "another size" in trainer.node.health.warnings["entrusting"]
         assert longer.digest not in cluster.running["r"].node.versions.held()
+
+
+async def test_manifests_of_an_absurd_size_are_refused_before_a_byte_of_them(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        trainer = await stage(cluster)
+        manifest = manifest_of(RAW)
+        size, bomb = len(manifest.encode()), bytes(4096)
+        trainer.node.blobs.put(bomb)
+        for change in ([hash_bytes(bomb), len(bomb), None, 0], [manifest.digest, size, hash_bytes(bomb), len(bomb)]):
+            with pytest.raises(Refused):
+                await trainer.node.network.request(
+                    cluster.running["r"].id, PROTOCOL, codec.encode(change), timeout=5, max_response=0
+                )
+        assert not cluster.running["r"].node.blobs.has(hash_bytes(bomb))
+        assert holders(cluster) == {"t"}
 
 
 async def test_whenever_a_version_is_published_another_node_holds_it(

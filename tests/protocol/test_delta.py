@@ -23,6 +23,7 @@ from protocol.delta import (
     block_size,
     chain_pays,
     largest_frame,
+    largest_manifest,
     parse_chunk_list,
     seconds_for_chain,
     seconds_for_whole,
@@ -201,6 +202,19 @@ def test_blocks_and_segments_lie_one_after_the_other() -> None:
     assert [block_size(SIZE, block) for block in range(4)] == [DELTA_BLOCK_BYTES] * 3 + [10]
     assert segments_at(DELTA.segments) == [0, 36, 64]
     assert DELTA.changed == 9
+
+
+def test_the_largest_manifest_has_room_for_whatever_its_whole_allows() -> None:
+    changed, big = DELTA_BLOCK_BYTES // 2, 40 * DELTA_BLOCK_BYTES
+    frame = (changed,) * 3
+    row = [2**32, changed, list(frame), [changed] * 4]
+    assert len(codec.encode(row)) <= 64
+    head = codec.encode([1, bytes(32), bytes(32), 4, 2**63 - 1, 2**62 - 1, [], b""])
+    assert len(head) + 10 <= 128
+    # And hardly any for more.
+    assert largest_manifest(big) < 128 + 40 * 64 + 32 * 80 + 1
+    assert len(DELTA.encode()) <= largest_manifest(SIZE)
+    assert largest_manifest(2**50) == MAX_MANIFEST_BYTES
 
 
 GB = 10**9

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.bulk import fetch
+from node.bulk.address import parse
 from node.bulk.fetch import Busy, Connection, Denied, Missing
 from node.bulk.limits import Limits
 from node.errors import Unreachable
@@ -203,6 +204,34 @@ def test_a_busy_proxy_is_busy() -> None:
     with answers as port, pytest.raises(Busy) as caught:
         get(connect(port))
     assert caught.value.retry_after == 60
+
+
+@pytest.mark.parametrize("inside", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0"])
+def test_a_name_leads_to_public_addresses_only(monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+    dialled: list[tuple[str, int]] = []
+    answers = [inside, "8.8.8.8", "9.9.9.9"]
+
+    def look_up(host: str, port: int, family: int, kind: int) -> list[tuple[object, ...]]:
+        return [(family, kind, 6, "", (answer, port)) for answer in answers]
+
+    def dial(place: tuple[str, int], seconds: float) -> socket.socket:
+        dialled.append(place)
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "create_connection", dial)
+    with pytest.raises(Unreachable, match="refused"):
+        named().connect()
+    assert dialled == [("8.8.8.8", 80), ("9.9.9.9", 80)]
+    del answers[1:]
+    with pytest.raises(Unreachable, match="no public address"):
+        named().connect()
+    assert len(dialled) == 2
+
+
+def named() -> Connection:
+    place = parse("/dns4/weights.example.org/tcp/80/http")
+    return Connection(place, tls=None, peer=b"", base_path="", token="t")
 
 
 def test_nobody_is_there() -> None:

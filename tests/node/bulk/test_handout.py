@@ -236,3 +236,18 @@ async def test_which_of_many_addresses(tmp_path: Path) -> None:
     assert chosen(["203.0.113.5"], six) == six
     with pytest.raises(Refused):
         chosen(["203.0.113.5"], loop)
+    # Nobody is sent where only this node can go.
+    inside = ["ip4/127.0.0.1", "ip4/0.0.0.0", "ip4/10.0.0.1", "ip4/169.254.169.254", "ip4/100.100.100.200"]
+    inside += ["ip6/::1", "ip6/::", "ip6/::ffff:7f00:1", "ip6/fd00:ec2::254", "ip6/fe80::1", "ip6/64:ff9b::a9fe:a9fe"]
+    inside += ["ip6/2002:7f00:1::1", "ip4/224.0.0.1"]
+    for host in inside:
+        with pytest.raises(Refused):
+            chosen(["9.9.9.9"], f"/{host}/tcp/80/http")
+    good = "/ip4/8.8.8.8/tcp/80/http"
+    assert chosen(["9.9.9.9"], *(f"/{host}/tcp/80/http" for host in inside[:3]), good) == good
+    # A neighbour may name another, but nothing that is the dialling machine's own.
+    assert chosen(["10.0.0.7"], "/ip4/10.0.0.8/tcp/80/http") == "/ip4/10.0.0.8/tcp/80/http"
+    for host in ("ip4/127.0.0.1", "ip4/0.0.0.0", "ip4/169.254.169.254", "ip6/::ffff:7f00:1"):
+        with pytest.raises(Refused):
+            chosen(["10.0.0.7"], f"/{host}/tcp/80/http")
+    assert chosen(["169.254.3.4"], "/ip4/169.254.3.4/tcp/80/http") == "/ip4/169.254.3.4/tcp/80/http"
