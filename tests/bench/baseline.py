@@ -13,21 +13,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tests.bench.processes import Child, Children
+from node import fleet
+from tests.bench.links import Links
+from tests.bench.processes import Child, Children, Missing
 
 VERSION: Final = "0.3.2"
 SCRIPT: Final = Path(__file__).with_name("shardcast_node.py")
 PORT: Final = 8000
-PROBE: Final = 1 << 20
+PROBE: Final = 1 << 16
 """Bytes of ``data1.bin``, which every server's folder must have: clients measure the server with it."""
-
-
-class Missing(Exception):
-    """The baseline cannot run on this machine; says why."""
 
 
 def environment(cache: Path) -> Path:
@@ -50,52 +47,69 @@ def environment(cache: Path) -> Path:
 
 
 class Broadcast:
-    """The processes of one broadcast; ``inside`` prefixes a node's command, to run it in a network namespace."""
+    """One broadcast's processes: an origin, relays that fetch from it, receivers that fetch from the relays."""
 
-    def __init__(self, children: Children, site: Path, folder: Path) -> None:
-        self.children = children
-        self.site = site
-        self.folder = folder
+    def __init__(self, children: Children, site: Path, folder: Path, links: Links | None = None) -> None:
+        self._children = children
+        self._site = site
+        self._folder = folder
+        self._links = links
+        self._count = 0
+        self._names: list[str] = []
 
-    def start(self, name: str, arguments: Sequence[str], inside: Sequence[str] = ()) -> Child:
-        """One node, ready. They start one after the other: its clients all use the same file below /tmp."""
-        home = self.folder / name
+    def start(self, role: str, *arguments: str) -> Child:
+        """The next node, ready. They start one after the other: its clients all use the same file below /tmp."""
+        name = f"shardcast-{role}-{self._count}"
+        inside = [] if self._links is None else self._links.inside(self._count)
+        self._count += 1
+        self._names.append(name)
+        home = self._folder / name
         (home / "lib").mkdir(parents=True)
         (home / "data").mkdir()
         # It keeps a temporary file beside its package: a package of its own for every node of this machine.
-        (home / "lib" / "shardcast").symlink_to(self.site / "shardcast")
-        with (home / "data" / "data1.bin").open("wb") as probe:
-            probe.write(os.urandom(PROBE))
-        role, *rest = arguments
-        python = str(self.site.parents[2] / "bin" / "python")
-        command = [*inside, python, "-P", str(SCRIPT), role, str(home / "data"), *rest]
+        (home / "lib" / "shardcast").symlink_to(self._site / "shardcast")
+        (home / "data" / "data1.bin").write_bytes(os.urandom(PROBE))
+        python = str(self._site.parents[2] / "bin" / "python")
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(home / "lib"), "SHARDCAST_LOG_LEVEL": "INFO"}
-        child = self.children.start(name, command, env=env)
+        command = [*inside, python, "-P", str(SCRIPT), role, str(home / "data"), *arguments]
+        child = self._children.start(name, command, env=env)
         child.expect("ready", 60)
         return child
 
-    def run(self, origin: Child, receivers: Sequence[Child], timeout: float) -> float:
+    def seconds(self, origin: Child, receivers: Sequence[Child], timeout: float) -> float:
         """Seconds from the publication to the last receiver that has it."""
         for child in (*receivers, origin):
             child.tell("go")
         published = float(origin.expect("published", timeout)[0])
         return max(float(child.expect("done", timeout)[0]) for child in receivers) - published
 
+    def remove(self) -> None:
+        """Delete what the nodes wrote."""
+        for name in self._names:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
 
-def loopback(site: Path, source: Path, folder: Path, ports: Sequence[int], receivers: int = 4) -> float:
-    """Seconds of one broadcast over loopback: one origin, one relay, four receivers."""
-    first, second = ports
+
+def run(
+    site: Path,
+    source: Path,
+    folder: Path,
+    relays: int,
+    receivers: int,
+    links: Links | None = None,
+    timeout: float = 240,
+) -> float:
+    """Seconds of one broadcast of ``source``, over loopback or behind ``links`` (which have a node for each)."""
+    ports = fleet.free_ports(1 + relays) if links is None else [PORT] * (1 + relays)
+    hosts = ["127.0.0.1" if links is None else links.address(number) for number in range(1 + relays)]
+    servers = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
     with Children(folder) as children:
-        broadcast = Broadcast(children, site, folder)
-        origin = broadcast.start("origin", ["origin", str(first), str(source)])
-        broadcast.start("relay", ["relay", str(second), f"127.0.0.1:{first}"])
-        servers = f"127.0.0.1:{second}"
-        leaves = [broadcast.start(f"receiver-{number}", ["receiver", servers]) for number in range(receivers)]
+        broadcast = Broadcast(children, site, folder, links)
         try:
-            return broadcast.run(origin, leaves, timeout=180)
+            origin = broadcast.start("origin", str(ports[0]), str(source))
+            for number in range(relays):
+                broadcast.start("relay", str(ports[1 + number]), servers[0])
+            leaves = [broadcast.start("receiver", ",".join(servers[1:])) for _ in range(receivers)]
+            return broadcast.seconds(origin, leaves, timeout)
         finally:
-            for child in children.all:
-                child.end()
-            with suppress(OSError):
-                for name in ("origin", "relay", *(f"receiver-{number}" for number in range(receivers))):
-                    shutil.rmtree(folder / name)
+            children.end()
+            broadcast.remove()

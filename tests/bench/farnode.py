@@ -28,6 +28,7 @@ from node.context import Node
 from node.net.rpc import Unreachable
 from node.roles import trainer
 from node.store.directory import DataDirectory
+from node.systemd import Manager
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
@@ -81,12 +82,13 @@ class Control:
 
     async def _tell_ready(self) -> None:
         node = self._node
+        seen = 0
         while node.role != self._role or len(node.presences.live()) < self._count or node.log.ledger.grant() is None:
-            await trio.sleep(0.1)
+            seen = await node.log.wait_change(seen, timeout=0.2)
         say("ready", node.id.hex())
 
     async def _publish(self, manifest_file: Path, whole: Path) -> None:
-        node, data = self._node, manifest_file.read_bytes()
+        node, data = self._node, await trio.Path(manifest_file).read_bytes()
         manifest = Manifest.parse(data)
         digest = await node.blobs.put_async(data)
         scratch = node.directory.work / "next.bin"
@@ -158,10 +160,10 @@ def main() -> None:
 
     serve = daemon._serve
 
-    async def with_control(node: Node, *rest: object) -> None:
+    async def with_control(node: Node, manager: Manager) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Control(node, role, int(count)).run)
-            await serve(node, *rest)  # type: ignore[arg-type]  # whatever it is called with
+            await serve(node, manager)
 
     daemon._serve = with_control
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)

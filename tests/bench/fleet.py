@@ -46,7 +46,9 @@ class Fleet:
     """Daemons with roles ``trainer``, ``relay`` or ``none`` each, behind ``links`` or on loopback. The first one is the
     origin, which founds the domain and is its only elector; ``first`` will be its version 0."""
 
-    def __init__(self, children: Children, folder: Path, roles: Sequence[str], first: Payload, links: Links | None) -> None:
+    def __init__(
+        self, children: Children, folder: Path, roles: Sequence[str], first: Payload, links: Links | None
+    ) -> None:
         self._children = children
         self._links = links
         self._published = -1
@@ -67,8 +69,9 @@ class Fleet:
         return self.members[1:]
 
     def _found(self, first: Payload) -> None:
-        template, creator = small_domain(), self.origin.directory.identity() if self._create() else None
-        assert creator is not None
+        for member in self.members:
+            member.directory.create()
+        template, creator = small_domain(), self.origin.directory.identity()
         encoded = first.manifest.encode()
         model = Model(
             MODEL.architecture,
@@ -103,11 +106,6 @@ class Fleet:
                 willing=() if member.role == "none" else (member.role,),
             )
             write(config, member.directory.config_file)
-
-    def _create(self) -> bool:
-        for member in self.members:
-            member.directory.create()
-        return True
 
     def _start(self, member: Member) -> None:
         inside = [] if self._links is None else self._links.inside(member.number)

@@ -11,13 +11,11 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tests.bench.processes import Children
+from tests.bench.processes import Children, Missing
 
 SOURCE: Final = Path(__file__).with_name("link.c")
 PREFIX: Final = "farflung-bench-"
@@ -27,10 +25,9 @@ RATE: Final = 100_000_000
 ROUND_TRIP: Final = 0.08
 LOSS: Final = 0.005
 SEED: Final = 5
-
-
-class Missing(Exception):
-    """Links cannot be made on this machine; says why."""
+CONGESTION: Final = "cubic"
+ALLOWED: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+"""What the nodes' kernels use unless a program asks for something else: the default of nearly every machine."""
 
 
 def require() -> None:
@@ -66,10 +63,18 @@ class Links:
     """``count`` nodes, all joined; leaving the block removes everything."""
 
     def __init__(
-        self, children: Children, cache: Path, count: int, *, rate: int = RATE, trip: float = ROUND_TRIP, loss: float = LOSS
+        self,
+        children: Children,
+        cache: Path,
+        count: int,
+        *,
+        rate: int = RATE,
+        trip: float = ROUND_TRIP,
+        loss: float = LOSS,
     ) -> None:
         self._children = children
         self._command = [str(compiled(cache)), str(round(trip / 2 * 1e6)), str(round(loss * 1e6)), str(SEED), str(rate)]
+        self._allowed = ALLOWED.read_text()
         self._names = [f"{PREFIX}{os.getpid()}-{number}" for number in range(count)]
 
     def address(self, number: int) -> str:
@@ -92,6 +97,9 @@ class Links:
     def __enter__(self) -> Self:
         clear()
         try:
+            if CONGESTION not in self._allowed.split():
+                # Namespaces may have no other default than these; put back at the end.
+                ALLOWED.write_text(f"{self._allowed.strip()} {CONGESTION}")
             for name in self._names:
                 _ip("netns", "add", name)
             spaces = [str(SPACES / name) for name in self._names]
@@ -101,6 +109,7 @@ class Links:
                 _ip("-n", name, "link", "set", "lo", "up")
                 _ip("-n", name, "address", "add", f"{self.address(number)}/24", "dev", "link0")
                 _ip("-n", name, "link", "set", "link0", "mtu", "1500", "txqueuelen", "4000", "up")
+                _ip("netns", "exec", name, "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={CONGESTION}")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -109,9 +118,9 @@ class Links:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for child in self._children.all:
-            with suppress(Exception):
-                child.end()
+        self._children.end()
+        if ALLOWED.read_text() != self._allowed:
+            ALLOWED.write_text(self._allowed)
         for name in self._names:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
@@ -125,5 +134,3 @@ def _ip(*words: str) -> None:
 def bound(size: int, rate: int = RATE) -> float:
     """Seconds that ``size`` bytes take at the links' rate, without headers, delay and losses."""
     return size * 8 / rate
-
-

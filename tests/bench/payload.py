@@ -29,7 +29,7 @@ class Payload:
 
 
 def make(path: Path, size: int, seed: int) -> Payload:
-    """``size`` bytes (a multiple of 32) of noise at ``path``, as so many bfloat16 tensors, and their manifest beside it."""
+    """``size`` bytes (a multiple of 32) of noise at ``path``, as bfloat16 tensors, and their manifest beside it."""
     noise = np.random.default_rng(seed)
     with path.open("wb") as out:
         for start in range(0, size, CHUNK_BYTES):

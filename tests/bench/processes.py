@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -18,6 +19,19 @@ class Failed(Exception):
     """A process of a benchmark ended, or did not answer in time."""
 
 
+class Missing(Exception):
+    """A part of a benchmark cannot run on this machine; says why."""
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """Runs in the new process: nothing of a benchmark outlives it, however it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Child:
     """One process, the leader of its own group. Its errors go into a file."""
 
@@ -32,6 +46,7 @@ class Child:
                 stderr=log,
                 env=env,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         self._read = b""
 
@@ -110,7 +125,12 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End all of them."""
         for child in self.all:
             child.signal(signal.SIGTERM)
         for child in self.all:
             child.end()
+        self.all.clear()
