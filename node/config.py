@@ -15,6 +15,15 @@
     history = "all"                                      # "recent": a node that keeps no old log entries
     threads = 1                                          # threads of each child process that computes
 
+    [bulk]                                               # weights, beside the rest of the network
+    listen = []                                          # left out: as ``listen``, at its port + 10000
+    announce = ["/dns4/weights.example.org/tcp/80/http"] # what others are told instead of ``listen``
+    proxied = false                                      # a reverse proxy stands in front
+    rate = 0                                             # megabits a second that it sends at most; 0: no limit
+    peer_rate = 0                                        # of these to one peer
+    connections = 512                                    # open at once
+    peer_connections = 32                                # of these of one peer
+
     [devnet]                                             # only read in a development network
     cheat = ""                                           # "wrong-weights" or "forged-reward"
     pause_at_step = 0                                    # the trainer stops for good before the step after this one
@@ -33,6 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from node.bulk import address as bulk
 from node.errors import UserError
 from node.store.files import write_atomic
 from protocol.errors import PeerError
@@ -50,6 +60,10 @@ MAX_ADDRESS_LENGTH: Final = 128
 MAX_BOOTSTRAP: Final = 64
 MAX_THREADS: Final = 1024
 MAX_STEP: Final = 2**31
+MAX_BULK: Final = 4
+"""A presence carries no more addresses for weights."""
+MAX_RATE: Final = 10**6
+MAX_CONNECTIONS: Final = 4096
 
 PREFIX: Final = "FARFLUNG_"
 OTHER_VARIABLES: Final = ("FARFLUNG_CONFIG", "FARFLUNG_DATA_DIR", "FARFLUNG_PYTHON")
@@ -67,6 +81,19 @@ class DevnetConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BulkConfig:
+    """How the node gives weights. ``rate`` and ``peer_rate`` are megabits a second, 0 for no limit."""
+
+    listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    proxied: bool = False
+    rate: int = 0
+    peer_rate: int = 0
+    connections: int = 512
+    peer_connections: int = 32
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole of ``farflung.toml``; addresses are multiaddr texts."""
 
@@ -77,7 +104,12 @@ class Config:
     log_level: str = "info"
     history: str = "all"
     threads: int = 1
+    bulk: BulkConfig = BulkConfig()
     devnet: DevnetConfig = DevnetConfig()
+
+
+SECTIONS: Final = {"bulk": BulkConfig, "devnet": DevnetConfig}
+"""What a section of the file stands for."""
 
 
 def address_problem(address: object, *, peer: bool) -> str | None:
@@ -127,6 +159,25 @@ def _listen(value: object) -> str | None:
     return next((problem for item in value if (problem := address_problem(item, peer=False))), None)
 
 
+def _bulk_listen(value: object) -> str | None:
+    return None if value == [] else _listen(value)
+
+
+def _announce(value: object) -> str | None:
+    if not isinstance(value, list) or len(value) > MAX_BULK:
+        return f"expected a list of at most {MAX_BULK} addresses"
+    for item in value:
+        try:
+            bulk.parse(item if isinstance(item, str) else "")
+        except PeerError as error:
+            return str(error)
+    return None
+
+
+def _boolean(value: object) -> str | None:
+    return None if isinstance(value, bool) else "expected true or false"
+
+
 def _bootstrap(value: object) -> str | None:
     if not isinstance(value, list) or len(value) > MAX_BOOTSTRAP:
         return f"expected a list of at most {MAX_BOOTSTRAP} addresses"
@@ -154,7 +205,7 @@ class Key:
     what is wrong with a value, ``meaning`` is a phrase for people."""
 
     name: str
-    default: str | int | list[str]
+    default: str | int | bool | list[str]
     problem: Callable[[object], str | None]
     meaning: str
 
@@ -172,6 +223,8 @@ class Key:
         """The value that ``text`` stands for outside of TOML; a text that is none is left to ``problem``."""
         if isinstance(self.default, list):
             return [item.strip() for item in text.split(",") if item.strip()]
+        if isinstance(self.default, bool):
+            return {"true": True, "false": False}.get(text, text)
         if isinstance(self.default, int) and re.fullmatch(r"-?[0-9]{1,18}", text):
             return int(text)
         return text
@@ -187,6 +240,13 @@ KEYS: Final = {
         Key("log_level", "info", partial(_choice, LOG_LEVELS), "debug, info, warning or error"),
         Key("history", "all", partial(_choice, HISTORIES), "all: keep every log entry; recent: drop old, final ones"),
         Key("threads", 1, partial(_integer, 1, MAX_THREADS), "threads of each child process that computes"),
+        Key("bulk.listen", [], _bulk_listen, "where weights are served; left out: as listen, at its port + 10000"),
+        Key("bulk.announce", [], _announce, "where others are told to fetch weights, instead of bulk.listen"),
+        Key("bulk.proxied", False, _boolean, "whether a reverse proxy stands in front of bulk.listen"),
+        Key("bulk.rate", 0, partial(_integer, 0, MAX_RATE), "megabits a second of weights sent at most; 0: no limit"),
+        Key("bulk.peer_rate", 0, partial(_integer, 0, MAX_RATE), "megabits a second to one peer; 0: no limit"),
+        Key("bulk.connections", 512, partial(_integer, 8, MAX_CONNECTIONS), "connections for weights at once"),
+        Key("bulk.peer_connections", 32, partial(_integer, 1, MAX_CONNECTIONS), "connections of one peer at once"),
         Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
         Key(
             "devnet.pause_at_step", 0, partial(_integer, 0, MAX_STEP), "nothing is generated after this step; 0: never"
@@ -229,12 +289,11 @@ def resolve(
 
 
 def _config(values: Mapping[str, object]) -> Config:
-    plain: dict[str, Any] = {}
-    devnet: dict[str, Any] = {}
+    tables: dict[str, dict[str, Any]] = {section: {} for section in ("", *SECTIONS)}
     for name, value in values.items():
         section, _, key = name.rpartition(".")
-        (devnet if section else plain)[key] = tuple(value) if isinstance(value, list) else value
-    return Config(**plain, devnet=DevnetConfig(**devnet))
+        tables[section][key] = tuple(value) if isinstance(value, list) else value
+    return Config(**tables[""], **{section: kind(**tables[section]) for section, kind in SECTIONS.items()})
 
 
 def _read_file(path: Path, *, required: bool) -> dict[str, object]:
@@ -264,17 +323,17 @@ def _read_toml(text: str, path: Path) -> dict[str, object]:
         raise UserError(f"{path}: brackets stand too deep in each other", "no key of it needs more than one") from None
     values: dict[str, object] = {}
     for key, value in table.items():
-        if key != "devnet":
+        if key not in SECTIONS:
             values[key] = value
         elif isinstance(value, dict):
-            values |= {f"devnet.{inner}": item for inner, item in value.items()}
+            values |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
             where = f"{path}: line {_line(text, key)}"
-            raise UserError(f"{where}: devnet: expected a section: [devnet]", "correct the line or delete it")
+            raise UserError(f"{where}: {key}: expected a section: [{key}]", "correct the line or delete it")
     for name, value in values.items():
         where = f"{path}: line {_line(text, name)}"
         if name not in KEYS:
-            section = "devnet" if name.startswith("devnet.") else ""
+            section = name.partition(".")[0] if name.partition(".")[0] in SECTIONS else ""
             known = ", ".join(key.rpartition(".")[2] for key in KEYS if key.rpartition(".")[0] == section)
             raise UserError(f"{where}: unknown key {name!r}", f"known keys are {known}")
         if (problem := KEYS[name].problem(value)) is not None:
@@ -342,9 +401,9 @@ def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
 
 def write(config: Config, path: Path) -> None:
     """Write ``config`` so that ``load`` gives it back. Raises ``UserError`` where the file cannot be written."""
-    table = asdict(config)
-    values = {**table, **{f"devnet.{key}": value for key, value in table.pop("devnet").items()}}
-    values.pop("devnet")
+    values = asdict(config)
+    for section in SECTIONS:
+        values |= {f"{section}.{key}": value for key, value in values.pop(section).items()}
     _save(_lines(values, {}), path)
 
 
@@ -372,7 +431,7 @@ def _lines(values: Mapping[str, object], meanings: Mapping[str, str]) -> list[st
             section = inside
         if name in meanings:
             lines.append(f"# {meanings[name]}")
-        # JSON's integers, lists and printable-ASCII strings are TOML's as well.
+        # JSON's integers, booleans, lists and printable-ASCII strings are TOML's as well.
         mark = "" if name in values else "# "
         lines.append(f"{mark}{plain} = {json.dumps(values.get(name, key.default))}")
     return [*lines, ""]

@@ -22,6 +22,8 @@ from protocol.entry import Entry
 from protocol.identity import Identity
 
 if TYPE_CHECKING:
+    from node.bulk.client import Bulk
+    from node.bulk.handout import Routes
     from node.log.elector import Elector
     from node.pool import Pool
     from node.presences import Presences
@@ -84,6 +86,8 @@ class Node:
     failed_audits: Counter[bytes] = field(default_factory=Counter)
     elector: Elector | None = None
     """Where this node is, or once was, one of the domain's electors."""
+    bulk: Bulk = field(init=False)
+    routes: Routes = field(init=False)
     presences: Presences = field(init=False)
     weights: Weights = field(init=False)
     pool: Pool = field(init=False)

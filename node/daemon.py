@@ -18,8 +18,10 @@ from functools import partial
 import trio
 
 import node as package
-from node import cheats, entrusting, joining, liveness, systemd, watchdog
+from node import cheats, entrusting, joining, liveness, offering, systemd, watchdog
 from node.api import server
+from node.bulk.client import Bulk
+from node.bulk.handout import Routes
 from node.config import Config
 from node.context import Health, Node, innermost
 from node.errors import UserError
@@ -29,7 +31,7 @@ from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network
-from node.net.transfer import serve_blobs, serve_chunks
+from node.net.transfer import serve_blobs, serve_chunks, serve_haves
 from node.pool import Pool
 from node.presences import Presences
 from node.roles.manager import RoleManager
@@ -142,6 +144,8 @@ def _node(
         stop=stop,
         pause_at_step=config.devnet.pause_at_step,
     )
+    node.bulk = Bulk(node)
+    node.routes = Routes(node, node.bulk)
     node.weights, node.pool = Weights(node), Pool(node)
     node.presences = Presences(node, directory.next_boot())
     return node
@@ -154,15 +158,25 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
     serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    serve_haves(network, node.versions.bitmap)
+    node.routes.serve()
+    offering.serve(node)
     entrusting.serve(node)
     liveness.serve(network, node.presences)
     node.presences.listen()
+    with node.bulk.open():
+        await _run_parts(node, manager, sync)
+
+
+async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> None:
+    network, log = node.network, node.log
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run, node)
         await nursery.start(sync.run)
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
         nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)
+        nursery.start_soon(_keep, node, "bulk", node.bulk.run)
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from node import fleet
-from node.config import CHEATS, WILLING, Config, DevnetConfig, write
+from node.config import CHEATS, WILLING, BulkConfig, Config, DevnetConfig, write
 from node.errors import UserError
 from node.fleet import Member
 from node.store.directory import DataDirectory
@@ -84,6 +84,8 @@ def prepare(options: Options) -> list[Member]:
             listen=(listen,),
             bootstrap=(members[0].address,) if members else (),
             willing=("inference",) if cheat else WILLING,
+            # Of any port: the one that follows from another node's may be a third one's.
+            bulk=BulkConfig(listen=("/ip4/127.0.0.1/tcp/0",)),
             devnet=DevnetConfig(cheat=cheat, pause_at_step=options.steps),
         )
         write(config, directory.config_file)

@@ -3,6 +3,7 @@
 1. A ``UserError`` is something its user can put right: a busy port, an unreadable key, a full disk. Its text is
    one line that names the thing and the remedy. A command prints it and exits with 2, without a traceback.
 2. It is raised at start only: a node that runs pauses or retries instead.
+3. ``Unreachable`` is nobody's fault: ask elsewhere, or later. A fault of a peer's is a ``PeerError``.
 """
 
 from __future__ import annotations
@@ -22,3 +23,11 @@ class UserError(Error):
         # One line, whatever an operating system or a parser put into the message.
         super().__init__(" ".join(text.split()))
         self.remedy = remedy
+
+
+class Unreachable(Error):
+    """The peer is not connected, does not speak the protocol, is too slow or hung up. Nobody's fault: ask elsewhere."""
+
+
+class Refused(Unreachable):
+    """The peer answered that it will not or cannot serve this request; the text is its reason."""

@@ -16,7 +16,7 @@ import trio
 from node.context import Node
 from protocol.errors import PeerError
 from protocol.identity import peer_id
-from protocol.presence import Presence, PresenceTable
+from protocol.presence import MAX_ARRIVING, Presence, PresenceTable
 
 TOPIC = "presence"
 MAX_RECENT: Final = 64
@@ -97,9 +97,9 @@ class Presences:
             role=node.role,
             willing=node.willing(),
             addresses=tuple(node.network.addresses[:8]),
-            bulk=(),
+            bulk=tuple(node.bulk.addresses),
             versions=tuple(node.weights.held()[:8]),
-            arriving=(),
+            arriving=tuple(node.weights.arriving()[:MAX_ARRIVING]),
             cpus=os.cpu_count() or 1,
             memory_mb=_memory_mb(),
             gpu_mb=0,

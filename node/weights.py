@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import trio
 
+from node.carrier import Carrier, Holders
 from node.context import Node
 from node.net.rpc import Unreachable
-from node.net.transfer import fetch_chunks
 from protocol import records
-from protocol.constants import KEPT_VERSIONS, MAX_MANIFEST_BYTES
+from protocol.constants import KEPT_VERSIONS
 from protocol.entry import Entry
 from protocol.errors import Error, PeerError
-from protocol.manifest import Manifest, verify_chunk
+from protocol.manifest import ChunkList, Manifest
+from protocol.swarm import Holding
 
-FETCH_TIMEOUT = 120.0
-"""Seconds a version may take before its fetch is begun anew (what arrived is kept)."""
+RELAY: Final = 1.0
+OTHER: Final = 0.7
+PARTIAL: Final = 0.5
+AUTHOR: Final = 0.3
+"""Preferences of holders: relays are there to be asked, the trainer's uplink serves those who have nobody else."""
+
+MAX_OFFERS: Final = 8
+"""Relays remembered a version."""
+MAX_OFFERED: Final = 4
+"""Versions of which offers are remembered."""
 
 
 class Weights:
@@ -29,8 +39,12 @@ class Weights:
         self._node = node
         self._held: dict[bytes, bytes] = {}  # weights entry id -> manifest hash, oldest first
         self._entrusted: bytes | None = None  # manifest hash of what the trainer made and may be about to publish
-        self._lock = trio.Lock()
+        self._arriving: list[bytes] = []
+        self._offers: dict[bytes, dict[bytes, None]] = {}  # weights entry id -> relays that offered it
+        self._version_0: Manifest | None = None
         self._changed = trio.Event()
+        self._stirred = trio.Event()
+        self.carrier = Carrier(node)
 
     def held(self) -> list[bytes]:
         """Ids of the ``weights`` entries held whole, newest first."""
@@ -68,6 +82,11 @@ class Weights:
         with trio.move_on_after(timeout):
             await self._changed.wait()
 
+    async def wait_stirred(self, timeout: float) -> None:
+        """Return when a version is held, begins to arrive or is offered, or after ``timeout`` seconds."""
+        with trio.move_on_after(timeout):
+            await self._stirred.wait()
+
     async def run(self) -> None:
         """Hold the newest version, for ever."""
         seen = 0
@@ -81,11 +100,10 @@ class Weights:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_once_gone, entry, nursery.cancel_scope)
             try:
-                await self.hold(entry, timeout=FETCH_TIMEOUT)
+                await self.hold(entry)
                 self._node.health.clear("weights")
-            except (Error, OSError, trio.TooSlowError) as error:
-                why = "it took too long" if isinstance(error, trio.TooSlowError) else str(error)
-                self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {why}")
+            except (Error, OSError) as error:
+                self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {error}")
                 await trio.sleep(self._node.domain.timings.presence_ms / 1000)
             nursery.cancel_scope.cancel()
 
@@ -99,19 +117,20 @@ class Weights:
                 scope.cancel()
             seen = await self._node.log.wait_change(seen, timeout=1)
 
-    async def hold(self, entry: Entry, *, timeout: float) -> None:
+    async def hold(self, entry: Entry, *, timeout: float = math.inf) -> None:
         """Fetch one version unless it is held.
 
-        Raises ``PeerError``, ``Unreachable`` or ``trio.TooSlowError``, and ``OSError`` where the disk refuses.
+        Raises ``PeerError`` for one that must not be followed, ``Unreachable`` where it does not arrive,
+        ``trio.TooSlowError`` after ``timeout`` seconds, ``NoRoom`` and other ``OSError`` where the disk refuses.
         """
         with trio.fail_after(timeout):
-            async with self._lock:
-                if entry.id in self._held:
-                    return
-                wanted = payload(entry)
-                if not await trio.to_thread.run_sync(self._node.versions.complete, wanted.manifest):
-                    await self._fetch(entry, wanted)
-                self._note(entry)
+            if entry.id in self._held:
+                await trio.lowlevel.checkpoint()
+                return
+            wanted = payload(entry)
+            if not await trio.to_thread.run_sync(self._node.versions.complete, wanted.manifest):
+                await self._fetch(entry, wanted)
+            self._note(entry)
 
     def adopt(self, entry: Entry) -> None:
         """Our own new version, whose file the store has already."""
@@ -124,48 +143,137 @@ class Weights:
         self._held = dict(sorted(self._held.items(), key=lambda item: place.get(item[0], -1)))
         for weights in list(self._held)[:-KEPT_VERSIONS]:
             del self._held[weights]
-        kept = {*self._held.values(), self._node.domain.model.manifest.hash}
-        self._node.versions.retain(kept if self._entrusted is None else kept | {self._entrusted})
+        self._offers.pop(entry.id, None)
+        for gone in self._node.versions.retain(self.kept()):
+            self._node.bulk.tell("forget", digest=gone)
         self._changed.set()
         self._changed = trio.Event()
+        self._stir()
         self._node.presences.announce_soon()
 
+    def kept(self) -> set[bytes]:
+        """Digests of what retention leaves alone: the newest versions, version 0 for those who join later, and what
+        was entrusted to this node last."""
+        kept = {*self._held.values(), self._node.domain.model.manifest.hash}
+        return kept if self._entrusted is None else kept | {self._entrusted}
+
+    def _stir(self) -> None:
+        self._stirred.set()
+        self._stirred = trio.Event()
+
     async def keep_entrusted(self, manifest: Manifest, trainer: bytes) -> None:
-        """Fetch a version that ``trainer`` has not published yet, and keep it until the next one.
+        """Fetch a version that ``trainer`` has not published yet, durably, and keep it until the next one.
 
         Raises ``PeerError`` or ``Unreachable``, and ``OSError`` where the disk refuses.
         """
         self._entrusted = manifest.digest
-        if not await trio.to_thread.run_sync(self._node.versions.complete, manifest.digest):
-            await self._fetch_chunks(manifest, lambda: [trainer])
+        await self._refuse_other_model(manifest)
+        await self.bring(manifest, lambda: {trainer: Holding()})
+        await trio.to_thread.run_sync(self._node.versions.sync, manifest.digest)
+
+    async def bring(self, listing: ChunkList, holders: Holders) -> None:
+        """Make a bulk object whole in the store, from those that ``holders()`` names at each moment.
+
+        Raises ``Unreachable`` where it does not arrive, ``NoRoom`` and other ``OSError`` where the disk refuses.
+        """
+        await self.carrier.bring(listing, holders)
+
+    # What must not be followed is refused before a byte of it is fetched.
 
     async def _fetch(self, entry: Entry, wanted: records.Weights) -> None:
+        if self._node.log.ledger.weights(entry.id) is None:
+            raise PeerError("a version by another than the trainer whose term counts")
+        model = await self._model()
+        if wanted.size != model.size or wanted.manifest_size > 2 * self._node.domain.model.manifest.size:
+            raise PeerError(f"a version of an absurd size ({wanted.size} bytes, the model has {model.size})")
         await self._head_start(entry)
-        await self._fetch_chunks(await self._manifest(entry, wanted), lambda: self._holders(entry))
-
-    async def _fetch_chunks(self, manifest: Manifest, holders: Callable[[], list[bytes]]) -> None:
-        digest = manifest.digest
-        await trio.to_thread.run_sync(self._node.versions.begin, manifest)
-        missing = await trio.to_thread.run_sync(self._node.versions.missing, digest)
-
-        async def store(index: int, data: bytes) -> None:
-            await trio.to_thread.run_sync(self._node.versions.write_chunk, digest, index, data)
-
-        await fetch_chunks(
-            self._node.network, holders, digest, missing, verify=partial(verify_chunk, manifest), store=store
-        )
-        if not await trio.to_thread.run_sync(self._node.versions.complete, digest):
-            raise PeerError("the chunks are there but do not make up the version")
+        manifest = await self._manifest(entry, wanted)
+        with self._arrives(entry):
+            await self.bring(manifest, lambda: self.holders(entry))
 
     async def _manifest(self, entry: Entry, wanted: records.Weights) -> Manifest:
-        if wanted.manifest_size > MAX_MANIFEST_BYTES:
-            raise PeerError("a manifest of an absurd size")
-        peers = self._holders(entry)
+        """The manifest of a version, checked against its entry and against the model."""
+        peers = list(self.holders(entry))
         data = await self._node.fetch_blob(wanted.manifest, wanted.manifest_size, peers, timeout=5)
         manifest = Manifest.parse(data)
         if manifest.whole != wanted.whole or manifest.size != wanted.size:
             raise PeerError("the manifest is not the one that the weights entry describes")
+        await self._refuse_other_model(manifest)
         return manifest
+
+    async def _refuse_other_model(self, manifest: Manifest) -> None:
+        if manifest.tensors != (await self._model()).tensors:
+            raise PeerError("the manifest describes other tensors than those of version 0")
+
+    async def _model(self) -> Manifest:
+        """The manifest of version 0, which the genesis names."""
+        if self._version_0 is None:
+            blob = self._node.domain.model.manifest
+            data = await self._node.fetch_blob(blob.hash, blob.size, list(self._node.network.peers), timeout=5)
+            self._version_0 = Manifest.parse(data)
+        return self._version_0
+
+    # Who holds what
+
+    @contextmanager
+    def _arrives(self, entry: Entry) -> Iterator[None]:
+        """Let others know that what is here of a version can be fetched from this node already."""
+        self._arriving.append(entry.id)
+        self._stir()
+        self._node.presences.announce_soon()
+        try:
+            yield
+        finally:
+            self._arriving.remove(entry.id)
+
+    def arriving(self) -> list[bytes]:
+        """Ids of the ``weights`` entries that are on their way, newest first."""
+        return list(dict.fromkeys(reversed(self._arriving)))
+
+    def holders(self, entry: Entry) -> dict[bytes, Holding]:
+        """Who has a version, or a part of it, among those connected: best first."""
+        node = self._node
+        alike = {e.id for e in node.log.ledger.lineage() if payload(e).manifest == payload(entry).manifest} | {entry.id}
+        found: dict[bytes, Holding] = {}
+        for peer, presence in node.presences.live().items():
+            if alike.intersection(presence.versions):
+                found[peer] = Holding(preference=RELAY if presence.role == "relay" else OTHER)
+            elif alike.intersection(presence.arriving) or peer in self._offers.get(entry.id, ()):
+                found[peer] = Holding(whole=False, preference=RELAY if presence.role == "relay" else PARTIAL)
+        connected = node.network.peers
+        found = {peer: holding for peer, holding in found.items() if peer in connected and peer != node.id}
+        authors = [entry.author]
+        if payload(entry).manifest == node.domain.model.manifest.hash:
+            authors.append(node.domain.creator)  # gave version 0 to the first
+        for author in authors:
+            if author in connected and author != node.id:
+                found[author] = Holding(preference=AUTHOR, spared=bool(found.keys() - {*authors}))
+        return dict(sorted(found.items(), key=lambda item: (not item[1].whole, -item[1].preference)))
+
+    def offered(self, peer: bytes, weights: bytes) -> None:
+        """A relay offers a version, whole or arriving. It counts as a holder from now on."""
+        if weights in self._held:
+            return
+        relays = self._offers.setdefault(weights, {})
+        relays[peer] = None
+        while len(relays) > MAX_OFFERS:
+            del relays[next(iter(relays))]
+        while len(self._offers) > MAX_OFFERED:
+            del self._offers[next(iter(self._offers))]
+        self.carrier.look()
+        self._stir()
+
+    def lagging(self) -> list[bytes]:
+        """Connected nodes that have nothing of the newest version although this node could give them some of it."""
+        newest = self.newest()
+        if newest is None or (newest.id not in self._held and newest.id not in self._arriving):
+            return []
+        live, connected = self._node.presences.live(), self._node.network.peers
+        return [
+            peer
+            for peer, presence in live.items()
+            if peer in connected and newest.id not in presence.versions and newest.id not in presence.arriving
+        ]
 
     async def _head_start(self, entry: Entry) -> None:
         """Leave the trainer's uplink to the relays for one presence interval, where there is a relay."""
@@ -175,19 +283,9 @@ class Weights:
             return
         deadline = trio.current_time() + self._node.domain.timings.presence_ms / 1000
         while trio.current_time() < deadline:
-            if any(entry.id in p.versions for n, p in self._node.presences.live().items() if n in relays):
+            if relays.intersection(self.holders(entry)):
                 return
-            await trio.sleep(0.05)
-
-    def _holders(self, entry: Entry) -> list[bytes]:
-        """Who to ask, best first: relays that hold it, others that hold it, its author."""
-        presences = self._node.presences.live()
-        connected = self._node.network.peers
-        ranks: dict[bytes, float] = {entry.author: 2, self._node.domain.creator: 3}
-        for node, presence in presences.items():
-            if entry.id in presence.versions:
-                ranks[node] = 0 if presence.role == "relay" else min(1, ranks.get(node, math.inf))
-        return [n for n, _ in sorted(ranks.items(), key=lambda item: item[1]) if n in connected and n != self._node.id]
+            await self.wait_stirred(0.05)
 
 
 def payload(entry: Entry) -> records.Weights:

@@ -46,6 +46,9 @@ MAX_BLOB_BYTES: Final = 256 << 20
 CHUNK_BYTES: Final = 1 << 20
 """Size of a weight chunk. Part of the hash of the whole: a change renames every version."""
 
+DELTA_BLOCK_BYTES: Final = 4 << 20
+"""Weight bytes that one block of a delta covers, whole chunks of them. A change makes deltas unreadable to others."""
+
 PROOF_CHUNK_TOKENS: Final = 32
 """Response tokens that one activation commitment covers (TOPLOC's batch). A change breaks every proof."""
 

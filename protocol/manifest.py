@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from blake3 import blake3
 
@@ -75,6 +75,29 @@ class TensorInfo:
     def size(self) -> int:
         """Its bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype]
+
+
+class ChunkList(Protocol):
+    """What nodes pass to each other in bulk: so many bytes in chunks with known hashes (rule 2), and a name. A
+    ``Manifest`` is one, a ``protocol.delta.DeltaManifest`` is another."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+
+    @property
+    def chunks(self) -> tuple[bytes, ...]:
+        """The chunks' hashes, 32 bytes each."""
+
+    @property
+    def digest(self) -> bytes:
+        """The BLAKE3 hash (32 bytes) of the encoding, which names the list and its bytes everywhere."""
+
+    def chunk_size(self, index: int) -> int:
+        """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
+
+    def encode(self) -> bytes:
+        """The list's own bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +172,14 @@ class Manifest:
 
     def chunk_size(self, index: int) -> int:
         """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
-        if not 0 <= index < len(self.chunks):
-            raise LocalError(f"there is no chunk {index} of {len(self.chunks)}")
-        return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
+        return size_of_chunk(self, index)
+
+
+def size_of_chunk(listing: ChunkList, index: int) -> int:
+    """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
+    if not 0 <= index < len(listing.chunks):
+        raise LocalError(f"there is no chunk {index} of {len(listing.chunks)}")
+    return min(CHUNK_BYTES, listing.size - index * CHUNK_BYTES)
 
 
 def chunk_count(size: int) -> int:
@@ -170,11 +198,11 @@ def whole_hash(chunks: Sequence[bytes]) -> bytes:
     return blake3(b"".join(chunks)).digest()
 
 
-def verify_chunk(manifest: Manifest, index: int, data: bytes | bytearray | memoryview) -> None:
+def verify_chunk(listing: ChunkList, index: int, data: bytes | bytearray | memoryview) -> None:
     """Raise ``PeerError`` unless ``data`` is chunk ``index``; ``LocalError`` where there is no such chunk."""
-    size = manifest.chunk_size(index)
+    size = listing.chunk_size(index)
     view = memoryview(data).cast("B")
     if len(view) != size:
         raise PeerError(f"chunk {index} has {len(view)} bytes, not {size}")
-    if blake3(view).digest() != manifest.chunks[index]:
+    if blake3(view).digest() != listing.chunks[index]:
         raise PeerError(f"chunk {index} has the wrong hash")

@@ -99,6 +99,13 @@ class Network:
         """The connected peers by node id (a copy)."""
         return dict(self._peers)
 
+    def hosts(self, node: bytes) -> list[str]:
+        """The IP addresses at the other ends of the open connections to ``node``."""
+        if self._host is None:
+            return []
+        remotes = [c.muxed_conn.get_remote_address() for c in self._swarm.get_connections(peer_of(node))]
+        return list(dict.fromkeys(str(remote[0]) for remote in remotes if remote is not None))
+
     def is_connected(self, node: bytes) -> bool:
         """Whether a connection to ``node`` is open."""
         return self._connection(node) is not None

@@ -22,6 +22,8 @@ from typing import Any, Final
 import trio
 from libp2p.exceptions import BaseLibp2pError
 
+from node.errors import Refused as Refused
+from node.errors import Unreachable as Unreachable
 from node.net.guard import MULTISTREAM, line, node_of
 from node.net.stream import MuxerStream, Violation
 from protocol.errors import Error, PeerError
@@ -44,14 +46,6 @@ PROGRESS_TIMEOUT: Final = 15.0
 
 PIECE: Final = 256 << 10
 MAX_REASON: Final = 200
-
-
-class Unreachable(Error):
-    """The peer is not connected, does not speak the protocol, is too slow or hung up. Nobody's fault: ask elsewhere."""
-
-
-class Refused(Unreachable):
-    """The peer answered that it will not or cannot serve this request; the text is its reason."""
 
 
 @dataclass(slots=True)

@@ -2,21 +2,20 @@
 
 Wire (canonical codec): a blob range is asked for with ``[digest, offset, length]`` on ``/farflung/blob/1``, a chunk
 with ``[manifest hash, index]`` on ``/farflung/chunk/1``; the answer is the bytes. A node that does not hold them
-refuses, which is no fault.
+refuses, which is no fault. Which chunks it has it tells on ``/farflung/have/1``: the request is the manifest hash, the
+answer a bitmap (chunk i is bit i, the most significant of a byte first).
 
 1. A blob larger than ``CHUNK_BYTES`` is fetched in ranges of that size; each must arrive within the timeout, so a slow
    peer that makes progress is kept and a stalled one is left.
 2. A blob that came from one peer and has the wrong hash is that peer's fault. One that was pieced together from several
    is fetched again from one at a time, so that the liar is found.
-3. Chunks are spread over their holders, asked for elsewhere after a failure, and a holder that sent a wrong one is not
-   asked again in that transfer.
+3. Who is asked for which chunks is decided elsewhere: ``node.net.chunks`` drives a swarm over these requests, where no
+   direct connection carries weights.
 """
 
 from __future__ import annotations
 
 import inspect
-import random
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -31,6 +30,7 @@ from protocol.errors import PeerError
 
 BLOB_PROTOCOL: Final = "/farflung/blob/1"
 CHUNK_PROTOCOL: Final = "/farflung/chunk/1"
+HAVE_PROTOCOL: Final = "/farflung/have/1"
 
 MAX_REQUEST: Final = 64
 
@@ -39,15 +39,9 @@ BLOB_REQUEST: Final = codec.Array(
 )
 CHUNK_REQUEST: Final = codec.Array((("manifest", codec.HASH), ("index", codec.Int(0, 2**32 - 1))))
 
-HOLDER_PAUSE: Final = 0.5
-"""Seconds for which a holder that failed or lacks a chunk is passed over, doubled with each failure in a row."""
-
-MAX_PAUSE: Final = 8.0
-IDLE: Final = 0.05
-"""Seconds between looks for a holder while there is none."""
-
 ReadBlob = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
 ReadChunk = Callable[[bytes, int], Awaitable[bytes | None] | bytes | None]
+ReadHave = Callable[[bytes], bytes | None]
 
 
 def serve_blobs(network: Network, read: ReadBlob, *, protocol: str = BLOB_PROTOCOL) -> None:
@@ -84,6 +78,21 @@ def serve_chunks(network: Network, read: ReadChunk, *, protocol: str = CHUNK_PRO
         return chunk
 
     network.serve(protocol, handler, max_request=MAX_REQUEST)
+
+
+def serve_haves(network: Network, read: ReadHave, *, protocol: str = HAVE_PROTOCOL) -> None:
+    """Tell all peers which chunks are here. ``read(manifest hash)`` returns the bitmap, None for what is not held."""
+
+    async def handler(peer: bytes, request: bytes) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if len(request) != 32:
+            raise PeerError("have request: not a hash")
+        bitmap = read(request)
+        if bitmap is None:
+            raise Refused("not held")
+        return bitmap
+
+    network.serve(protocol, handler, max_request=32)
 
 
 async def fetch_blob(
@@ -162,135 +171,3 @@ async def _read_ranges(
         sources.add(peer)
         whole += part
     return None
-
-
-class _Holder:
-    """What a transfer knows of one holder."""
-
-    __slots__ = ("busy", "failures", "not_before", "seconds")
-
-    def __init__(self) -> None:
-        self.busy = 0
-        self.failures = 0
-        self.not_before = 0.0
-        self.seconds = 0.0  # of a chunk, smoothed
-
-
-class _Chunks:
-    """The state of one chunk transfer."""
-
-    def __init__(self, holders: Callable[[], Sequence[bytes]], wanted: Sequence[int]) -> None:
-        self._list_holders = holders
-        self.missing = list(dict.fromkeys(wanted))
-        random.shuffle(self.missing)  # so that nodes that start together soon have chunks for each other
-        self.holders: defaultdict[bytes, _Holder] = defaultdict(_Holder)
-        self.lacks: dict[tuple[bytes, int], float] = {}
-        self.liars: set[bytes] = set()
-        self.progress = trio.current_time()
-        self.in_flight = 0
-        self.reasons: Counter[str] = Counter()
-
-    def next(self) -> tuple[bytes, int] | None:
-        """A (holder, chunk) to ask for now: the least busy and then fastest holder first."""
-        now = trio.current_time()
-        usable = [
-            peer for peer in self._list_holders() if peer not in self.liars and self.holders[peer].not_before <= now
-        ]
-        usable.sort(key=lambda peer: (self.holders[peer].busy, self.holders[peer].seconds))
-        for peer in usable:
-            for position, index in enumerate(self.missing):
-                if self.lacks.get((peer, index), 0.0) <= now:
-                    del self.missing[position]
-                    return peer, index
-        return None
-
-    def failed(self, peer: bytes, index: int, error: Unreachable) -> None:
-        """Ask elsewhere; a holder that only lacks this chunk is still good for others."""
-        self.missing.append(index)
-        self.reasons[str(error)] += 1
-        now, holder = trio.current_time(), self.holders[peer]
-        if isinstance(error, Refused):
-            self.lacks[peer, index] = now + HOLDER_PAUSE
-        else:
-            holder.failures += 1
-            holder.not_before = now + min(HOLDER_PAUSE * 2 ** (holder.failures - 1), MAX_PAUSE)
-
-
-async def fetch_chunks(
-    network: Network,
-    holders: Callable[[], Sequence[bytes]],
-    manifest_hash: bytes,
-    wanted: Sequence[int],
-    verify: Callable[[int, bytes], None],
-    store: Callable[[int, bytes], Awaitable[None] | None],
-    *,
-    parallel: int = 4,
-    timeout: float = 15.0,
-    stall: float = 60.0,
-    protocol: str = CHUNK_PROTOCOL,
-) -> None:
-    """Fetch the chunks ``wanted`` of a manifest from those that ``holders()`` names at each moment.
-
-    ``verify(index, data)`` raises ``PeerError`` for a wrong chunk: its sender is blamed and not asked again.
-    ``store`` keeps a right one; a transfer that ends early has stored what arrived. ``parallel`` requests run at a
-    time, each at most ``timeout`` seconds. Raises ``Unreachable`` after ``stall`` seconds without a new chunk.
-    """
-    state = _Chunks(holders, wanted)
-    failure: list[Unreachable] = []
-
-    async def work(scope: trio.CancelScope) -> None:
-        while state.missing or state.in_flight:
-            if trio.current_time() - state.progress > stall:
-                reasons = "; ".join(reason for reason, _ in state.reasons.most_common(3)) or "nobody holds them"
-                count = len(state.missing) + state.in_flight
-                failure.append(Unreachable(f"{count} chunks of {manifest_hash.hex()[:8]} are missing: {reasons}"))
-                scope.cancel()
-            choice = state.next()
-            if choice is None:
-                await trio.sleep(IDLE)
-                continue
-            state.in_flight += 1
-            try:
-                await fetch(*choice)
-            finally:
-                state.in_flight -= 1
-
-    async def fetch(peer: bytes, index: int) -> None:
-        holder, started = state.holders[peer], trio.current_time()
-        holder.busy += 1
-        try:
-            request = codec.encode([manifest_hash, index])
-            data = await network.request(peer, protocol, request, timeout=timeout, max_response=CHUNK_BYTES)
-            verify(index, data)
-        except Unreachable as error:
-            state.failed(peer, index, error)
-            return
-        except PeerError as error:
-            state.missing.append(index)
-            state.liars.add(peer)
-            state.reasons[str(error)] += 1
-            network.blame(peer, error)
-            return
-        finally:
-            holder.busy -= 1
-        holder.failures = 0
-        holder.seconds = 0.7 * holder.seconds + 0.3 * (trio.current_time() - started)
-        pending = store(index, data)
-        if pending is not None:
-            await pending
-        state.progress = trio.current_time()
-
-    store_error: list[Exception] = []
-
-    async def guarded(scope: trio.CancelScope) -> None:
-        try:
-            await work(scope)
-        except Exception as error:  # the caller's own, from verify or store: not to be wrapped in a group
-            store_error.append(error)
-            scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(max(1, min(parallel, len(state.missing)))):
-            nursery.start_soon(guarded, nursery.cancel_scope)
-    for error in [*store_error, *failure]:
-        raise error

@@ -1,17 +1,15 @@
-"""The relay: holds the newest versions before others do and serves them.
+"""The relay: holds the newest versions before others do, serves them, and offers them to those who lag.
 
 Fetching and serving are every node's (``node.weights``); what makes a relay is that others ask it first and leave it
-a head start. So its life is to be there, and it needs no child process.
+a head start, and that it offers what it has (``node.offering``). It needs no child process of its own.
 """
 
 from __future__ import annotations
 
-import trio
-
 from node.context import Node
+from node.offering import push
 
 
 async def run(node: Node) -> None:
-    """Serve until cancelled."""
-    del node
-    await trio.sleep_forever()
+    """Offer, and serve, until cancelled."""
+    await push(node)

@@ -12,27 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import trio
-from blake3 import blake3
 
 from node.store.files import sync_directory
+from node.store.hashing import hash_bytes as hash_bytes
+from node.store.hashing import hash_file as hash_file
 from protocol.constants import MAX_BLOB_BYTES
-
-
-def hash_bytes(data: bytes) -> bytes:
-    """BLAKE3 of ``data``, 32 bytes."""
-    digest: bytes = blake3(data).digest()
-    return digest
-
-
-def hash_file(path: Path) -> tuple[bytes, int]:
-    """BLAKE3 and size of a file, read in pieces. Raises ``OSError``."""
-    state = blake3()
-    size = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            state.update(piece)
-            size += len(piece)
-    return bytes(state.digest()), size
 
 
 class BlobStore:

@@ -1,137 +1,116 @@
-"""Weights on disk: ``versions/<manifest hash>/`` holds ``manifest``, ``whole.bin`` and ``chunks``.
+"""Weights on disk: ``versions/<digest>/`` holds a bulk object, a whole version or a delta: ``node.store.held``.
 
-1. ``whole.bin`` has its full size from the start; ``chunks`` has one byte a chunk, 1 once the chunk was verified and
-   written. So a partial download survives a restart.
-2. Marks of an earlier run are hearsay (the machine may have lost power between two writes): a chunk is verified again
-   when it is first needed. Nothing is served or called complete that this process has not verified.
-3. A chunk may be served as soon as it is verified, long before the version is whole.
+1. The daemon owns the store, its bulk child opens the same folder. Marks of an earlier run become claims when the owner
+   opens the store, which is before it starts the child.
+2. A chunk may be served as soon as it is verified, long before the object is whole. Nothing is served or called
+   complete that was not verified since the daemon started.
+3. Room is taken when an object is begun: where it would exceed the quota, or leave less free space than the reserve,
+   what ``spare`` names goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it.
+4. ``retain`` deletes what is neither kept nor pinned. What is on its way is pinned.
 
 Every method is synchronous, does disk work and may be called from any thread.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from node.store.blobs import hash_bytes
 from node.store.files import sync_directory, write_atomic
+from node.store.hashing import hash_bytes
+from node.store.held import MISSING, VERIFIED, Held
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
+from protocol.delta import parse_chunk_list
 from protocol.errors import LocalError, PeerError
-from protocol.manifest import Manifest, verify_chunk
+from protocol.manifest import ChunkList, verify_chunk
 
-_DONE: Final = b"\x01"
-_MISSING: Final = b"\x00"
+MAX_MAPPED: Final = 16
+"""Objects kept open, three descriptors each."""
 
 
-class _Version:
-    """One version's files. ``verified`` is what this process knows, ``claimed`` what the marks say."""
+class NoRoom(OSError):
+    """The quota or the reserve forbids it, or the disk is full. Waiting, or deleting something, helps."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.lock = Lock()
-        self.durable = False
-        self.verified = bytearray(len(manifest.chunks))
-        marks = (folder / "chunks").read_bytes()
-        self.claimed = bytearray(marks[: len(manifest.chunks)].ljust(len(manifest.chunks), _MISSING))
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOSPC, text)
 
-    def holds(self, index: int) -> bool:
-        """Whether the chunk is here and right; verifies it where only the marks say so."""
-        if not self.verified[index] and self.claimed[index]:
-            self.read(index)
-        return bool(self.verified[index])
-
-    def read(self, index: int) -> bytes | None:
-        if not self.claimed[index]:
-            return None
-        try:
-            with (self.folder / "whole.bin").open("rb") as file:
-                data = os.pread(file.fileno(), CHUNK_BYTES, index * CHUNK_BYTES)
-        except FileNotFoundError:  # retention deleted the version meanwhile
-            return None
-        if not self.verified[index]:
-            try:
-                verify_chunk(self.manifest, index, data)
-            except PeerError:
-                self.claimed[index] = 0
-                self.mark(index, _MISSING)
-                return None
-            self.verified[index] = 1
-        return data
-
-    def write(self, index: int, data: bytes) -> None:
-        verify_chunk(self.manifest, index, data)
-        if self.holds(index):
-            return
-        with (self.folder / "whole.bin").open("r+b") as file:
-            file.seek(index * CHUNK_BYTES)
-            file.write(data)
-        self.claimed[index] = self.verified[index] = 1
-        self.mark(index, _DONE)
-
-    def mark(self, index: int, mark: bytes) -> None:
-        with (self.folder / "chunks").open("r+b") as file:
-            file.seek(index)
-            file.write(mark)
-
-    def missing(self) -> list[int]:
-        return [index for index in range(len(self.manifest.chunks)) if not self.holds(index)]
-
-    def sync(self) -> None:
-        if not self.durable:
-            for name in ("whole.bin", "chunks"):
-                with (self.folder / name).open("rb") as file:
-                    os.fsync(file.fileno())
-            self.durable = True
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class VersionStore:
-    """The versions below one folder, by the BLAKE3 hash of their manifest."""
+    """The bulk objects below one folder, by the BLAKE3 hash of their chunk lists.
 
-    def __init__(self, folder: Path) -> None:
+    ``quota`` is the most bytes that all may take, ``reserve`` the free bytes that are left to others; 0 is no limit.
+    Where ``owner`` is false another process owns the store, and this one only opens what is there.
+    """
+
+    def __init__(self, folder: Path, *, quota: int = 0, reserve: int = 0, owner: bool = True) -> None:
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in folder.glob(".*"):
-            shutil.rmtree(leftover)
-        self._open: dict[bytes, _Version] = {}
-        self._begun: bytes | None = None
+        self.quota = quota
+        self.reserve = reserve
+        self.spare: Callable[[], Iterable[bytes]] = tuple
+        """Names objects that may go where room is short, the first to go first."""
+        self._open: dict[bytes, Held] = {}
+        self._pinned: Counter[bytes] = Counter()
         self._lock = Lock()
+        if owner:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for leftover in folder.glob(".*"):
+                shutil.rmtree(leftover)
+            for digest in self.held():
+                found = self._find(digest)
+                if found is None:
+                    self._drop(digest)  # damaged by the disk: what is left of it is of no use
+                else:
+                    found.demote()
+            self._open.clear()
 
-    def begin(self, manifest: Manifest) -> bytes:
-        """Make room for a version, or take up what an earlier run left of it; returns the manifest's hash.
+    def open(self, digest: bytes) -> Held | None:
+        """The object of this name, whole or partial; None where it is not here."""
+        with self._lock:
+            return self._find(digest)
 
-        Raises ``OSError``, for one where the disk has no room for the whole.
+    def begin(self, listing: ChunkList) -> bytes:
+        """Make room for an object, or take up what an earlier run left of it; returns its digest.
+
+        Raises ``NoRoom``, and ``OSError`` for other failures of the disk.
         """
-        data = manifest.encode()
+        data = listing.encode()
         digest = hash_bytes(data)
         with self._lock:
-            self._begun = digest
             if self._find(digest) is None:
+                self._drop(digest)
+                self._make_room(listing.size, digest)
                 temporary = self.folder / f".{secrets.token_hex(8)}"
-                self._make(temporary, data, len(manifest.chunks))
                 try:
+                    self._make(temporary, data, len(listing.chunks), MISSING)
                     with (temporary / "whole.bin").open("wb") as file:
-                        if manifest.size:
-                            os.posix_fallocate(file.fileno(), 0, manifest.size)
+                        if listing.size:
+                            os.posix_fallocate(file.fileno(), 0, listing.size)
                     self._place(temporary, digest)
-                except BaseException:
+                except BaseException as error:
                     shutil.rmtree(temporary, ignore_errors=True)
+                    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                        raise NoRoom(f"the disk has no room for {listing.size >> 20} MiB of weights") from None
                     raise
         return digest
 
     def adopt(self, manifest: bytes, whole: Path) -> bytes:
-        """Move in a version that this node made itself: the encoded manifest and the file of all its weights.
+        """Move in an object that this node made itself: the encoded chunk list and the file of all its bytes.
 
         ``whole`` must be on the same file system; it is verified and made durable first. Raises ``LocalError``
-        where file and manifest do not belong together.
+        where file and list do not belong together. The quota does not count: the bytes are on the disk already.
         """
-        parsed = Manifest.parse(manifest)
+        parsed = parse_chunk_list(manifest)
         digest = hash_bytes(manifest)
         if whole.stat().st_size != parsed.size:
             raise LocalError(f"{whole}: the file has {whole.stat().st_size} bytes, its manifest says {parsed.size}")
@@ -145,95 +124,148 @@ class VersionStore:
         with self._lock:
             self._drop(digest)
             temporary = self.folder / f".{secrets.token_hex(8)}"
-            self._make(temporary, manifest, len(parsed.chunks), mark=_DONE)
+            self._make(temporary, manifest, len(parsed.chunks), VERIFIED)
             os.replace(whole, temporary / "whole.bin")
             self._place(temporary, digest)
-            version = self._find(digest)
-            assert version is not None
-            version.verified = bytearray(_DONE * len(parsed.chunks))
         return digest
 
     def write_chunk(self, digest: bytes, index: int, data: bytes) -> None:
-        """Verify and store one chunk. Raises ``PeerError`` for wrong bytes, ``LocalError`` for a version that was
-        not begun, ``OSError`` where the disk fails."""
-        version = self._version(digest)
-        if version is None:
-            raise LocalError(f"version {digest.hex()} was not begun")
-        if not 0 <= index < len(version.manifest.chunks):
+        """Verify and store one chunk. Raises ``PeerError`` for wrong bytes, ``LocalError`` for an object that was not
+        begun, ``OSError`` where the disk fails."""
+        held = self._begun(digest)
+        if not 0 <= index < held.count:
             raise PeerError(f"the version has no chunk {index}")
-        with version.lock:
-            version.write(index, data)
+        verify_chunk(held.listing, index, data)
+        held.write(index, data)
 
     def missing(self, digest: bytes) -> list[int]:
         """Indices of the chunks still to be fetched, ascending. Raises ``LocalError`` where it was not begun."""
-        version = self._version(digest)
-        if version is None:
-            raise LocalError(f"version {digest.hex()} was not begun")
-        with version.lock:
-            return version.missing()
+        return self._begun(digest).missing()
 
     def complete(self, digest: bytes) -> bool:
-        """Whether the whole version is here, verified and durable."""
-        version = self._version(digest)
-        if version is None:
-            return False
-        with version.lock:
-            if version.missing():
-                return False
-            version.sync()
-            return True
+        """Whether the whole object is here and verified."""
+        held = self.open(digest)
+        return held is not None and not held.missing()
+
+    def sync(self, digest: bytes) -> None:
+        """Make what is here of an object durable. Raises ``LocalError`` where it was not begun, and ``OSError``."""
+        self._begun(digest).sync()
 
     def read_chunk(self, digest: bytes, index: int) -> bytes | None:
-        """A chunk that is here and right, of a whole or a partial version; None for anything else."""
-        version = self._version(digest)
-        if version is None or not 0 <= index < len(version.manifest.chunks):
-            return None
-        with version.lock:
-            return version.read(index)
+        """A chunk that is here and right, of a whole or a partial object; None for anything else."""
+        held = self.open(digest)
+        return None if held is None or not 0 <= index < held.count else held.read(index)
+
+    def bitmap(self, digest: bytes) -> bytes | None:
+        """Which chunks of an object were verified so far (see ``Held.bitmap``); None where it is not here."""
+        held = self.open(digest)
+        return None if held is None else held.bitmap()
 
     def paths(self, digest: bytes) -> tuple[Path, Path]:
-        """Where the manifest and the whole of the version are."""
+        """Where the chunk list and the bytes of the object are."""
         folder = self.folder / digest.hex()
         return folder / "manifest", folder / "whole.bin"
 
     def held(self) -> list[bytes]:
-        """Manifest hashes of all versions here, whole or partial, ascending."""
+        """Digests of all objects here, whole or partial, ascending."""
         return sorted(bytes.fromhex(item.name) for item in self.folder.iterdir() if not item.name.startswith("."))
 
-    def retain(self, keep: Collection[bytes]) -> None:
-        """Delete every version but ``keep`` and the one begun last, which may still be on its way."""
-        with self._lock:
-            for digest in self.held():
-                if digest not in keep and digest != self._begun:
-                    self._drop(digest)
+    # Room
 
-    def _version(self, digest: bytes) -> _Version | None:
-        with self._lock:
-            return self._find(digest)
-
-    def _find(self, digest: bytes) -> _Version | None:
-        known = self._open.get(digest)
-        if known is not None:
-            return known
-        folder = self.folder / digest.hex()
+    def size(self, digest: bytes) -> int:
+        """The bytes that an object takes on the disk; 0 where it is not here."""
         try:
+            return (self.folder / digest.hex() / "whole.bin").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def used(self) -> int:
+        """The bytes that all objects take."""
+        return sum(self.size(digest) for digest in self.held())
+
+    def free(self) -> int:
+        """The bytes that are free for this user on the file system."""
+        status = os.statvfs(self.folder)
+        return status.f_bavail * status.f_frsize
+
+    @contextmanager
+    def pin(self, digest: bytes) -> Iterator[None]:
+        """Keep an object, whatever ``retain`` is told and however short room is."""
+        with self._lock:
+            self._pinned[digest] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pinned[digest] -= 1
+                if not self._pinned[digest]:
+                    del self._pinned[digest]
+
+    def retain(self, keep: Collection[bytes]) -> list[bytes]:
+        """Delete every object but those to ``keep`` and the pinned ones; returns what went."""
+        with self._lock:
+            gone = [digest for digest in self.held() if digest not in keep and not self._pinned[digest]]
+            for digest in gone:
+                self._drop(digest)
+            return gone
+
+    def _make_room(self, size: int, digest: bytes) -> None:
+        shortage = self._shortage(size)
+        if shortage is None:
+            return
+        for other in list(self.spare()):
+            if other != digest and not self._pinned[other]:
+                self._drop(other)
+                shortage = self._shortage(size)
+                if shortage is None:
+                    return
+        raise NoRoom(shortage)
+
+    def _shortage(self, size: int) -> str | None:
+        used, free = self.used(), self.free()
+        if self.quota and used + size > self.quota:
+            return f"{size >> 20} MiB more of weights would exceed the quota ({used >> 20} of {self.quota >> 20} MiB)"
+        if free - size < self.reserve:
+            return (
+                f"{size >> 20} MiB of weights would not leave the reserve of {self.reserve >> 20} MiB "
+                f"({free >> 20} MiB are free)"
+            )
+        return None
+
+    # Files
+
+    def _begun(self, digest: bytes) -> Held:
+        held = self.open(digest)
+        if held is None:
+            raise LocalError(f"version {digest.hex()} was not begun")
+        return held
+
+    def _find(self, digest: bytes) -> Held | None:
+        folder = self.folder / digest.hex()
+        known = self._open.get(digest)
+        try:
+            if known is not None:
+                status = (folder / "whole.bin").stat()
+                if known.identity == (status.st_dev, status.st_ino):
+                    return known
+                del self._open[digest]  # another process put a new one in its place
             with (folder / "manifest").open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
             if hash_bytes(data) != digest:
                 raise PeerError("the manifest is damaged")
-            version = _Version(folder, Manifest.parse(data))
-            (folder / "whole.bin").stat()
+            held = Held(folder, parse_chunk_list(data))
         except (FileNotFoundError, PeerError):
-            # Absent, or damaged by the disk: what is left of it is of no use.
-            self._drop(digest)
+            self._open.pop(digest, None)
             return None
-        self._open[digest] = version
-        return version
+        while len(self._open) >= MAX_MAPPED:
+            del self._open[next(iter(self._open))]
+        self._open[digest] = held
+        return held
 
-    def _make(self, temporary: Path, manifest: bytes, chunks: int, mark: bytes = _MISSING) -> None:
+    def _make(self, temporary: Path, manifest: bytes, chunks: int, mark: int) -> None:
         temporary.mkdir(mode=0o700)
         write_atomic(temporary / "manifest", manifest)
-        write_atomic(temporary / "chunks", mark * chunks)
+        write_atomic(temporary / "chunks", bytes([mark]) * chunks)
 
     def _place(self, temporary: Path, digest: bytes) -> None:
         sync_directory(temporary)

@@ -40,7 +40,8 @@ def die_with_parent() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _end_when_closed(descriptor: int) -> None:
+def end_when_closed(descriptor: int) -> None:
+    """End the process as soon as the other end of the socket ``descriptor`` is gone. For a thread of its own."""
     # POLLRDHUP is reported although unread data is waiting, and needs no read that would steal from the main loop.
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
@@ -86,6 +87,6 @@ def run(make_operations: Callable[[], Mapping[str, Operation]], arguments: list[
     die_with_parent()
     os.nice(NICENESS)
     connection = socket.socket(fileno=descriptor)
-    threading.Thread(target=_end_when_closed, args=(descriptor,), daemon=True, name="end-when-closed").start()
+    threading.Thread(target=end_when_closed, args=(descriptor,), daemon=True, name="end-when-closed").start()
     with suppress(OSError):  # the daemon went away while an answer was being sent
         serve(make_operations(), connection)

@@ -19,7 +19,7 @@ import sysconfig
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import trio
 
@@ -72,8 +72,8 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return environment | dict(extra)
 
 
-class Worker:
-    """One running child. Made by ``open_worker`` only."""
+class Process:
+    """One running child and the socket to it. Made by ``spawn``; ``aclose`` ends it."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], stream: trio.SocketStream, stderr: int) -> None:
         self.name = name
@@ -82,13 +82,6 @@ class Worker:
         self._stream = stream
         self._stderr = stderr
         self._tail = b""
-        self._lock = trio.Lock()
-        self._out_of_step = False
-
-    @property
-    def alive(self) -> bool:
-        """Whether the child can take another call."""
-        return not self._out_of_step and self._reap() is None
 
     def _reap(self) -> int | None:
         """The child's exit code, None while it runs. What a dead child left running in its group is killed."""
@@ -109,6 +102,90 @@ class Worker:
                 await trio.lowlevel.wait_readable(pidfd)
             finally:
                 os.close(pidfd)
+
+    async def read_frame(self) -> wire.Message:
+        """The next frame from the child.
+
+        Raises ``LocalError`` for rubbish or a closed end, ``trio.BrokenResourceError`` where the socket broke.
+        """
+        size = wire.body_size(await self._receive(wire.HEADER_BYTES))
+        return wire.unpack(await self._receive(size))
+
+    async def send(self, frame: bytes) -> None:
+        """Send one frame. Raises ``trio.BrokenResourceError``."""
+        await self._stream.send_all(frame)
+
+    async def drain(self) -> None:
+        """Keep the tail of what the child writes to standard error, until it closes that."""
+        while self._drain_stderr():
+            await trio.lowlevel.wait_readable(self._stderr)
+
+    async def _receive(self, size: int) -> bytes:
+        buffer = bytearray()
+        while len(buffer) < size:
+            part = await self._stream.receive_some(min(1 << 20, size - len(buffer)))
+            if not part:
+                raise LocalError("the child closed its end")
+            buffer += part
+        return bytes(buffer)
+
+    def _drain_stderr(self) -> bool:
+        """Keep the tail of what the child wrote to standard error; False once it is closed."""
+        with suppress(BlockingIOError):
+            while True:
+                part = os.read(self._stderr, 65536)
+                if not part:
+                    return False
+                self._tail = (self._tail + part)[-_STDERR_TAIL:]
+        return True
+
+    def how_it_ended(self) -> str:
+        """How the child's life ended, with its last words, for people."""
+        self._drain_stderr()
+        code = self._reap()
+        if code is None:
+            how = "does not answer in step"
+        elif code < 0:
+            how = f"was ended by signal {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()
+        return how + (f" ({lines[-1].strip()[:300]})" if lines else "")
+
+    def kill(self) -> None:
+        """Kill the child's process group now. Calling it again does no harm."""
+        # Once reaped, its number may belong to somebody else, so ask before signalling.
+        if self._reap() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def aclose(self) -> None:
+        """Kill the child and wait for it, for a bounded time even under cancellation."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
+            self.kill()
+            await self.wait_dead()
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(self._stream)
+        os.close(self._stderr)
+
+
+class Worker(Process):
+    """A child that answers one call at a time. Made by ``open_worker`` only."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], stream: trio.SocketStream, stderr: int) -> None:
+        super().__init__(name, process, stream, stderr)
+        self._lock = trio.Lock()
+        self._out_of_step = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child can take another call."""
+        return not self._out_of_step and self._reap() is None
+
+    def kill(self) -> None:
+        """Kill the child's process group now. Calling it again does no harm."""
+        self._out_of_step = True
+        super().kill()
 
     async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
         """Run operation ``op`` in the child and return its answer.
@@ -152,9 +229,8 @@ class Worker:
         async def talk() -> None:
             nonlocal answer
             with suppress(trio.BrokenResourceError, LocalError):
-                await self._stream.send_all(frame)
-                size = wire.body_size(await self._receive(wire.HEADER_BYTES))
-                answer = wire.unpack(await self._receive(size))
+                await self.send(frame)
+                answer = await self.read_frame()
             nursery.cancel_scope.cancel()
 
         async def watch() -> None:
@@ -162,66 +238,31 @@ class Worker:
             await self.wait_dead()
             nursery.cancel_scope.cancel()
 
-        async def drain() -> None:
-            while self._drain_stderr():
-                await trio.lowlevel.wait_readable(self._stderr)
-
         async with trio.open_nursery() as nursery:
             nursery.start_soon(talk)
             nursery.start_soon(watch)
-            nursery.start_soon(drain)
+            nursery.start_soon(self.drain)
         return answer
 
-    async def _receive(self, size: int) -> bytes:
-        buffer = bytearray()
-        while len(buffer) < size:
-            part = await self._stream.receive_some(min(1 << 20, size - len(buffer)))
-            if not part:
-                raise LocalError("the child closed its end")
-            buffer += part
-        return bytes(buffer)
-
-    def _drain_stderr(self) -> bool:
-        """Keep the tail of what the child wrote to standard error; False once it is closed."""
-        with suppress(BlockingIOError):
-            while True:
-                part = os.read(self._stderr, 65536)
-                if not part:
-                    return False
-                self._tail = (self._tail + part)[-_STDERR_TAIL:]
-        return True
-
     def _death(self, op: str) -> WorkerError:
-        self._drain_stderr()
-        code = self._reap()
-        if code is None:
-            how = "does not answer in step"
-        elif code < 0:
-            how = f"was ended by signal {signal.Signals(-code).name}"
-        else:
-            how = f"ended with exit code {code}"
-        lines = self._tail.decode("utf-8", "replace").strip().splitlines()
-        last = f" ({lines[-1].strip()[:300]})" if lines else ""
-        return WorkerError(f"{self.name}: {op}: the child {how}{last}", "died")
-
-    def kill(self) -> None:
-        """Kill the child's process group now. Calling it again does no harm."""
-        self._out_of_step = True
-        # Once reaped, its number may belong to somebody else, so ask before signalling.
-        if self._reap() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-
-    async def _close(self) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
-            self.kill()
-            await self.wait_dead()
-        with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(self._stream)
-        os.close(self._stderr)
+        return WorkerError(f"{self.name}: {op}: the child {self.how_it_ended()}", "died")
 
 
-def _spawn(module: str, name: str, environment: Mapping[str, str], prefix: Sequence[str]) -> Worker:
+P = TypeVar("P", bound=Process)
+
+
+def spawn(
+    kind: type[P],
+    module: str,
+    name: str,
+    environment: Mapping[str, str],
+    prefix: Sequence[str] = (),
+    inherited: Sequence[int] = (),
+) -> P:
+    """Start ``python -P -m module`` as a child; ``inherited`` are descriptors that it gets under the same numbers.
+
+    Call it from the main thread. Raises ``WorkerError`` where it cannot be started.
+    """
     ours, theirs = socket.socketpair()
     stderr_read, stderr_write = os.pipe()
     os.set_blocking(stderr_read, False)
@@ -231,7 +272,7 @@ def _spawn(module: str, name: str, environment: Mapping[str, str], prefix: Seque
             stdin=subprocess.DEVNULL,
             stdout=stderr_write,
             stderr=stderr_write,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), *inherited),
             start_new_session=True,
             env=child_environment(environment),
         )
@@ -243,7 +284,7 @@ def _spawn(module: str, name: str, environment: Mapping[str, str], prefix: Seque
         theirs.close()
         os.close(stderr_write)
     ours.setblocking(False)
-    return Worker(name, process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), stderr_read)
+    return kind(name, process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), stderr_read)
 
 
 @asynccontextmanager
@@ -255,8 +296,8 @@ async def open_worker(
     ``name`` is what people read in errors. ``environment`` adds to the little that a child gets. ``prefix`` goes before
     the command line (a sandbox). Call it from the main thread. Raises ``WorkerError`` where it cannot be started.
     """
-    worker = _spawn(module, name, environment or {}, prefix)
+    worker = spawn(Worker, module, name, environment or {}, prefix)
     try:
         yield worker
     finally:
-        await worker._close()
+        await worker.aclose()

@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 import trio
 
-from node import entrusting
+from node import entrusting, offering
+from node.bulk.client import Bulk
+from node.bulk.handout import Routes
 from node.config import WILLING, Config, DevnetConfig
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
@@ -28,7 +30,7 @@ from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import LogSync
 from node.net.host import Peer
-from node.net.transfer import serve_blobs, serve_chunks
+from node.net.transfer import serve_blobs, serve_chunks, serve_haves
 from node.pool import Pool
 from node.presences import Presences
 from node.roles import engine as engine_role
@@ -388,13 +390,17 @@ class Cluster:
             pause_at_step=pause_at_step,
         )
         self.boots[name] += 1
+        node.bulk = Bulk(node)  # with no child: weights travel over the links
+        node.routes = Routes(node, node.bulk)
         node.weights, node.pool = Weights(node), Pool(node)
         node.presences = Presences(node, self.boots[name])
         if name == "elector":
             self._found(node)
         serve_blobs(node.network, node.blobs.get)
         serve_chunks(node.network, node.versions.read_chunk)
+        serve_haves(node.network, node.versions.bitmap)
         entrusting.serve(node)
+        offering.serve(node)
         node.presences.listen()
         elector = await open_elector(log, identity, sync) if identity.node in self.domain.electors else None
         node.elector = elector

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.store.versions import VersionStore
+from node.store import versions
+from node.store.versions import NoRoom, VersionStore
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.manifest import Manifest, TensorInfo, chunk_hashes
@@ -151,22 +152,143 @@ def test_retention(store: VersionStore, tmp_path: Path) -> None:
     scratch = tmp_path / "next.bin"
     scratch.write_bytes(DATA)
     whole = store.adopt(MANIFEST.encode(), scratch)
-    begun = store.begin(OTHER)
-    store.retain({whole})
-    assert store.held() == sorted([whole, begun])  # still on its way
-    store.retain({begun})
+    with store.pin(OTHER.digest):
+        begun = store.begin(OTHER)
+        with store.pin(OTHER.digest):
+            assert store.retain({whole}) == []
+        assert store.retain({whole}) == []  # still on its way
+        assert store.held() == sorted([whole, begun])
+        assert store.retain({begun}) == [whole]
     assert store.held() == [begun]
     assert store.read_chunk(whole, 0) is None
     assert not store.complete(whole)
+    assert store.retain(()) == [begun]
+
+
+def test_what_is_open_outlives_its_deletion(store: VersionStore) -> None:
+    digest = store.begin(MANIFEST)
+    store.write_chunk(digest, 2, chunk(DATA, 2))
+    held = store.open(digest)
+    assert held is not None
+    store.retain(())
+    assert store.open(digest) is None
+    assert held.read(2) == chunk(DATA, 2)
+    assert os.pread(held.fd, 12, 2 * CHUNK_BYTES) == chunk(DATA, 2)
 
 
 def test_a_disk_without_room(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
+    kept = store.begin(OTHER)
+    store.write_chunk(kept, 0, chunk(OTHER_DATA, 0))
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", fail)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(NoRoom, match="the disk has no room for 2 MiB"):
             store.begin(MANIFEST)
+    assert store.held() == [kept]
+    assert [item.name for item in store.folder.iterdir()] == [kept.hex()]
+    assert store.missing(kept) == [1, 2]
+    assert store.begin(MANIFEST) == MANIFEST.digest
+
+
+def test_other_failures_of_the_disk_leave_nothing_behind(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        store.begin(MANIFEST)
     assert list(store.folder.iterdir()) == []
-    assert store.missing(store.begin(MANIFEST)) == [0, 1, 2]
+
+
+def test_the_quota_holds_and_what_is_spare_goes_for_it(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "versions", quota=2 * SIZE + 5)
+    old, pinned, new = store.begin(MANIFEST), store.begin(OTHER), build(b"3rd.")[0]
+    assert store.used() == 2 * SIZE
+    with pytest.raises(NoRoom, match="would exceed the quota"):
+        store.begin(new)
+    assert store.held() == sorted([old, pinned])
+    store.spare = lambda: [pinned, old]
+    with store.pin(pinned):
+        assert store.begin(new) == new.digest
+    assert store.held() == sorted([pinned, new.digest])
+    assert store.begin(new) == new.digest  # it has its room already
+
+
+def test_the_reserve_is_left_free(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert store.free() > 0
+    store.reserve = 100 << 20
+    monkeypatch.setattr(store, "free", lambda: store.reserve + SIZE - 1)
+    with pytest.raises(NoRoom, match="would not leave the reserve of 100 MiB"):
+        store.begin(MANIFEST)
+    monkeypatch.setattr(store, "free", lambda: store.reserve + SIZE)
+    assert store.begin(MANIFEST) == MANIFEST.digest
+
+
+def test_two_processes_share_the_marks(store: VersionStore) -> None:
+    digest = store.begin(MANIFEST)
+    child = VersionStore(store.folder, owner=False)
+    theirs, ours = child.open(digest), store.open(digest)
+    assert theirs is not None
+    assert ours is not None
+    assert theirs.bitmap() == b"\0"
+    theirs.buffer(1)[:] = chunk(DATA, 1)
+    assert not ours.has(1)
+    assert theirs.check(1)
+    assert ours.has(1)
+    assert (ours.verified(), ours.bitmap()) == (1, b"\x40")
+    assert store.read_chunk(digest, 1) == chunk(DATA, 1)
+    store.write_chunk(digest, 2, chunk(DATA, 2))
+    assert theirs.missing() == [0]
+    assert theirs.bitmap() == b"\x60"
+    theirs.buffer(0)[:] = chunk(OTHER_DATA, 0)
+    assert not theirs.check(0)
+    assert not ours.has(0)
+    with pytest.raises(LocalError):
+        theirs.buffer(3)
+    # Nothing of what it finds damaged does the child delete: that is the owner's.
+    store.paths(digest)[0].write_bytes(b"rubbish")
+    assert VersionStore(store.folder, owner=False).open(digest) is None
+    assert store.paths(digest)[1].exists()
+
+
+def test_the_owner_takes_marks_of_an_earlier_run_for_claims(store: VersionStore) -> None:
+    digest = store.begin(MANIFEST)
+    for index in range(3):
+        store.write_chunk(digest, index, chunk(DATA, index))
+    store.sync(digest)
+    VersionStore(store.folder)
+    held = VersionStore(store.folder, owner=False).open(digest)
+    assert held is not None
+    assert (held.verified(), held.bitmap()) == (0, b"\0")
+    assert held.has(2)
+    assert held.bitmap() == b"\x20"
+
+
+def test_an_object_that_was_replaced_is_opened_anew(store: VersionStore, tmp_path: Path) -> None:
+    digest = store.begin(MANIFEST)
+    child = VersionStore(store.folder, owner=False)
+    partial = child.open(digest)
+    assert partial is not None
+    scratch = tmp_path / "next.bin"
+    scratch.write_bytes(DATA)
+    store.adopt(MANIFEST.encode(), scratch)
+    whole = child.open(digest)
+    assert whole is not None
+    assert whole is not partial
+    assert whole.missing() == []
+
+
+def test_many_objects_do_not_hold_as_many_descriptors(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "MAX_MAPPED", 2)
+    for fill in range(6):
+        listing, data = build(bytes([fill]))
+        store.write_chunk(store.begin(listing), 0, chunk(data, 0))
+    descriptors = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _exists(name)]
+    assert sum(str(store.folder) in target for target in descriptors) == 3 * 2  # bytes, their map, the marks
+    assert all(store.read_chunk(digest, 0) is not None for digest in store.held())
+
+
+def _exists(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")

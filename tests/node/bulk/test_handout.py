@@ -1,0 +1,224 @@
+"""Tokens over real libp2p connections, and what they open: public and private domains."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.bulk import certificate, handout, tokens
+from node.bulk.address import parse
+from node.bulk.fetch import Connection
+from node.bulk.tls import client_context
+from node.config import BulkConfig
+from node.errors import Refused, Unreachable
+from node.net.host import open_network
+from protocol import codec
+from protocol.errors import PeerError
+from protocol.manifest import Manifest
+from tests.node.bulk.harness import CHUNKS, DOMAIN, make_object
+from tests.node.bulk.nodes import Some, until
+from tests.node.net.helpers import LISTEN, identity
+
+
+@dataclass
+class Pair:
+    """A holder whose child serves an object, and a node that is connected to it."""
+
+    holder: Some
+    asker: Some
+    manifest: Manifest
+    data: bytes
+
+
+@asynccontextmanager
+async def pair(folder: Path, *, private: int = 0, joined: bool = True, **config: Any) -> AsyncIterator[Pair]:
+    (folder / "a").mkdir()
+    (folder / "b").mkdir()
+    _, manifest, data = make_object(folder / "a" / "versions")
+    first, second = identity(1), identity(2)
+    async with AsyncExitStack() as stack:
+        networks = [
+            await stack.enter_async_context(open_network(who, listen=LISTEN, domain_tag="test"))
+            for who in (first, second)
+        ]
+        members = [first.node, second.node] if joined else [first.node]
+        nodes = [
+            Some(folder / name, who, config=BulkConfig(**config), network=network, private=private, joined=members)
+            for name, who, network in zip("ab", (first, second), networks, strict=True)
+        ]
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        for node in nodes:
+            stack.enter_context(node.bulk.open())
+            assert node.routes is not None
+            node.routes.serve()
+            nursery.start_soon(node.bulk.run)
+        await networks[1].connect(networks[0].addresses[0], 5)
+        await until(lambda: all(node.bulk.up for node in nodes))
+        yield Pair(nodes[0], nodes[1], manifest, data)
+        nursery.cancel_scope.cancel()
+
+
+async def fetch(pair: Pair, address: str, token: str, tls: ssl.SSLContext | None = None) -> bytes:
+    place = parse(address)
+    connection = Connection(place, tls=tls, peer=b"", base_path=place.base_path(DOMAIN), token=token)
+    buffers = [memoryview(bytearray(pair.manifest.chunk_size(i))) for i in range(CHUNKS)]
+
+    def work() -> None:
+        try:
+            connection.get(pair.manifest.digest, 0, buffers, lambda _: None)
+        finally:
+            connection.close()
+
+    await trio.to_thread.run_sync(work)
+    return b"".join(buffers)
+
+
+async def test_a_public_route_opens_the_weights(tmp_path: Path) -> None:
+    async with pair(tmp_path) as both:
+        routes = both.asker.routes
+        assert routes is not None
+        route = await routes.route(both.holder.id)
+        assert route.address == both.holder.bulk.addresses[0]
+        assert await fetch(both, route.address, route.token) == both.data
+        grant = tokens.check(both.holder.bulk.secret, route.token, time.monotonic())
+        assert grant == tokens.Grant(both.asker.id, (tokens.LOCAL,))
+        # It is kept, until it is said to be bad.
+        assert await routes.route(both.holder.id) is route
+        routes.spoil(both.holder.id)
+        assert await routes.route(both.holder.id) is not route
+        with pytest.raises(Unreachable):
+            await routes.route(identity(9).node)
+        # A request that carries something breaks the rules of a public domain.
+        with pytest.raises(Refused):
+            await both.asker.network.request(both.holder.id, handout.PROTOCOL, b"x", timeout=5, max_response=4096)
+
+
+async def test_behind_a_proxy_a_token_is_bound_to_no_host(tmp_path: Path) -> None:
+    front = "/dns4/weights.example.org/tcp/80/http"
+    async with pair(tmp_path, proxied=True, announce=(front,)) as both:
+        assert both.asker.routes is not None
+        route = await both.asker.routes.route(both.holder.id)
+        assert route.address == front
+        assert tokens.check(both.holder.bulk.secret, route.token, time.monotonic()).hosts == ()
+        assert await fetch(both, both.holder.bulk.listening[0], route.token) == both.data
+
+
+async def test_a_private_route_is_encrypted_and_for_members(tmp_path: Path) -> None:
+    async with pair(tmp_path, private=1) as both:
+        holder, asker = both.holder, both.asker
+        assert asker.routes is not None
+        route = await asker.routes.route(holder.id)
+        assert route.address.endswith("/https")
+        context = client_context(asker.bulk.own, asker.bulk.certificates[holder.id])
+        assert await fetch(both, route.address, route.token, context) == both.data
+        # In plain there is nothing.
+        with pytest.raises(Unreachable):
+            await fetch(both, route.address.removesuffix("s"), route.token)
+        # Nor with a certificate that libp2p did not bring.
+        other = Some(tmp_path, identity(3), network=asker.network, private=1)
+        stranger = client_context(other.bulk.own, asker.bulk.certificates[holder.id])
+        with pytest.raises(Unreachable):
+            await fetch(both, route.address, route.token, stranger)
+        # A child that is started anew knows who was let in.
+        before = holder.bulk.pid
+        os.kill(before, 9)
+        await until(lambda: holder.bulk.up and holder.bulk.pid != before)
+        assert await fetch(both, route.address, route.token, context) == both.data
+        # One whose feed has ended gets no other token.
+        holder.ended.add(asker.id)
+        asker.routes.spoil(holder.id)
+        with pytest.raises(Refused, match="only nodes that joined"):
+            await asker.routes.route(holder.id)
+
+
+async def test_a_private_domain_refuses_who_has_not_joined(tmp_path: Path) -> None:
+    async with pair(tmp_path, private=1, joined=False) as both:
+        assert both.asker.routes is not None
+        with pytest.raises(Refused, match="only nodes that joined"):
+            await both.asker.routes.route(both.holder.id)
+        assert both.holder.bulk.certificates == {}
+        # Another's certificate, or none, is a fault.
+        both.holder.joined.add(both.asker.id)
+        _, theirs = certificate.make(identity(9))
+        for request in (b"", b"rubbish", theirs):
+            with pytest.raises(Refused):
+                await both.asker.network.request(
+                    both.holder.id, handout.PROTOCOL, request, timeout=5, max_response=4096
+                )
+        assert both.holder.bulk.certificates == {}
+
+
+async def test_nothing_is_handed_out_while_nothing_is_served(tmp_path: Path) -> None:
+    async with pair(tmp_path) as both:
+        assert both.asker.routes is not None
+        both.holder.bulk.up = False
+        with pytest.raises(Refused, match="nothing is served"):
+            await both.asker.routes.route(both.holder.id)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"rubbish",
+        codec.encode(["t", 0, b"", []]),
+        codec.encode(["t y", 5, b"", ["/ip4/127.0.0.1/tcp/1/http"]]),
+        codec.encode(["t", 5, b"", ["/ip4/127.0.0.1/tcp/1"]]),
+        codec.encode(["t", 5, b"", ["/ip4/127.0.0.1/tcp/1/http"] * 5]),
+    ],
+)
+async def test_an_answer_that_breaks_the_rules(tmp_path: Path, answer: bytes) -> None:
+    async def lie(peer: bytes, request: bytes) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return answer
+
+    async with (
+        open_network(identity(1), listen=LISTEN, domain_tag="test") as first,
+        open_network(identity(2), listen=LISTEN, domain_tag="test") as second,
+    ):
+        first.serve(handout.PROTOCOL, lie, max_request=4096)
+        await second.connect(first.addresses[0], 5)
+        routes = Some(tmp_path, identity(2), network=second).routes
+        assert routes is not None
+        with pytest.raises(PeerError):
+            await routes.route(first.node)
+
+
+async def test_which_of_many_addresses(tmp_path: Path) -> None:
+    class Net:
+        def __init__(self) -> None:
+            self.addresses = ["/ip4/192.0.2.1/tcp/4001/p2p/x", "/ip4/127.0.0.1/tcp/4001/p2p/x"]
+            self.remote: list[str] = []
+
+        def hosts(self, node: bytes) -> list[str]:
+            return self.remote
+
+    await trio.lowlevel.checkpoint()
+    net = Net()
+    routes = Some(tmp_path, identity(1), network=net).routes
+    assert routes is not None
+
+    def chosen(remote: list[str], *texts: str) -> str:
+        net.remote = remote
+        return str(routes._choose(b"", [parse(text) for text in texts]))
+
+    loop, near, far, six = (
+        f"/{host}/tcp/80/http" for host in ("ip4/127.0.0.1", "ip4/192.0.2.1", "ip4/198.51.100.1", "ip6/2001:db8::1")
+    )
+    assert chosen(["198.51.100.1"], loop, near, far, six) == far
+    assert chosen(["2001:db8::1"], loop, near, far, six) == six
+    assert chosen(["127.0.0.1"], far, loop) == loop
+    assert chosen(["192.0.2.1"], far, loop) == loop  # a neighbour on this machine
+    assert chosen(["203.0.113.5"], six, far, loop) == far
+    assert chosen(["203.0.113.5"], six) == six
+    with pytest.raises(Refused):
+        chosen(["203.0.113.5"], loop)
