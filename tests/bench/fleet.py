@@ -11,7 +11,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -91,7 +91,7 @@ class Fleet:
             tasks=template.tasks,
             recipe=template.recipe,
             timings=default_timings(devnet=False),
-            policy=POLICY,
+            policy=replace(POLICY, relays_min=max(1, sum(member.role == "relay" for member in self.members))),
             thresholds=template.thresholds,
         )
         ports = daemons.free_ports(len(self.members))

@@ -66,7 +66,7 @@ class Child:
         while True:
             line = self._line(deadline)
             if line is None:
-                raise Failed(f"{self.name} said no {word!r} in {timeout:.0f} s: see {self.errors}")
+                raise Failed(f"{self.name} said no {word!r} in {timeout:.0f} s: {self._last_error()}")
             first, *rest = line.split(" ")
             if first == word:
                 return rest
@@ -86,7 +86,7 @@ class Child:
 
     def _last_error(self) -> str:
         lines = self.errors.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"see {self.errors}"
+        return lines[-1] if lines else "it said nothing"
 
     def signal(self, number: int) -> None:
         """A signal to its whole group."""
