@@ -104,7 +104,9 @@ class Weights:
                 self._node.health.clear("weights")
             except (Error, OSError) as error:
                 self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {error}")
-                await trio.sleep(self._node.domain.timings.presence_ms / 1000)
+                interval = self._node.domain.timings.presence_ms / 1000
+                await trio.sleep(interval / 5)
+                await self.wait_stirred(interval * 4 / 5)  # an offer may be what was missing
             nursery.cancel_scope.cancel()
 
     async def _cancel_once_gone(self, entry: Entry, scope: trio.CancelScope) -> None:

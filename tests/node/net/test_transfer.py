@@ -9,10 +9,17 @@ import pytest
 import trio
 from blake3 import blake3
 
-from node.net import transfer
 from node.net.host import Network
 from node.net.rpc import Refused, Unreachable
-from node.net.transfer import BLOB_PROTOCOL, CHUNK_PROTOCOL, fetch_blob, fetch_chunks, serve_blobs, serve_chunks
+from node.net.transfer import (
+    BLOB_PROTOCOL,
+    CHUNK_PROTOCOL,
+    HAVE_PROTOCOL,
+    fetch_blob,
+    serve_blobs,
+    serve_chunks,
+    serve_haves,
+)
 from protocol.errors import PeerError
 from tests.node.net.helpers import network, never
 
@@ -163,117 +170,12 @@ async def test_a_blob_too_large_for_anybody() -> None:
             await fetch_blob(asker, [], bytes(32), 1 << 40)
 
 
-class Receiver:
-    """Verifies and keeps chunks."""
-
-    def __init__(self) -> None:
-        self.chunks: dict[int, bytes] = {}
-
-    def verify(self, index: int, data: bytes) -> None:
-        if data != CHUNKS[index]:
-            raise PeerError("chunk: wrong hash")
-
-    def store(self, index: int, data: bytes) -> None:
-        assert index not in self.chunks
-        self.chunks[index] = data
-
-    def complete(self) -> bool:
-        return [self.chunks.get(index) for index in range(len(CHUNKS))] == CHUNKS
-
-
-def read_chunk(manifest: bytes, index: int) -> bytes | None:
-    return CHUNKS[index] if manifest == MANIFEST else None
-
-
-async def get(asker: Network, holders: list[Network], receiver: Receiver, **options: float) -> None:
-    await fetch_chunks(
-        asker,
-        lambda: [holder.node for holder in holders],
-        MANIFEST,
-        range(len(CHUNKS)),
-        receiver.verify,
-        receiver.store,
-        **options,  # type: ignore[arg-type]
-    )
-
-
-async def test_chunks_are_spread_over_their_holders() -> None:
-    receiver = Receiver()
-    async with networks(4) as (asker, *holders):
-        for holder in holders:
-            serve_chunks(holder, read_chunk)
-        await get(asker, holders, receiver)
-        assert receiver.complete()
-        assert all(holder.counts[CHUNK_PROTOCOL].requests_received >= 2 for holder in holders)
-
-
-async def test_a_liar_is_asked_no_more_and_the_rest_arrives() -> None:
-    receiver = Receiver()
-    async with networks(3) as (asker, liar, honest):
-        serve_chunks(liar, lambda manifest, index: b"rubbish")
-        serve_chunks(honest, read_chunk)
-        await get(asker, [liar, honest], receiver)
-        assert receiver.complete()
-        assert 1 <= liar.counts[CHUNK_PROTOCOL].requests_received <= 4
-        assert set(asker.scores.reasons(liar.node)) == {"chunk: wrong hash"}
-
-
-async def test_a_partial_holder_and_a_late_one_complete_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "HOLDER_PAUSE", 0.02)
-    receiver = Receiver()
-    async with networks(3) as (asker, half, late):
-        serve_chunks(half, lambda manifest, index: CHUNKS[index] if index % 2 else None)
-        serve_chunks(late, read_chunk)
-        holders = [half]
-
-        async def keep(index: int, data: bytes) -> None:
-            await trio.lowlevel.checkpoint()
-            receiver.store(index, data)
-            if len(receiver.chunks) == 6:
-                holders.append(late)
-
-        await fetch_chunks(
-            asker,
-            lambda: [holder.node for holder in holders],
-            MANIFEST,
-            range(len(CHUNKS)),
-            receiver.verify,
-            keep,
-        )
-        assert receiver.complete()
-        assert asker.scores.reasons(half.node) == {}
-
-
-async def test_a_stalled_holder_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    receiver = Receiver()
-    async with networks(3) as (asker, slow, holder):
-        impatient(monkeypatch, asker, slow)
-        slow.serve(CHUNK_PROTOCOL, never, max_request=64)
-        serve_chunks(holder, read_chunk)
-        await get(asker, [slow, holder], receiver)
-        assert receiver.complete()
-
-
-async def test_nobody_has_them() -> None:
-    receiver = Receiver()
-    async with networks(2) as (asker, empty):
-        serve_chunks(empty, lambda manifest, index: None)
-        with pytest.raises(Unreachable, match=r"12 chunks of 6d6d6d6d are missing: .*not held"):
-            await get(asker, [empty], receiver, stall=0.1)
-        with pytest.raises(Unreachable, match="nobody holds them"):
-            await get(asker, [], receiver, stall=0.1)
-
-
-async def test_an_error_of_the_callers_own_comes_out_unwrapped() -> None:
-    def full(index: int, data: bytes) -> None:
-        raise OSError("disk full")
-
+async def test_a_holder_tells_which_chunks_it_has() -> None:
     async with networks(2) as (asker, holder):
-        serve_chunks(holder, read_chunk)
-        with pytest.raises(OSError, match="disk full"):
-            await fetch_chunks(asker, lambda: [holder.node], MANIFEST, range(4), Receiver().verify, full)
-
-
-async def test_nothing_wanted_is_nothing_done() -> None:
-    async with networks(1) as (asker,):
-        await fetch_chunks(asker, lambda: [], MANIFEST, [], Receiver().verify, Receiver().store)
+        serve_haves(holder, lambda name: b"\xa0" if name == MANIFEST else None)
+        assert await asker.request(holder.node, HAVE_PROTOCOL, MANIFEST, timeout=5, max_response=1) == b"\xa0"
+        with pytest.raises(Refused, match="not held"):
+            await asker.request(holder.node, HAVE_PROTOCOL, bytes(32), timeout=5, max_response=1)
+        with pytest.raises(Refused, match="not a hash"):
+            await asker.request(holder.node, HAVE_PROTOCOL, b"short", timeout=5, max_response=1)
+        assert holder.scores.reasons(asker.node) == {"have request: not a hash": 1}
