@@ -88,7 +88,7 @@ def node(path: Path, size: int, parent: int, children: int, into: Into) -> None:
     progress = Progress(0 if parent else size)
     if parent:
         with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            file.truncate(size)
     descriptor = os.open(path, os.O_RDONLY)
     with socket.create_server(("127.0.0.1", 0), backlog=8) as server:
         print("ready", server.getsockname()[1], flush=True)

@@ -74,9 +74,9 @@ def tell(*words: object) -> None:
 
 
 def ours_on_loopback(setting: Setting, source: Payload) -> tuple[float, list[float], list[float]]:
-    """Seconds of one broadcast, and round trips (ms) before it and during it. The file is copied, not used up."""
+    """Seconds of one broadcast, and round trips (ms) before it and during it. The file is used up, not its twin."""
     copied = Payload(setting.folder / "ours.bin", source.manifest)
-    shutil.copy(source.path, copied.path)
+    os.link(source.path, copied.path)
     shutil.copy(source.path.with_suffix(".manifest"), copied.path.with_suffix(".manifest"))
     with Children(setting.folder) as children:
         fleet = Fleet(children, setting.folder / "nodes", SHAPE, copied, None)
