@@ -24,6 +24,10 @@
     connections = 512                                    # open at once
     peer_connections = 32                                # of these of one peer
 
+    [weights]
+    quota = 0                                            # megabytes that versions may take on the disk; 0: no limit
+    reserve = 500                                        # megabytes of free disk that versions leave to others
+
     [devnet]                                             # only read in a development network
     cheat = ""                                           # "wrong-weights" or "forged-reward"
     pause_at_step = 0                                    # the trainer stops for good before the step after this one
@@ -64,6 +68,7 @@ MAX_BULK: Final = 4
 """A presence carries no more addresses for weights."""
 MAX_RATE: Final = 10**6
 MAX_CONNECTIONS: Final = 4096
+MAX_ROOM: Final = 2**40
 
 PREFIX: Final = "FARFLUNG_"
 OTHER_VARIABLES: Final = ("FARFLUNG_CONFIG", "FARFLUNG_DATA_DIR", "FARFLUNG_PYTHON")
@@ -94,6 +99,14 @@ class BulkConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsConfig:
+    """The room that versions may take, in megabytes (2²⁰ bytes); a ``quota`` of 0 is no limit."""
+
+    quota: int = 0
+    reserve: int = 500
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole of ``farflung.toml``; addresses are multiaddr texts."""
 
@@ -105,10 +118,11 @@ class Config:
     history: str = "all"
     threads: int = 1
     bulk: BulkConfig = BulkConfig()
+    weights: WeightsConfig = WeightsConfig()
     devnet: DevnetConfig = DevnetConfig()
 
 
-SECTIONS: Final = {"bulk": BulkConfig, "devnet": DevnetConfig}
+SECTIONS: Final = {"bulk": BulkConfig, "weights": WeightsConfig, "devnet": DevnetConfig}
 """What a section of the file stands for."""
 
 
@@ -247,6 +261,8 @@ KEYS: Final = {
         Key("bulk.peer_rate", 0, partial(_integer, 0, MAX_RATE), "megabits a second to one peer; 0: no limit"),
         Key("bulk.connections", 512, partial(_integer, 8, MAX_CONNECTIONS), "connections for weights at once"),
         Key("bulk.peer_connections", 32, partial(_integer, 1, MAX_CONNECTIONS), "connections of one peer at once"),
+        Key("weights.quota", 0, partial(_integer, 0, MAX_ROOM), "megabytes that versions may take; 0: no limit"),
+        Key("weights.reserve", 500, partial(_integer, 0, MAX_ROOM), "megabytes of free disk that versions leave"),
         Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
         Key(
             "devnet.pause_at_step", 0, partial(_integer, 0, MAX_STEP), "nothing is generated after this step; 0: never"

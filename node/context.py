@@ -22,6 +22,7 @@ from protocol.entry import Entry
 from protocol.identity import Identity
 
 if TYPE_CHECKING:
+    from node.api.weights import Pulls
     from node.bulk.client import Bulk
     from node.bulk.handout import Routes
     from node.log.elector import Elector
@@ -90,6 +91,7 @@ class Node:
     routes: Routes = field(init=False)
     presences: Presences = field(init=False)
     weights: Weights = field(init=False)
+    pulls: Pulls = field(init=False)
     pool: Pool = field(init=False)
 
     @property

@@ -20,6 +20,7 @@ import trio
 import node as package
 from node import cheats, entrusting, joining, liveness, offering, systemd, watchdog
 from node.api import server
+from node.api.weights import Pulls
 from node.bulk.client import Bulk
 from node.bulk.handout import Routes
 from node.config import Config
@@ -138,7 +139,9 @@ def _node(
         network=network,
         log=log,
         blobs=BlobStore(directory.blobs),
-        versions=VersionStore(directory.versions),
+        versions=VersionStore(
+            directory.versions, quota=config.weights.quota << 20, reserve=config.weights.reserve << 20
+        ),
         health=Health(logger),
         logger=logger,
         stop=stop,
@@ -147,6 +150,7 @@ def _node(
     node.bulk = Bulk(node)
     node.routes = Routes(node, node.bulk)
     node.weights, node.pool = Weights(node), Pool(node)
+    node.pulls = Pulls(node)
     node.presences = Presences(node, directory.next_boot())
     return node
 
@@ -157,7 +161,8 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     network.on_connect(sync.connected)
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async)
-    serve_chunks(network, partial(trio.to_thread.run_sync, node.versions.read_chunk))
+    chunk = partial(trio.to_thread.run_sync, node.versions.read_chunk)
+    serve_chunks(network, chunk, may_have=node.routes.may_have)
     serve_haves(network, node.versions.bitmap)
     node.routes.serve()
     offering.serve(node)
@@ -176,6 +181,7 @@ async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> Non
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
         nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)
+        nursery.start_soon(_keep, node, "pulls", node.pulls.run)
         nursery.start_soon(_keep, node, "bulk", node.bulk.run)
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)

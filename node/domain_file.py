@@ -6,6 +6,7 @@
     model = "path/to/model"        # Hugging Face folder: config.json, tokenizer.json, *.safetensors; llama or qwen2
     electors = ["12D3KooW…"]       # peer ids or node ids (64 hex digits); the founder where left out
     validators = ["12D3KooW…"]     # those whose verdicts count from the start
+    private = true                 # weights travel encrypted, to nodes that joined; false where left out
 
     [[task]]                       # as in docs/OPERATING.md, "Tasks"; paths are relative to this file
     name = "chain_sum"
@@ -106,7 +107,7 @@ SECTIONS: Final = {
     ),
     "thresholds": Section(Thresholds, {f.name: (f.name, NUMBER) for f in fields(Thresholds)}),
 }
-KEYS: Final = ("name", "model", "electors", "validators", "task", *SECTIONS)
+KEYS: Final = ("name", "model", "electors", "validators", "private", "task", *SECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ class DomainFile:
     model_where: str
     electors: tuple[bytes, ...]
     validators: tuple[bytes, ...]
+    private: bool
     tasks: tuple[TaskTable, ...]
     recipe: Recipe
     timings: Timings
@@ -197,6 +199,7 @@ class _Reader:
             model_where=self._where(("model",)),
             electors=electors,
             validators=validators,
+            private=self._private(),
             tasks=self._tasks(),
             recipe=self._section("recipe", defaults.RECIPE),
             timings=self._section("timings", default_timings(devnet=False)),
@@ -214,6 +217,12 @@ class _Reader:
             raise UserError(f"{self.path}: {key} is missing", f"add {example} at the top")
         if not isinstance(value, str) or not value:
             raise self._error((key,), "expected a text", f'write {key} = "…"')
+        return value
+
+    def _private(self) -> bool:
+        value = self.table.get("private", False)
+        if not isinstance(value, bool):
+            raise self._error(("private",), "expected true or false", "write private = true, or delete the line")
         return value
 
     def _nodes(self, key: str, most: int) -> tuple[bytes, ...]:

@@ -6,8 +6,11 @@
    newest that was entrusted is kept until another one is.
 3. Where nobody takes it in time the version is published all the same, with a warning: it is better than none.
 
-Wire (canonical codec), on ``/farflung/entrust/1``: ``[manifest hash, manifest size]``; the answer is empty once the
-version is whole, verified and durable there.
+4. With a version comes its delta, where it has one. The other node takes the version by it where that is quicker, and
+   holds the delta too: others will ask for it.
+
+Wire (canonical codec), on ``/farflung/entrust/1``: ``[manifest hash, manifest size, hash of the delta's manifest or
+nil, its size or 0]``; the answer is empty once the version is whole, verified and durable there.
 """
 
 from __future__ import annotations
@@ -21,12 +24,21 @@ from node.net.rpc import Refused, Unreachable
 from node.weights import payload
 from protocol import codec
 from protocol.constants import MAX_MANIFEST_BYTES
+from protocol.delta import DeltaManifest
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
+from protocol.records import Blob
 
 PROTOCOL: Final = "/farflung/entrust/1"
-MAX_REQUEST: Final = 64
-REQUEST: Final = codec.Array((("manifest", codec.HASH), ("size", codec.Int(1, MAX_MANIFEST_BYTES))))
+MAX_REQUEST: Final = 96
+REQUEST: Final = codec.Array(
+    (
+        ("manifest", codec.HASH),
+        ("size", codec.Int(1, MAX_MANIFEST_BYTES)),
+        ("delta", codec.Optional(codec.HASH)),
+        ("delta_size", codec.Int(0, MAX_MANIFEST_BYTES)),
+    )
+)
 
 PATIENCE: Final = 5.0
 SLOWEST: Final = 4 << 20
@@ -43,7 +55,8 @@ def serve(node: Node) -> None:
     busy = trio.CapacityLimiter(1)
 
     async def handler(peer: bytes, request: bytes) -> bytes:
-        digest, size = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="entrusted version")
+        fields = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="entrusted version")
+        digest, size, delta, delta_size = fields
         grant, newest = node.log.ledger.grant(), node.weights.newest()
         if grant is None or grant.trainer != peer or newest is None:
             raise Refused("only the trainer in office entrusts versions")
@@ -56,7 +69,12 @@ def serve(node: Node) -> None:
                 manifest = Manifest.parse(await node.fetch_blob(digest, size, [peer], timeout=5))
                 if manifest.size != payload(newest).size:
                     raise PeerError("an entrusted version of another size")
-                await node.weights.keep_entrusted(manifest, peer)
+                listing = None
+                if delta is not None:
+                    listing = DeltaManifest.parse(await node.fetch_blob(delta, delta_size, [peer], timeout=5))
+                    if listing.target != digest:
+                        raise PeerError("an entrusted version with the delta of another")
+                await node.weights.keep_entrusted(manifest, listing, peer)
             if patience.cancelled_caught:
                 raise Refused("it took too long")
         except Unreachable as error:
@@ -70,12 +88,13 @@ def serve(node: Node) -> None:
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def entrust(node: Node, digest: bytes, manifest_size: int, size: int) -> None:
+async def entrust(node: Node, manifest: Blob, delta: Blob | None, size: int) -> None:
     """Return once another node holds this version of ``size`` bytes, or nobody near takes it."""
     presences = node.presences.live()
     others = [n for n in node.network.peers if n in presences and presences[n].role in ORDER]
     others.sort(key=lambda n: (ORDER.index(presences[n].role), n))
-    request = codec.encode([digest, manifest_size])
+    change = [None, 0] if delta is None else delta.to_value()
+    request = codec.encode([*manifest.to_value(), *change])
     why = "nobody is connected"
     for other in others[:CANDIDATES]:
         try:

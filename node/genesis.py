@@ -140,7 +140,8 @@ class Founding:
     """What a new domain is to be.
 
     ``model`` is a Hugging Face folder, ``tasks`` a task table (``node.tasks.catalogue``), ``electors`` node ids, empty
-    for the creator alone. ``model_where`` is what a message about the model begins with.
+    for the creator alone. ``private``: weights travel encrypted, between nodes that joined. ``model_where`` is what a
+    message about the model begins with.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Founding:
     thresholds: Thresholds = FLOAT32_THRESHOLDS
     electors: tuple[bytes, ...] = ()
     validators: tuple[bytes, ...] = ()
+    private: bool = False
     model_where: str = "the model"
 
 
@@ -182,6 +184,7 @@ def of_file(file: DomainFile) -> Founding:
         thresholds=file.thresholds,
         electors=file.electors,
         validators=file.validators,
+        private=file.private,
         model_where=file.model_where,
     )
 
@@ -273,6 +276,7 @@ def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[st
             creator,
             name=founding.name,
             devnet=founding.devnet,
+            private=founding.private,
             electors=founding.electors or (creator.node,),
             validators=founding.validators,
             model=model,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from node.carrier import Carrier, Holders
+from node import retention
+from node.carrier import STALL, Carrier, Holders
+from node.catching_up import CatchingUp
 from node.context import Node
 from node.net.rpc import Unreachable
 from protocol import records
-from protocol.constants import KEPT_VERSIONS
+from protocol.constants import CHUNK_BYTES, KEPT_VERSIONS
+from protocol.delta import DeltaManifest
 from protocol.entry import Entry
 from protocol.errors import Error, PeerError
 from protocol.manifest import ChunkList, Manifest
@@ -38,13 +42,16 @@ class Weights:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._held: dict[bytes, bytes] = {}  # weights entry id -> manifest hash, oldest first
-        self._entrusted: bytes | None = None  # manifest hash of what the trainer made and may be about to publish
+        self._entrusted: tuple[bytes, ...] = ()  # what the trainer made and may be about to publish, its delta too
+        self._spare: tuple[bytes, ...] = ()
         self._arriving: list[bytes] = []
         self._offers: dict[bytes, dict[bytes, None]] = {}  # weights entry id -> relays that offered it
         self._version_0: Manifest | None = None
         self._changed = trio.Event()
         self._stirred = trio.Event()
         self.carrier = Carrier(node)
+        self.catching_up = CatchingUp(node, self)
+        node.versions.spare = lambda: self._spare
 
     def held(self) -> list[bytes]:
         """Ids of the ``weights`` entries held whole, newest first."""
@@ -102,6 +109,8 @@ class Weights:
             try:
                 await self.hold(entry)
                 self._node.health.clear("weights")
+                if self._node.role == "relay":
+                    await self.catching_up.hold_delta(entry)
             except (Error, OSError) as error:
                 self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {error}")
                 interval = self._node.domain.timings.presence_ms / 1000
@@ -154,31 +163,73 @@ class Weights:
         self._node.presences.announce_soon()
 
     def kept(self) -> set[bytes]:
-        """Digests of what retention leaves alone: the newest versions, version 0 for those who join later, and what
-        was entrusted to this node last."""
-        kept = {*self._held.values(), self._node.domain.model.manifest.hash}
-        return kept if self._entrusted is None else kept | {self._entrusted}
+        """Digests of what retention leaves alone (``node.retention``)."""
+        return {*self._held.values(), *retention.reasons(self.lineage(), self._node.versions.held())}
+
+    def lineage(self) -> retention.Lineage:
+        """What retention goes by."""
+        domain, ledger = self._node.domain, self._node.log.ledger
+        return retention.lineage_of(ledger.lineage(), domain, self._entrusted)
+
+    async def clean(self, *, dry_run: bool) -> retention.Cleaned:
+        """Delete what nothing keeps and, where room is short, what can be spared; or only tell what that would be."""
+        lineage = self.lineage()
+        found = await trio.to_thread.run_sync(partial(retention.clean, self._node.versions, lineage, dry_run=dry_run))
+        if not dry_run:
+            self._miss_gone()
+        return found
+
+    def _miss_gone(self) -> None:
+        """Notice what had to go because room was short."""
+        present = set(self._node.versions.held())
+        for weights, digest in list(self._held.items()):
+            if digest not in present:
+                del self._held[weights]
+                self._node.bulk.tell("forget", digest=digest)
+                self._node.presences.announce_soon()
 
     def _stir(self) -> None:
         self._stirred.set()
         self._stirred = trio.Event()
 
-    async def keep_entrusted(self, manifest: Manifest, trainer: bytes) -> None:
-        """Fetch a version that ``trainer`` has not published yet, durably, and keep it until the next one.
+    def expect(self, manifest: Manifest, delta: DeltaManifest | None) -> None:
+        """Keep a version, and its delta, that may be published soon, until the next one."""
+        self._entrusted = (manifest.digest,) if delta is None else (manifest.digest, delta.digest)
+
+    async def keep_entrusted(self, manifest: Manifest, delta: DeltaManifest | None, trainer: bytes) -> None:
+        """Fetch a version that ``trainer`` has not published yet, durably, and keep it until the next one. Where its
+        delta serves, it is taken first.
 
         Raises ``PeerError`` or ``Unreachable``, and ``OSError`` where the disk refuses.
         """
-        self._entrusted = manifest.digest
+        self.expect(manifest, delta)
         await self._refuse_other_model(manifest)
-        await self.bring(manifest, lambda: {trainer: Holding()})
+
+        def holders() -> dict[bytes, Holding]:
+            return {trainer: Holding()}
+
+        if delta is not None:
+            await self.catching_up.take_entrusted(delta, manifest, holders)
+        await self.bring(manifest, holders)
+        if delta is not None:
+            await self.bring(delta, holders)
         await trio.to_thread.run_sync(self._node.versions.sync, manifest.digest)
 
-    async def bring(self, listing: ChunkList, holders: Holders) -> None:
+    async def bring(self, listing: ChunkList, holders: Holders, *, stall: float = STALL) -> None:
         """Make a bulk object whole in the store, from those that ``holders()`` names at each moment.
 
-        Raises ``Unreachable`` where it does not arrive, ``NoRoom`` and other ``OSError`` where the disk refuses.
+        Raises ``Unreachable`` where it does not arrive within ``stall`` seconds of the chunk before, ``NoRoom`` and
+        other ``OSError`` where the disk refuses.
         """
-        await self.carrier.bring(listing, holders)
+        self._spare = tuple(retention.spare(self.lineage(), self._node.versions.held()))
+        held = self._node.versions.open(listing.digest)
+        before, began = 0 if held is None else held.present(), trio.current_time()
+        try:
+            await self.carrier.bring(listing, holders, stall=stall)
+        finally:
+            self._miss_gone()
+        came = (len(listing.chunks) - before) * CHUNK_BYTES
+        self.catching_up.rates.received(min(listing.size, came), trio.current_time() - began)
 
     # What must not be followed is refused before a byte of it is fetched.
 
@@ -189,12 +240,17 @@ class Weights:
         if wanted.size != model.size or wanted.manifest_size > 2 * self._node.domain.model.manifest.size:
             raise PeerError(f"a version of an absurd size ({wanted.size} bytes, the model has {model.size})")
         await self._head_start(entry)
-        manifest = await self._manifest(entry, wanted)
+        manifest = await self.manifest(entry)
         with self._arrives(entry):
+            await self.catching_up.take(entry, manifest)
             await self.bring(manifest, lambda: self.holders(entry))
 
-    async def _manifest(self, entry: Entry, wanted: records.Weights) -> Manifest:
-        """The manifest of a version, checked against its entry and against the model."""
+    async def manifest(self, entry: Entry) -> Manifest:
+        """The manifest of a version, checked against its entry and against the model.
+
+        Raises ``PeerError`` or ``Unreachable``.
+        """
+        wanted = payload(entry)
         peers = list(self.holders(entry))
         data = await self._node.fetch_blob(wanted.manifest, wanted.manifest_size, peers, timeout=5)
         manifest = Manifest.parse(data)
@@ -227,6 +283,17 @@ class Weights:
             yield
         finally:
             self._arriving.remove(entry.id)
+
+    def progress(self, entry: Entry) -> dict[str, int | str]:
+        """How far a version is: of the ``part`` that arrives now (its delta, or the whole) the bytes that are here and
+        in all, the rate in bytes a second, and how many peers send."""
+        wanted = payload(entry)
+        for part, digest in (("delta", wanted.delta), ("whole", wanted.manifest)):
+            found = None if digest is None else self.carrier.progress.get(digest)
+            if found is not None:
+                have, total = found.have * CHUNK_BYTES, found.total * CHUNK_BYTES
+                return {"part": part, "have": have, "total": total, "rate": found.rate, "peers": found.peers}
+        return {"part": "whole", "have": 0, "total": wanted.size, "rate": 0, "peers": 0}
 
     def arriving(self) -> list[bytes]:
         """Ids of the ``weights`` entries that are on their way, newest first."""

@@ -17,6 +17,9 @@
 4. Blocks ascend, no more values change than a block has, frames are not larger than what they hold needs, and add
    up to ``size``, which is at most half of the whole: a larger delta is never worth its trouble. So a manifest bounds
    all that reading its delta can take before the delta is read.
+5. A node that holds an older version and lacks a few since then may take their deltas one after the other. It does so
+   where that is expected to take less time than what it lacks of the whole; every version on the way is whole then,
+   and is served.
 
 ``DeltaManifest.parse`` and ``parse_chunk_list`` raise ``PeerError`` and nothing else.
 """
@@ -38,6 +41,9 @@ from protocol.manifest import DTYPES, Manifest, chunk_count, size_of_chunk
 UNITS: Final = (2, 4)
 MAX_GAP_PLANES: Final = 3
 """A block has at most 2^21 values."""
+
+MAX_CHAIN: Final = 4
+"""Deltas that a node takes one after the other: what is older than that is deleted soon (``KEPT_VERSIONS``)."""
 
 _FIELDS: Final = 8
 _PLANES: Final = Int(1, DELTA_BLOCK_BYTES)
@@ -198,3 +204,31 @@ def segments_at(segments: Sequence[Segment]) -> list[int]:
         offsets.append(offset)
         offset += segment.size
     return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a node expects of itself and its link: bytes a second received, hashed, and made from a base and a delta;
+    and the seconds that it takes until the first of these is made."""
+
+    receive: float
+    hash: float
+    apply: float
+    start: float
+
+
+def seconds_for_whole(missing: int, speed: Speed) -> float:
+    """How long the ``missing`` bytes of a whole are expected to take: they are hashed while others arrive."""
+    return missing / min(speed.receive, speed.hash)
+
+
+def seconds_for_chain(deltas: Sequence[int], whole_size: int, speed: Speed) -> float:
+    """How long deltas with so many missing bytes each are expected to take, received and applied in turn."""
+    return speed.start + sum(deltas) / min(speed.receive, speed.hash) + len(deltas) * whole_size / speed.apply
+
+
+def chain_pays(missing: int, deltas: Sequence[int], whole_size: int, speed: Speed) -> bool:
+    """Whether to take the deltas from the newest version held and not the whole, of which ``missing`` bytes lack."""
+    if not 0 < len(deltas) <= MAX_CHAIN:
+        return False
+    return seconds_for_chain(deltas, whole_size, speed) < seconds_for_whole(missing, speed)

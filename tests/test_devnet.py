@@ -279,8 +279,10 @@ def test_nodes_and_children_that_are_killed_come_back_and_the_run_converges(tmp_
         read_until(process, r"^step 2 ")
         roles = {status(path)["role"]: path for path in sorted(folder.glob("node-*"))}
         assert roles.keys() == {"trainer", "relay", "validator", "inference"}
-        (child,) = status(roles["trainer"])["children"]
-        os.kill(child["pid"], signal.SIGKILL)
+        children = {child["name"]: child["pid"] for child in status(roles["trainer"])["children"]}
+        assert children.keys() == {"bulk", "trainer"}
+        for child in children.values():
+            os.kill(child, signal.SIGKILL)
         os.kill(int((roles["validator"] / "lock").read_text()), signal.SIGKILL)
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output

@@ -2,9 +2,9 @@
 
 A Unix socket in the data directory, for its owner only. One JSON object a line in, one a line out:
 ``{"op": "status"}``, ``{"op": "peers"}``, ``{"op": "roles"}``, ``{"op": "credits"}`` (see ``node.api.status``);
-those of ``node.api.amend``; ``{"op": "pause_at", "step": N}`` (0: go on), ``{"op": "leave"}`` (a status tells when it
-has left), ``{"op": "stop"}``; and those of ``node.api.recovery``. An answer with ``error`` says in one line what was
-wrong with the request.
+those of ``node.api.amend`` and ``node.api.weights``; ``{"op": "pause_at", "step": N}`` (0: go on), ``{"op": "leave"}``
+(a status tells when it has left), ``{"op": "stop"}``; and those of ``node.api.recovery``. An answer with ``error`` says
+in one line what was wrong with the request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import trio
 
-from node.api import amend, recovery
+from node.api import amend, recovery, weights
 from node.api.rows import credits
 from node.api.status import RECENT_STEPS, peers, roles, status
 from node.context import Node
@@ -70,6 +70,8 @@ async def _respond(node: Node, line: bytes) -> dict[str, Any]:
         request = json.loads(line)
         if isinstance(request, dict) and request.get("op") in amend.OPS:
             return await amend.answer(node, request)
+        if isinstance(request, dict) and request.get("op") in weights.OPS:
+            return await weights.answer(node, request)
     return await recovery.answer(node, line) or _answer(node, line)
 
 

@@ -69,6 +69,7 @@ def status(node: Node) -> dict[str, Any]:
         "disk_free": node.directory.free_bytes(),
         "health": _health(node),
         "addresses": list(node.network.addresses),
+        "bulk": {"addresses": node.bulk.addresses, "listening": node.bulk.listening, "private": node.bulk.private},
         "children": [{"name": name, "pid": pid} for name, pid in sorted(node.children.items())],
         "account": None if (own := ledger.accounts().get(node.id)) is None else account(own, accounts.get(node.id)),
         "last_rejection": explain.last_rejection(ledger, node.id),

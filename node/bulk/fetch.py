@@ -1,6 +1,7 @@
 """One HTTP connection to a holder of weights: blocking, for one thread.
 
-1. Bodies are received straight into the caller's buffers, without a copy in between; h11 reads the heads.
+1. Bodies are received straight into the caller's buffers, without a copy in between. h11 reads the heads but for those
+   of a form so plain that there is nothing to understand.
 2. Everything is bounded: connecting, each head and each chunk have a time, a body has exactly the length asked for.
 3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules.
    After either but ``Missing`` the connection is closed.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import struct
@@ -36,6 +38,7 @@ MAX_BITMAP: Final = 1 << 17
 MAX_HEAD: Final = 8192
 MAX_RETRY: Final = 60.0
 _HEAD_PIECE: Final = 1024
+_PLAIN: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*\r\n((?:[A-Za-z-]+: [!-~][ -~]*\r\n)*)\r\n")
 _RECEIVED_AT: Final = 128
 """Where the kernel's tcp_info has tcpi_bytes_received, since Linux 4.1."""
 
@@ -221,9 +224,7 @@ class Connection:
 
     def _expect(self, length: int | None, seconds: float) -> int:
         """Receive a head; the length of the body that follows, ``length`` where that is not None."""
-        response = self._head(seconds)
-        status = response.status_code
-        headers = dict(response.headers)
+        status, headers = self._head(seconds)
         announced = headers.get(b"content-length", b"")
         if status != 200:
             self._refused(status, headers)
@@ -236,13 +237,12 @@ class Connection:
             raise PeerError(f"{self._what()}: an answer of {size} bytes, not {length}")
         return size
 
-    def _head(self, seconds: float) -> h11.Response:
+    def _head(self, seconds: float) -> tuple[int, dict[bytes, bytes]]:
+        """Receive a head: the status and the headers, their names in lower case."""
         connection = self._socket
         if connection is None:
             raise Unreachable(f"{self._what()}: the connection broke")
-        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
-        parser.send(h11.Request(method="GET", target="/", headers=[("Host", "-")]))
-        parser.send(h11.EndOfMessage())
+        parser = None
         deadline = time.monotonic() + seconds
         data, self._spare = self._spare, b""
         fresh, self._fresh = self._fresh, False
@@ -251,12 +251,20 @@ class Connection:
                 if data:
                     end = data.find(b"\r\n\r\n")
                     if end >= 0:
+                        plain = _plain_head(data[: end + 4])
+                        if plain is not None:
+                            self._spare = data[end + 4 :]
+                            return plain
+                        if parser is None:
+                            parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+                            parser.send(h11.Request(method="GET", target="/", headers=[("Host", "-")]))
+                            parser.send(h11.EndOfMessage())
                         parser.receive_data(data[: end + 4])
                         event = parser.next_event()
                         data = data[end + 4 :]
                         if isinstance(event, h11.Response):
                             self._spare = data
-                            return event
+                            return event.status_code, dict(event.headers)
                         continue  # an interim answer (1xx)
                     if len(data) > MAX_HEAD:
                         raise PeerError(f"{self._what()}: an answer's head of more than {MAX_HEAD} bytes")
@@ -328,6 +336,16 @@ class Connection:
 
 class _IdledOut(Unreachable):
     """A connection that was kept turned out to be closed before it carried a byte of the answer."""
+
+
+def _plain_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
+    """Status and headers of a final answer in which nothing stands twice or looks odd; None for h11's business."""
+    match = _PLAIN.fullmatch(head)
+    if match is None:
+        return None
+    lines = match[2].split(b"\r\n")[:-1]
+    headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
+    return (int(match[1]), headers) if len(headers) == len(lines) else None
 
 
 def _authority(address: BulkAddress) -> str:

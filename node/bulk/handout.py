@@ -72,11 +72,16 @@ class Routes:
         """Hand out tokens to those who may have one."""
         self._node.network.serve(PROTOCOL, self._answer, max_request=MAX_CERTIFICATE, max_concurrent_per_peer=2)
 
+    def may_have(self, peer: bytes) -> bool:
+        """Whether ``peer`` may have this domain's weights."""
+        log = self._node.log
+        return not self._bulk.private or (log.ledger.joined(peer) and not log.replica.frozen(peer))
+
     async def _answer(self, peer: bytes, request: bytes) -> bytes:
-        bulk, ledger = self._bulk, self._node.log.ledger
+        bulk = self._bulk
+        if not self.may_have(peer):
+            raise Refused("only nodes that joined this domain get its weights")
         if bulk.private:
-            if not ledger.joined(peer) or self._node.log.replica.frozen(peer):
-                raise Refused("only nodes that joined this domain get its weights")
             certificate.check(request, peer)
             if not await bulk.admit(peer, request):
                 raise Refused("nothing is served at the moment")

@@ -4,13 +4,15 @@
    bulk object: they never change, so caches may keep them for ever (strong ETag, ``immutable``).
 2. ``GET …/<digest>/have?more-than=<n>&wait=<ms>`` is answered with the bitmap of the chunks that are here. One of as
   many bits may follow, of those that are on their way, so that others ask for different ones.
-3. h11 parses; what it or a rule here refuses ends with a 4xx and a closed connection, whatever else was sent.
+3. h11 parses; what it or a rule here refuses ends with a 4xx and a closed connection, whatever else was sent. Heads of
+   exactly the form that our own client sends are taken as they are: h11 would take longer than a chunk to send.
 4. Single byte ranges, If-None-Match and If-Range are honoured, as caches use them; several ranges are not.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -34,6 +36,11 @@ _TARGET: Final = re.compile(
     rb"/farflung/1/([0-9a-f]{64})/([0-9a-f]{64})/"
     rb"(?:([0-9]{1,9})-([0-9]{1,9})|have\?more-than=([0-9]{1,9})&wait=([0-9]{1,5}))"
 )
+_PLAIN: Final = re.compile(
+    rb"(GET|HEAD) (/[!-~]{1,400}) HTTP/1\.1\r\nHost: [!-~]{1,200}\r\n"
+    rb"Authorization: (Bearer [A-Za-z0-9_-]{1,400})\r\n\r\n"
+)
+"""What ``node.bulk.fetch`` sends."""
 _RANGE: Final = re.compile(rb"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
@@ -173,21 +180,41 @@ class Wire:
     """One connection's bytes to requests, and answers to bytes."""
 
     def __init__(self) -> None:
-        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-        self.begun = False
+        self._parser: h11.Connection | None = None  # made for the first head that is not plain, and used from then on
+        self._data = b""
+        self._ended = False
+
+    @property
+    def begun(self) -> bool:
         """Whether some of the next request is here."""
+        return bool(self._data if self._parser is None else self._parser.trailing_data[0])
 
     def feed(self, data: bytes) -> None:
         """Take in what was received; ``b""`` where the other side will send no more."""
-        if data:
-            self.begun = True
-        self._parser.receive_data(data)
+        if self._parser is None:
+            self._data += data
+            self._ended = not data
+        else:
+            self._parser.receive_data(data)
 
     def next(self) -> Request | Answer | None:
         """The next request, an answer to one that breaks the rules (the end), or None where more must be received.
 
         Raises ``EOFError`` where the other side is done.
         """
+        if self._parser is None:
+            if not self._data:
+                if self._ended:
+                    raise EOFError
+                return None
+            match = _PLAIN.match(self._data)
+            if match is not None:
+                self._data = self._data[match.end() :]
+                return Request(match[1], match[2], ((b"authorization", match[3]),))
+            self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+            self._parser.receive_data(self._data)
+            if self._ended:
+                self._parser.receive_data(b"")
         try:
             event = self._parser.next_event()
             if event is h11.NEED_DATA:
@@ -204,11 +231,14 @@ class Wire:
     def head(self, answer: Answer, *, method: bytes) -> bytes:
         """The bytes before a body, and all of it that does not come from a file; whether it is the last is decided."""
         length = answer.count or len(answer.body)
-        headers = [(b"Date", formatdate(usegmt=True).encode()), *answer.headers]
+        headers = [(b"Date", _date()), *answer.headers]
         if answer.status != 304:
             headers.append((b"Content-Length", b"%d" % length))
         if answer.last:
             headers.append((b"Connection", b"close"))
+        if self._parser is None:
+            lines = [b"HTTP/1.1 %d " % answer.status, *(b"%b: %b" % header for header in headers), b"", b""]
+            return b"\r\n".join(lines) + (answer.body if answer.status != 304 and method != b"HEAD" else b"")
         if self._parser.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # pragma: no cover
             raise EOFError
         data = self._parser.send(h11.Response(status_code=answer.status, headers=headers))
@@ -222,11 +252,23 @@ class Wire:
 
     def again(self) -> bool:
         """Make ready for the next request of the connection; False where there can be none."""
+        if self._parser is None:
+            return not self._ended or bool(self._data)
         if self._parser.our_state is not h11.DONE or self._parser.their_state is not h11.DONE:
             return False
         self._parser.start_next_cycle()
-        self.begun = bool(self._parser.trailing_data[0])
         return True
+
+
+_dates: list[tuple[int, bytes]] = [(0, b"")]
+
+
+def _date() -> bytes:
+    """The time as HTTP has it, made once a second."""
+    now = int(time.time())
+    if _dates[0][0] != now:
+        _dates[0] = (now, formatdate(now, usegmt=True).encode())
+    return _dates[0][1]
 
 
 class _Length:

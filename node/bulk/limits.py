@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-from node.bulk.tokens import LOCAL
+from node.bulk.tokens import LOCAL, Grant
 
 BURST: Final = 0.25
 REQUESTS: Final = 300
@@ -90,6 +90,8 @@ class Ticket:
         self._gate = gate
         self.host = host
         self.node: bytes | None = None
+        self.seen: tuple[str, Grant] | None = None
+        """The last good token and what it says."""
 
     def claim(self, node: bytes) -> bool:
         """The connection's request is ``node``'s; False where that node is over a limit."""

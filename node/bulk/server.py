@@ -243,7 +243,7 @@ class Server:
         if request.method not in (b"GET", b"HEAD"):
             return None, http.problem(405, "only GET and HEAD", (b"Allow", b"GET, HEAD"))
         try:
-            grant = tokens.check(self._secret, http.bearer(request.headers) or "", time.monotonic())
+            grant = self._grant(http.bearer(request.headers) or "", ticket)
             if peer is not None and grant.node != peer:
                 raise PeerError("the token is another peer's")
             if not grant.good_from(ticket.host):
@@ -260,6 +260,15 @@ class Server:
         if isinstance(asked, Chunks):
             return held, http.answer_chunks(asked, held, request.headers)
         return held, http.answer_bitmap(self._bitmap(asked, held))
+
+    def _grant(self, token: str, ticket: Ticket) -> tokens.Grant:
+        """What the token says; that of the request before is known."""
+        now = time.monotonic()
+        if ticket.seen is not None and ticket.seen[0] == token and now < ticket.seen[1].until:
+            return ticket.seen[1]
+        grant = tokens.check(self._secret, token, now)
+        ticket.seen = (token, grant)
+        return grant
 
     def _bitmap(self, asked: Have, held: Held) -> bytes:
         def more() -> bool:

@@ -35,10 +35,11 @@ MAX_TOKEN: Final = 4 * -(-(_FIXED + 16 * MAX_HOSTS + _MAC) // 3)
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a valid token says. ``hosts`` is empty for one that is good from everywhere."""
+    """What a valid token says: whose it is, from which hosts (empty: from everywhere), until when (monotonic clock)."""
 
     node: bytes
     hosts: tuple[bytes, ...]
+    until: float
 
     def good_from(self, host: bytes) -> bool:
         """Whether a connection from ``host`` may use the token."""
@@ -73,6 +74,7 @@ def check(secret: bytes, token: str, now: float) -> Grant:
     body, mac = data[:-_MAC], data[-_MAC:]
     if len(body) < _FIXED or not hmac.compare_digest(hmac.digest(secret, body, "sha256"), mac):
         raise PeerError("the token is not one of this node's")
-    if int.from_bytes(body[32:40], "big") <= now * 1000:
+    until = int.from_bytes(body[32:40], "big") / 1000
+    if until <= now:
         raise PeerError("the token has expired")
-    return Grant(body[:32], tuple(body[at : at + 16] for at in range(_FIXED, len(body), 16)))
+    return Grant(body[:32], tuple(body[at : at + 16] for at in range(_FIXED, len(body), 16)), until)

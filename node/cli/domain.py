@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "and put all of it into the data directory, which becomes the founder's. Prints the line to give to others.",
     )
     create.add_argument("file", type=Path, metavar="domain.toml", help="the description of the domain")
+    create.add_argument(
+        "--private",
+        action="store_true",
+        help="weights travel encrypted and only between nodes that joined, as private = true in the file",
+    )
     create.add_argument("--out", type=Path, metavar="FILE", help="write the signed genesis into this new file too")
     options.add_data_dir(create)
     options.add_json(create)
@@ -54,6 +60,8 @@ def _create(arguments: argparse.Namespace) -> int:
     from node.store.files import write_new
 
     founding = genesis.of_file(domain_file.load(arguments.file))
+    if arguments.private:
+        founding = replace(founding, private=True)
     directory = options.data_directory(arguments)
     out: Path | None = arguments.out
     if out is not None and out.exists():
@@ -124,6 +132,7 @@ def describe(domain: Domain) -> dict[str, Any]:
         "name": domain.name,
         "creator": domain.creator.hex(),
         "devnet": bool(domain.devnet),
+        "private": bool(domain.private),
         "electors": [node.hex() for node in domain.electors],
         "validators": [node.hex() for node in domain.validators],
         "model": {
@@ -162,6 +171,7 @@ def text(described: dict[str, Any]) -> str:
     lines = [
         f"domain      {described['id']}",
         f"name        {described['name']}" + (" (a devnet)" if described["devnet"] else ""),
+        *(["weights     private: encrypted, between nodes that joined"] if described["private"] else []),
         f"signed by   {fingerprint(bytes.fromhex(described['creator']))}",
         *(f"elector     {node}" for node in described["electors"]),
         *(f"validator   {node}" for node in described["validators"]),

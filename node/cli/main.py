@@ -41,6 +41,7 @@ def commands() -> tuple[ModuleType, ...]:
         run,
         service,
         status,
+        weights,
     )
 
     return (
@@ -54,6 +55,7 @@ def commands() -> tuple[ModuleType, ...]:
         roles,
         credits,
         log,
+        weights,
         identity,
         domain,
         doctor,

@@ -92,6 +92,7 @@ def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, s
     yield "reachability", _reachability(status)
     for number, address in enumerate(status["addresses"]):
         yield "addresses" if number == 0 else "", address
+    yield "weights at", ", ".join(status["bulk"]["addresses"]) or "nowhere at the moment: they travel over libp2p"
     yield "disk", f"{status['disk_free'] / 1e9:.1f} GB free"
     account = status["account"]
     if account is not None:

@@ -150,7 +150,7 @@ def checks(subject: Subject) -> list[Check]:
 
 async def ports(subject: Subject) -> list[Finding]:
     """Is each listening address free, or held by this node's own daemon?"""
-    return [_port(subject, address) for address in subject.config.listen]
+    return [_port(subject, address) for address in (*subject.config.listen, *subject.config.bulk.listen)]
 
 
 def _port(subject: Subject, address: str) -> Finding:
@@ -159,7 +159,9 @@ def _port(subject: Subject, address: str) -> Finding:
         return Finding("ports", ERROR, f"{address} is a name", "give an IP address to listen on")
     if port == 0:
         return Finding("ports", OK, f"{address}: the node takes a free port")
-    if subject.status is not None and any(split(own)[2] == port for own in subject.status.get("addresses", ())):
+    status = subject.status or {}
+    taken = [*status.get("addresses", ()), *status.get("bulk", {}).get("listening", ())]
+    if any(split(own)[2] == port for own in taken):
         return Finding("ports", OK, f"{address} is held by this node's own daemon")
     with socket.socket(socket.AF_INET6 if kind == "ip6" else socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As a listening socket of the node's: one that was closed a moment ago does not count.

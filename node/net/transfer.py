@@ -66,11 +66,20 @@ def serve_blobs(network: Network, read: ReadBlob, *, protocol: str = BLOB_PROTOC
     network.serve(protocol, handler, max_request=MAX_REQUEST)
 
 
-def serve_chunks(network: Network, read: ReadChunk, *, protocol: str = CHUNK_PROTOCOL) -> None:
-    """Serve weight chunks to all peers. ``read(manifest hash, index)``, plain or async, returns the chunk or None."""
+def serve_chunks(
+    network: Network,
+    read: ReadChunk,
+    *,
+    protocol: str = CHUNK_PROTOCOL,
+    may_have: Callable[[bytes], bool] = lambda peer: True,
+) -> None:
+    """Serve weight chunks to all peers that ``may_have`` them. ``read(manifest hash, index)``, plain or async, returns
+    the chunk or None."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         manifest, index = codec.parse(request, CHUNK_REQUEST, max_bytes=MAX_REQUEST, what="chunk request")
+        if not may_have(peer):
+            raise Refused("only nodes that joined this domain get its weights")
         found = read(manifest, index)
         chunk = await found if inspect.isawaitable(found) else found
         if chunk is None:

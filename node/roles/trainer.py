@@ -10,6 +10,8 @@
 5. Where the validators due for the newest version are gone, or all who may generate with it, the same weights are
    announced again, so that those who are here now are due or may.
 6. A step that is done when the term or the version that it started from is over is thrown away.
+7. With a version goes what changed since its base, where that is clearly smaller. A delta that cannot be made is a
+   warning: the version is published without.
 """
 
 from __future__ import annotations
@@ -21,20 +23,22 @@ from typing import Any
 
 import trio
 
+from node import deltas
 from node.context import Node
 from node.entrusting import entrust
 from node.net.rpc import Unreachable
 from node.roles.engine import LOAD_TIMEOUT, configuration
 from node.weights import payload as weights_payload
-from node.workers.client import Worker, open_worker
+from node.workers.client import Worker, WorkerError, open_worker
 from protocol.constants import MILLION
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
-from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
+from protocol.records import Blob, Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
 
 TRAIN_TIMEOUT = 3600.0
+DELTA = "next.delta"
 MAX_REJECTED = 2**31 - 1
 """The most that a step entry can say; anybody may announce a great many responses."""
 
@@ -214,20 +218,25 @@ class _Life:
         scratch = node.directory.work / "next.bin"
         began = time.monotonic()
         checkpoint = self._checkpoints / "next.part"
-        answer = await self._worker.call(
-            "train",
-            timeout=TRAIN_TIMEOUT,
-            submissions=[str(g.path) for g in batch],
-            output=str(scratch),
-            checkpoint=str(checkpoint),
-        )
-        trained_at = time.monotonic()
-        if self._overtaken(base):
-            return None
-        data, manifest = await trio.to_thread.run_sync(_manifest, answer, scratch)
+        async with deltas.open_child() as differ:  # it starts while the other child trains
+            answer = await self._worker.call(
+                "train",
+                timeout=TRAIN_TIMEOUT,
+                submissions=[str(g.path) for g in batch],
+                output=str(scratch),
+                checkpoint=str(checkpoint),
+            )
+            trained_at = time.monotonic()
+            if self._overtaken(base):
+                return None
+            described = await self._describe(differ, answer, scratch, base)
+        manifest = described.manifest
+        data = manifest.encode()
         digest = await node.blobs.put_async(data)
+        node.weights.expect(manifest, described.delta)
         await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
-        await entrust(node, digest, len(data), manifest.size)
+        delta = await self._adopt_delta(described)
+        await entrust(node, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
         if grant is None or self._overtaken(base):
             return None
@@ -257,13 +266,47 @@ class _Life:
         number, size = old.number + 1, manifest.size
         entries = await node.log.append(
             step,
-            lambda made: Weights(grant.term, number, base.id, digest, len(data), manifest.whole, size, made[-1].id),
+            lambda made: Weights(
+                grant.term,
+                number,
+                base.id,
+                digest,
+                len(data),
+                manifest.whole,
+                size,
+                made[-1].id,
+                None if delta is None else delta.hash,
+                0 if delta is None else delta.size,
+            ),
         )
         node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         self._batch.clear()
         self._drop_old_checkpoints(keep=digest)
         return entries[1]
+
+    async def _describe(self, differ: Worker, answer: dict[str, Any], whole: Path, base: Entry) -> deltas.Described:
+        """The new version's manifest, and its delta in ``work``."""
+        node = self._node
+        place = node.weights.paths(base.id)[0].parent
+        made = (answer["tensors"], answer["checksum"], whole, weights_payload(base).size)
+        try:
+            found = await deltas.describe(differ, *made, place, node.directory.work / DELTA)
+        except WorkerError as error:
+            node.health.warn("delta", f"no delta was made of the newest version: {error}")
+            async with deltas.open_child() as other:
+                return await deltas.describe(other, *made, None, node.directory.work / DELTA)
+        node.health.clear("delta")
+        return found
+
+    async def _adopt_delta(self, described: deltas.Described) -> Blob | None:
+        """Keep the delta, to serve it; None where there is none."""
+        if described.delta is None:
+            return None
+        data = described.delta.encode()
+        digest = await self._node.blobs.put_async(data)
+        await trio.to_thread.run_sync(self._node.versions.adopt, data, self._node.directory.work / DELTA)
+        return Blob(digest, len(data))
 
     def _overtaken(self, base: Entry) -> bool:
         """Whether the term or the version that a step began with is over meanwhile."""
@@ -287,9 +330,3 @@ class _Life:
         for path in self._checkpoints.glob("*.safetensors"):
             if path.stem != keep.hex():
                 path.unlink(missing_ok=True)
-
-
-def _manifest(answer: dict[str, Any], raw: Path) -> tuple[bytes, Manifest]:
-    """Hash the child's file into a manifest; runs in a thread."""
-    manifest = Manifest.of_file(answer["tensors"], raw.read_bytes(), answer["checksum"])
-    return manifest.encode(), manifest

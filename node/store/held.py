@@ -89,6 +89,10 @@ class Held:
         """How many chunks were verified so far."""
         return self._marks[:].count(VERIFIED)
 
+    def present(self) -> int:
+        """How many chunks were verified or are claimed by an earlier run."""
+        return self.count - self._marks[:].count(MISSING)
+
     def bitmap(self) -> bytes:
         """Which chunks were verified so far: bit i, the most significant of a byte first, is chunk i."""
         if not self.count:

@@ -201,6 +201,11 @@ class VersionStore:
                 if not self._pinned[digest]:
                     del self._pinned[digest]
 
+    def pinned(self, digest: bytes) -> bool:
+        """Whether somebody keeps an object pinned."""
+        with self._lock:
+            return bool(self._pinned[digest])
+
     def retain(self, keep: Collection[bytes]) -> list[bytes]:
         """Delete every object but those to ``keep`` and the pinned ones; returns what went."""
         with self._lock:

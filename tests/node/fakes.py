@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import trio
 
-from node import entrusting, offering
+from node import deltas, entrusting, offering
+from node.api.weights import Pulls
 from node.bulk.client import Bulk
 from node.bulk.handout import Routes
 from node.config import WILLING, Config, DevnetConfig
@@ -41,6 +42,7 @@ from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights
+from node.workers import delta as delta_worker
 from node.workers.client import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Domain, Model, Policy, Recipe, Task, default_timings, make_genesis, parse_genesis
@@ -287,6 +289,23 @@ class Tasks:
         return await self.score(items)
 
 
+class DeltaChild(Child):
+    """The real work, in this process."""
+
+    def describe(self, **arguments: Any) -> dict[str, Any]:
+        return delta_worker.describe(**{**arguments, "threads": 1})
+
+    def apply(self, **arguments: Any) -> dict[str, Any]:
+        return delta_worker.apply(**{**arguments, "threads": 1})
+
+
+CHILDREN = {
+    "node.workers.engine": EngineChild,
+    "node.workers.trainer": TrainerChild,
+    "node.workers.delta": DeltaChild,
+}
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
     """Every child is one of the above, and work for threads is done at once: no thread moves the mock clock."""
     shared = Faults()
@@ -294,7 +313,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
     @asynccontextmanager
     async def open_worker(module: str, *, name: str, **other: Any) -> AsyncIterator[Child]:
-        kind = {"node.workers.engine": EngineChild, "node.workers.trainer": TrainerChild}[module]
+        kind = CHILDREN[module]
         shared.running[name] += 1
         shared.most[name] = max(shared.most[name], shared.running[name])
         child = kind(name, next(pids), shared)
@@ -313,6 +332,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
     monkeypatch.setattr(engine_role, "open_worker", open_worker)
     monkeypatch.setattr(trainer_role, "open_worker", open_worker)
+    monkeypatch.setattr(deltas, "open_worker", open_worker)
     monkeypatch.setattr(engine_role, "TaskService", lambda table: Tasks(table, shared))
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -393,6 +413,7 @@ class Cluster:
         node.bulk = Bulk(node)  # with no child: weights travel over the links
         node.routes = Routes(node, node.bulk)
         node.weights, node.pool = Weights(node), Pool(node)
+        node.pulls = Pulls(node)
         node.presences = Presences(node, self.boots[name])
         if name == "elector":
             self._found(node)
@@ -465,9 +486,15 @@ class Cluster:
         await self.agree()
         return await self.announce(trainer, WHOLE_0, None)
 
-    async def announce(self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None) -> Entry:
-        """Node ``name`` announces a version that consists of ``raw``, and holds it."""
+    async def announce(
+        self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool = False
+    ) -> Entry:
+        """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta."""
         node = self.running[name].node
+        change = None
+        if delta:
+            assert predecessor is not None
+            change = self._delta(node, raw, predecessor)
         manifest = manifest_of(raw)
         file = node.directory.work / "announced.bin"
         file.write_bytes(raw)
@@ -489,11 +516,23 @@ class Cluster:
                 manifest.whole,
                 manifest.size,
                 step,
+                *(() if change is None else (change.hash, change.size)),
             )
         )
         node.weights.adopt(entry)
         await self.agree()
         return entry
+
+    def _delta(self, node: Node, raw: bytes, predecessor: Entry) -> Blob:
+        """What changed since the predecessor, in the node's stores."""
+        file, delta = node.directory.work / "described.bin", node.directory.work / "described.delta"
+        file.write_bytes(raw)
+        base = node.weights.paths(predecessor.id)[0].parent
+        rows = [list(row) for row in TENSORS]
+        found = delta_worker.describe(rows, checksum(raw), str(file), str(base), str(delta))
+        assert found["delta_manifest"] is not None
+        node.versions.adopt(found["delta_manifest"], delta)
+        return Blob(node.blobs.put(found["delta_manifest"]), len(found["delta_manifest"]))
 
     def role(self, role: str) -> str:
         """The name of the one running node with this role."""

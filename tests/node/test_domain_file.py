@@ -24,7 +24,7 @@ LEAST = 'name = "arithmetic"\nmodel = "model"\n\n[[task]]\nname = "chain_sum"\n'
 def test_the_least_that_is_needed_takes_all_defaults() -> None:
     found = domain_file.parse(LEAST, PATH)
     assert (found.name, found.model) == ("arithmetic", Path("/somewhere/model"))
-    assert (found.electors, found.validators) == ((), ())
+    assert (found.electors, found.validators, found.private) == ((), (), False)
     assert found.recipe == defaults.RECIPE
     assert found.timings == default_timings(devnet=False)
     assert found.thresholds == FLOAT32_THRESHOLDS
@@ -38,6 +38,7 @@ name = "x"
 model = "/models/m"
 electors = ["{peer_id(NODES[0])}"]
 validators = ["{NODES[2].hex()}", "{peer_id(NODES[1])}"]
+private = true
 
 [recipe]
 learning_rate = 3e-4
@@ -63,6 +64,8 @@ parameters = {{ ratio = 0.5 }}
 """
     found = domain_file.parse(text, PATH)
     assert found.electors == (NODES[0],)
+    assert found.private
+    assert genesis.of_file(found).private
     assert found.validators == tuple(sorted((NODES[1], NODES[2])))
     assert (found.recipe.learning_rate, found.recipe.temperature) == (300_000_000, 900_000)
     assert (found.recipe.group_size, found.recipe.clip_max) == (4, 5_000_000)
@@ -103,6 +106,7 @@ def test_named_validators_are_not_joined_by_newcomers() -> None:
         (f"{LEAST}\n[policy]\naudit_share = 2", "policy.audit_share: expected a number from 0 to 1"),
         (f"{LEAST}\n[policy]\nvalidator_reputation = 0.5", "nobody could earn it"),
         (f"recipe = 3\n{LEAST}", "line 1: recipe: expected a section"),
+        (f"private = 1\n{LEAST}", "line 1: private: expected true or false"),
         (f"electors = []\n{LEAST}", "line 1: electors: a domain needs an elector"),
         (f'electors = ["you"]\n{LEAST}', "line 1: electors: 'you' is neither"),
         (f"electors = [3]\n{LEAST}", "line 1: electors: 3 is neither"),

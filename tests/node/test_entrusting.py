@@ -14,7 +14,7 @@ from node.log.service import News
 from node.net.rpc import Refused
 from protocol import codec
 from protocol.manifest import Manifest
-from protocol.records import Weights
+from protocol.records import Blob, Weights
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
 
 RAW = b"\7" + WHOLE_0[1:]
@@ -37,7 +37,7 @@ async def stage(cluster: Cluster) -> Running:
 
 async def give(running: Running, raw: bytes = RAW) -> None:
     manifest = manifest_of(raw)
-    await entrust(running.node, manifest.digest, len(manifest.encode()), len(raw))
+    await entrust(running.node, Blob(manifest.digest, len(manifest.encode())), None, len(raw))
 
 
 def holders(cluster: Cluster) -> set[str]:
@@ -89,7 +89,7 @@ async def test_only_the_trainer_in_office_entrusts(
     async with open_cluster(tmp_path) as cluster:
         trainer = await stage(cluster)
         manifest = manifest_of(RAW)
-        request = codec.encode([manifest.digest, len(manifest.encode())])
+        request = codec.encode([manifest.digest, len(manifest.encode()), None, 0])
         stranger = cluster.running["i"].node
         with pytest.raises(Refused, match="only the trainer in office"):
             await stranger.network.request(cluster.running["r"].id, PROTOCOL, request, timeout=5, max_response=0)
@@ -104,7 +104,7 @@ async def test_a_version_of_another_size_is_refused(
         trainer = await stage(cluster)
         longer = Manifest.of_file([("weights", "F32", (8, 4))], RAW + RAW, 1)
         trainer.node.blobs.put(longer.encode())
-        await entrust(trainer.node, longer.digest, len(longer.encode()), 64)
+        await entrust(trainer.node, Blob(longer.digest, len(longer.encode())), None, 64)
         assert "another size" in trainer.node.health.warnings["entrusting"]
         assert longer.digest not in cluster.running["r"].node.versions.held()
 

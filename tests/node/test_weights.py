@@ -275,7 +275,7 @@ async def test_other_tensors_than_version_0s_are_refused_before_a_byte_is_fetche
                 with pytest.raises(PeerError, match="other tensors than those of version 0"):
                     await running.node.weights.hold(entry, timeout=10)
             with pytest.raises(PeerError, match="other tensors than those of version 0"):
-                await running.node.weights.keep_entrusted(manifest, trainer.id)
+                await running.node.weights.keep_entrusted(manifest, None, trainer.id)
         assert running.node.versions.held() == []
 
 

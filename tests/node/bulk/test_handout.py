@@ -90,7 +90,7 @@ async def test_a_public_route_opens_the_weights(tmp_path: Path) -> None:
         assert route.address == both.holder.bulk.addresses[0]
         assert await fetch(both, route.address, route.token) == both.data
         grant = tokens.check(both.holder.bulk.secret, route.token, time.monotonic())
-        assert grant == tokens.Grant(both.asker.id, (tokens.LOCAL,))
+        assert (grant.node, grant.hosts) == (both.asker.id, (tokens.LOCAL,))
         # It is kept, until it is said to be bad.
         assert await routes.route(both.holder.id) is route
         routes.spoil(both.holder.id)

@@ -1,0 +1,143 @@
+"""Weights over the control socket: what is on the disk and why, cleaning up, and fetching a version at once.
+
+``{"op": "weights"}`` lists the objects, and tells how many versions were ``applied``: made from deltas since the start;
+``{"op": "weights-gc", "dry_run": bool}`` deletes what nothing keeps and, where
+the quota is exceeded or the reserve is not left, what may be spared, and tells what went (or would);
+``{"op": "weights-pull", "version": N}`` (-1: the newest) begins to fetch a version, or tells how far it is: asked again
+and again by the command that shows the progress. Sizes are bytes, ids hex.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from node import retention
+from node.context import Node, innermost
+from node.store.versions import VersionStore
+from node.weights import payload
+from protocol.constants import CHUNK_BYTES
+from protocol.delta import DeltaManifest
+from protocol.entry import Entry
+from protocol.errors import Error
+
+OPS: Final = ("weights", "weights-gc", "weights-pull")
+
+
+async def answer(node: Node, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one of ``OPS``."""
+    match request:
+        case {"op": "weights"}:
+            entries, lineage = node.log.ledger.lineage(), node.weights.lineage()
+            rows = await trio.to_thread.run_sync(objects, entries, node.versions, lineage)
+            told = {"domain": node.domain.id.hex(), "applied": node.weights.catching_up.applied}
+            return {**retention.room(node.versions), **told, "objects": rows}
+        case {"op": "weights-gc", "dry_run": bool(dry_run)}:
+            return await node.weights.clean(dry_run=dry_run)
+        case {"op": "weights-pull", "version": int(version)} if not isinstance(version, bool):
+            return await node.pulls.answer(version)
+    await trio.lowlevel.checkpoint()
+    return {"error": "unknown request"}
+
+
+def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Lineage) -> list[dict[str, Any]]:
+    """Everything in the store, newest first: what it is, how much of it is here, and why it is kept."""
+    named = _named(entries)
+    present = store.held()
+    kept = retention.reasons(lineage, present)
+    rows = []
+    for digest in present:
+        held = store.open(digest)
+        if held is None:
+            continue
+        kind, numbers, term = named.get(digest, (_kind(held.listing), [], None))
+        if digest == lineage.genesis and not numbers:  # not published yet
+            numbers = [0]
+        rows.append(
+            {
+                "digest": digest.hex(),
+                "kind": kind,
+                "numbers": numbers,
+                "term": term,
+                "size": held.listing.size,
+                "here": min(held.listing.size, held.present() * CHUNK_BYTES),
+                "kept": kept.get(digest),
+            }
+        )
+    return sorted(rows, key=lambda row: (-max(row["numbers"], default=-1), row["kind"] != "version", row["digest"]))
+
+
+def _kind(listing: object) -> str:
+    return "delta" if isinstance(listing, DeltaManifest) else "version"
+
+
+def _named(lineage: Iterable[Entry]) -> dict[bytes, tuple[str, list[int], int]]:
+    """Kind, numbers of the versions and term by digest. Weights that were announced again have several numbers."""
+    found: dict[bytes, tuple[str, list[int], int]] = {}
+    for entry in lineage:
+        made = payload(entry)
+        for digest, kind in ((made.manifest, "version"), (made.delta, "delta")):
+            if digest is not None:
+                numbers = found[digest][1] if digest in found else []
+                found[digest] = (kind, [*numbers, made.number], made.term)
+    return found
+
+
+@dataclass(slots=True)
+class _Pull:
+    """A version that somebody wants now."""
+
+    entry: Entry
+    error: str | None = None
+
+
+class Pulls:
+    """Fetches versions that a person asked for."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._pulls: dict[bytes, _Pull] = {}
+        self._send, self._receive = trio.open_memory_channel[_Pull](math.inf)
+
+    async def run(self) -> None:
+        """Fetch what is asked for, for ever."""
+        async with trio.open_nursery() as nursery:
+            async for pull in self._receive:
+                nursery.start_soon(self._fetch, pull)
+
+    async def _fetch(self, pull: _Pull) -> None:
+        try:
+            await self._node.weights.hold(pull.entry)
+        except* (Error, OSError) as group:
+            pull.error = str(innermost(group))
+        else:
+            del self._pulls[pull.entry.id]
+
+    async def answer(self, version: int) -> dict[str, Any]:
+        """Begin to fetch a version unless it is here or on its way, and tell how far it is."""
+        await trio.lowlevel.checkpoint()
+        weights = self._node.weights
+        lineage = self._node.log.ledger.lineage()
+        entry = next((e for e in lineage if payload(e).number == version), None)
+        if version == -1:
+            entry = weights.newest()
+        if entry is None:
+            return {"error": "no version was published yet" if version == -1 else f"there is no version {version}"}
+        number, size = payload(entry).number, payload(entry).size
+        if weights.outdated(entry.id):
+            return {"error": f"version {number} is older than those that nodes keep"}
+        told = {"version": number, "size": size}
+        if entry.id in weights.held():
+            return {**told, "done": True, "have": size, "rate": 0, "peers": 0, "part": "whole"}
+        pull = self._pulls.get(entry.id)
+        if pull is not None and pull.error is not None:
+            del self._pulls[entry.id]
+            return {"error": f"version {number} does not arrive: {pull.error}"}
+        if pull is None:
+            self._pulls[entry.id] = pull = _Pull(entry)
+            self._send.send_nowait(pull)
+        return {**told, "done": False, **weights.progress(entry)}

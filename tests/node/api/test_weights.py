@@ -1,0 +1,89 @@
+"""Weights over the control socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+
+from node.api import weights
+from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
+
+
+async def stage(cluster: Cluster) -> Running:
+    first = await cluster.stage(t="trainer", v="validator", i="inference")
+    await cluster.announce("t", b"\7" + WHOLE_0[1:], first)
+    running = cluster.running["i"]
+    running.nursery.start_soon(running.node.pulls.run)
+    return running
+
+
+async def ask(running: Running, op: str, **arguments: Any) -> dict[str, Any]:
+    return await weights.answer(running.node, {"op": op, **arguments})
+
+
+async def pulled(running: Running, version: int) -> dict[str, Any]:
+    with trio.fail_after(30):
+        while True:
+            found = await ask(running, "weights-pull", version=version)
+            if found.get("done") or "error" in found:
+                return found
+            assert {"part", "have", "total", "rate", "peers", "version", "size"} <= found.keys()
+            await trio.sleep(0.1)
+
+
+async def test_a_version_is_pulled_listed_and_cleaned_up(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        running = await stage(cluster)
+        assert (await ask(running, "weights"))["objects"] == []
+        assert (await pulled(running, 0))["version"] == 0
+        assert (await pulled(running, -1))["version"] == 1
+        assert len(running.node.weights.held()) == 2
+        found = await ask(running, "weights")
+        assert [row["numbers"] for row in found["objects"]] == [[1], [0]]
+        assert all(row["here"] == row["size"] == 64 and row["kept"] for row in found["objects"])
+        assert found["applied"] == 0
+        # A quota that has no room for both: the older one may go, though not while it may be trained with.
+        running.node.versions.quota = 64
+        found = await ask(running, "weights-gc", dry_run=False)
+        assert found["gone"] == []
+        assert found["shortage"] is not None
+        # An object that belongs to nothing.
+        file = running.node.directory.work / "file"
+        file.write_bytes(b"\1" * 64)
+        stray = running.node.versions.adopt(manifest_of(b"\1" * 64).encode(), file)
+        assert (await ask(running, "weights-gc", dry_run=True))["gone"][0]["digest"] == stray.hex()
+        assert stray in running.node.versions.held()
+        await ask(running, "weights-gc", dry_run=False)
+        assert stray not in running.node.versions.held()
+        assert len(running.node.weights.held()) == 2
+
+
+async def test_what_cannot_be_pulled_is_an_error(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        running = await stage(cluster)
+        assert await pulled(running, 5) == {"error": "there is no version 5"}
+        for request in ({"version": True}, {"version": "1"}, {}):
+            assert "error" in await ask(running, "weights-pull", **request)
+        assert "error" in await ask(running, "weights-gc", dry_run=1)
+
+
+async def test_a_pull_that_fails_says_why(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        running = await stage(cluster)
+
+        async def refuse(entry: object, **options: object) -> None:
+            await trio.lowlevel.checkpoint()
+            raise OSError(28, "no room")
+
+        running.node.weights.hold = refuse  # type: ignore[method-assign]
+        found = await pulled(running, 1)
+        assert found == {"error": "version 1 does not arrive: [Errno 28] no room"}

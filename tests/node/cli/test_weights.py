@@ -1,0 +1,81 @@
+"""``farflung weights`` on a folder without a daemon."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from node.cli import main
+from node.store.blobs import BlobStore
+from node.store.directory import DataDirectory
+from node.store.versions import VersionStore
+from protocol.manifest import Manifest
+from tests.node.store.test_verify import fill
+
+OTHER = Manifest.of_file([("other", "F32", (4,))], bytes(16), 5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A node's folder with a small log that names no version yet, and with a stray object."""
+    directory = DataDirectory(tmp_path / "node")
+    trio.run(fill, directory)
+    BlobStore(directory.blobs)
+    store = VersionStore(directory.versions)
+    file = tmp_path / "file"
+    file.write_bytes(bytes(16))
+    store.adopt(OTHER.encode(), file)
+    return directory.path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main.main(["weights", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_what_is_not_of_the_lineage_is_listed_and_goes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "ls", "--json", "--data-dir", str(folder))
+    (row,) = json.loads(out)["objects"]
+    assert code == 0
+    assert (row["digest"], row["numbers"], row["kept"], row["here"]) == (OTHER.digest.hex(), [], None, 16)
+    code, out, err = run(capsys, "ls", "--data-dir", str(folder))
+    assert out.splitlines()[1].split()[:2] == ["version", "not"]
+    assert "weights take 16 B" in err
+    code, out, _ = run(capsys, "gc", "--dry-run", "--data-dir", str(folder))
+    assert (code, out.split()[-3:]) == (0, ["would", "be", "deleted"])
+    store = VersionStore(folder / "versions", owner=False)
+    assert store.held() == [OTHER.digest]
+    code, out, _ = run(capsys, "gc", "--json", "--data-dir", str(folder))
+    found: dict[str, Any] = json.loads(out)
+    assert found["gone"] == [{"digest": OTHER.digest.hex(), "size": 16}]
+    assert store.held() == []
+
+
+def test_the_quota_of_the_folders_configuration_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "farflung.toml").write_text("[weights]\nquota = 7\nreserve = 3\n")
+    _, out, _ = run(capsys, "ls", "--json", "--data-dir", str(folder))
+    found = json.loads(out)
+    assert (found["quota"], found["reserve"]) == (7 << 20, 3 << 20)
+
+
+def test_pulling_needs_a_daemon_and_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "pull", "--data-dir", str(folder))
+    assert (code, out) == (2, "")
+    assert err == (
+        f"farflung: {folder}: no daemon runs, and only a running one can fetch; farflung run --data-dir {folder}\n"
+    )
+
+
+def test_exporting_what_is_not_here_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wanted in ([], ["--version", "3"]):
+        code, out, err = run(capsys, "export", str(tmp_path / "out"), *wanted, "--data-dir", str(folder))
+        assert (code, out) == (2, "")
+        assert "whole are: none" in err
+        assert not (tmp_path / "out").exists()
