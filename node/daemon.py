@@ -182,7 +182,6 @@ async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> Non
         nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)
         nursery.start_soon(_keep, node, "pulls", node.pulls.run)
-        nursery.start_soon(_keep, node, "bulk", node.bulk.run)
         roles = RoleManager(node)
         nursery.start_soon(_take_part, node, roles)
         nursery.start_soon(_keep, node, "peers", partial(_remember_peers, node))
@@ -191,6 +190,7 @@ async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> Non
         nursery.start_soon(_keep, node, "elector", partial(_elect, node, sync))
         node.logger.info("%s serves at %s", node.config.name, ", ".join(network.addresses))
         manager.ready(watchdog.status_line(node))
+        nursery.start_soon(_keep, node, "bulk", node.bulk.run)  # only now: a child's start takes a core for a moment
         if manager.address is not None:
             nursery.start_soon(_keep, node, "watchdog", partial(watchdog.run, node, roles, manager))
 

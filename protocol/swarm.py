@@ -72,6 +72,8 @@ MAX_PAUSE: Final = 16.0
 LACK_SECONDS: Final = 0.5
 """How long a holder is not asked for a chunk that it refused or that was taken from it."""
 
+YOUNG_SECONDS: Final = 1.0
+"""Age from which on a run's own speed says how long it will last."""
 LOOK_SECONDS: Final = 0.03
 """Between two looks for a run to take over, where the last found none."""
 
@@ -128,6 +130,8 @@ class Run:
     """When bytes of it last arrived."""
     received: int = 0
     counted: int = 0
+    speed: float = 0.0
+    """Bytes a second of late."""
     broken_off: bool = False
 
     @property
@@ -336,6 +340,13 @@ class Swarm:
             holder.most = max(1, len(holder.runs) // 2)
             self._choose(now)
 
+    def forgive(self, node: bytes, now: float) -> None:
+        """A holder that failed is reached in another way from now on: it is not left alone for what was."""
+        holder = self._holders.get(node)
+        if holder is not None:
+            holder.failures, holder.not_before = 0, now
+            self._choose(now)
+
     def refused(self, run: Run, now: float) -> None:
         """A holder does not have the chunks of this run, whatever it told before."""
         holder = self._holders.get(run.node)
@@ -364,7 +375,9 @@ class Swarm:
         for holder in list(self._holders.values()):
             running += len(holder.runs)
             for run in holder.runs:
+                before = run.counted
                 self._account(run, now)
+                run.speed += ((run.counted - before) / seconds - run.speed) * share
                 self._watch(holder, run, now)
             holder.current += (holder.fresh / seconds - holder.current) * share
             holder.fresh = 0
@@ -459,14 +472,13 @@ class Swarm:
         return None
 
     def _left(self, holder: _Holder, run: Run, now: float) -> float:
-        """Seconds that a run may still last: by its own rate, or its holder's before anything arrived."""
-        total = run.count * CHUNK_BYTES
-        rest = max(0, total - run.received)
+        """Seconds that a run may still last: by its speed of late, by its holder's rate while it is young."""
+        rest = max(0, run.count * CHUNK_BYTES - run.received)
         age = now - run.began
-        if run.received and age > 0:
-            return rest / run.received * age
+        if age > YOUNG_SECONDS:
+            return rest / max(run.speed, 1.0)
         rate = self._flow_rate(holder, now)
-        return max(rest / rate if rate else run.expected, age)
+        return rest / rate if rate else run.expected
 
     # Watching flows
 

@@ -131,8 +131,9 @@ class Transfer:
                 place = self._places.get(node)
                 if place is None:
                     place = _Place(address, token, holding)
-                elif (place.address, place.token) != (address, token):
-                    place.address, place.token, place.failures, place.hidden_until = address, token, 0, 0.0
+                elif place.address != address:
+                    place.address, place.failures, place.hidden_until = address, 0, 0.0
+                place.token = token
                 place.holding = holding
                 places[node] = place
             self._places = places
@@ -292,13 +293,7 @@ class Transfer:
                 connection.close()
             now = time.monotonic()
             with self._changed:
-                self._why = str(error)
-                place.failures += 1
-                self._swarm.failed(node, now)
-                if place.failures >= TRIES:
-                    place.hidden_until = now + HIDDEN_SECONDS
-                    self._hold()
-                    self._child.daemon.say("token", digest=self.digest, node=node)
+                self._unreached(node, place, error, now)
             return None
         with self._changed:
             place.failures = 0
@@ -374,6 +369,17 @@ class Transfer:
         else:
             self._swarm.failed(node, now)
 
+    def _unreached(self, node: bytes, place: _Place, error: Exception, now: float) -> None:
+        """No connection to a holder came about; after a few times libp2p is to carry its chunks."""
+        self._why = str(error)
+        place.failures += 1
+        self._swarm.failed(node, now)
+        if place.failures >= TRIES and self._direct(place, now):
+            place.hidden_until = now + HIDDEN_SECONDS
+            self._child.daemon.say("token", digest=self.digest, node=node)
+            self._hold()
+            self._swarm.forgive(node, now)
+
     def _fault(self, node: bytes, text: str) -> None:
         self._child.daemon.say("fault", digest=self.digest, node=node, text=text)
 
@@ -413,6 +419,7 @@ class Transfer:
                     connection.token = token
                     bitmap = connection.have(self.digest, more_than, POLL_WAIT)
                     with self._changed:
+                        place.failures = 0
                         more_than = self._tell(node, bitmap) + self._swarm.batch(node) - 1
                     pause = POLL
                 except Missing:
@@ -443,8 +450,8 @@ class Transfer:
                 self._swarm.failed(node, now)
             elif isinstance(error, Denied):
                 self._denied(node, now)
-            elif not isinstance(error, Busy):
-                self._swarm.failed(node, now)
+            elif not isinstance(error, Busy) and (place := self._places.get(node)) is not None:
+                self._unreached(node, place, error, now)
 
     def _tell(self, node: bytes, bitmap: bytes) -> int:
         """Take in what a holder has, and perhaps what is on its way there; how many it has."""

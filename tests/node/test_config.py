@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node import config
-from node.config import KEYS, Config, DevnetConfig, resolve
+from node.config import KEYS, BulkConfig, Config, DevnetConfig, resolve
 from node.errors import UserError
 from protocol.identity import Identity, peer_id
 
@@ -31,6 +31,13 @@ def test_write_and_load(tmp_path: Path) -> None:
         willing=("inference",),
         log_level="debug",
         threads=3,
+        bulk=BulkConfig(
+            listen=("/ip4/127.0.0.1/tcp/0",),
+            announce=("/dns4/weights.example.org/tcp/443/https/http-path/a%2Fb",),
+            proxied=True,
+            rate=100,
+            connections=64,
+        ),
         devnet=DevnetConfig(cheat="forged-reward", pause_at_step=7),
     )
     config.write(value, path)
@@ -78,6 +85,16 @@ def test_every_name_survives(name: str, tmp_path_factory: pytest.TempPathFactory
         ("threads = 0", "threads"),
         ("threads = true", "threads"),
         ("threads = 1.5", "threads"),
+        ("bulk = 1", "expected a section: [bulk]"),
+        ("[bulk]\ncolour = 1", "known keys are listen, announce, proxied"),
+        ("[bulk]\nproxied = 1", "bulk.proxied: expected true or false"),
+        ("[bulk]\nrate = -1", "bulk.rate"),
+        ("[bulk]\nrate = true", "bulk.rate"),
+        ("[bulk]\nconnections = 0", "bulk.connections"),
+        ('[bulk]\nlisten = ["/dns4/example.org/tcp/1"]', "bulk.listen"),
+        ('[bulk]\nannounce = ["/ip4/127.0.0.1/tcp/1"]', "bulk.announce"),
+        ("[bulk]\nannounce = [1]", "bulk.announce"),
+        ('[bulk]\nannounce = ["/ip4/127.0.0.1/tcp/0/http"]', "bulk.announce"),
         ('[devnet]\ncheat = "steal"', "devnet.cheat"),
         ("[devnet]\npause_at_step = -1", "devnet.pause_at_step"),
     ],
@@ -123,6 +140,9 @@ def test_flags_come_before_the_environment_before_the_file_before_defaults(tmp_p
         "FARFLUNG_LOG_LEVEL": "debug",
         "FARFLUNG_WILLING": "relay, inference",
         "FARFLUNG_DEVNET_CHEAT": "",
+        "FARFLUNG_BULK_PROXIED": "true",
+        "FARFLUNG_BULK_PEER_RATE": "50",
+        "FARFLUNG_BULK_ANNOUNCE": "/ip4/192.0.2.1/tcp/80/http,/ip4/192.0.2.1/tcp/443/https",
         "FARFLUNG_DEVNET_PAUSE_AT_STEP": "5",
         "FARFLUNG_DATA_DIR": "/elsewhere",
         "FARFLUNG_VECTORS": "somebody else's",
@@ -133,6 +153,9 @@ def test_flags_come_before_the_environment_before_the_file_before_defaults(tmp_p
         threads=4,
         log_level="warning",
         willing=("relay", "inference"),
+        bulk=BulkConfig(
+            announce=("/ip4/192.0.2.1/tcp/80/http", "/ip4/192.0.2.1/tcp/443/https"), proxied=True, peer_rate=50
+        ),
         devnet=DevnetConfig(pause_at_step=5),
     )
     assert resolve(tmp_path / "missing", environment={}) == Config()
@@ -143,6 +166,7 @@ def test_flags_come_before_the_environment_before_the_file_before_defaults(tmp_p
     [
         ({"FARFLUNG_THREADS": "many"}, "FARFLUNG_THREADS: expected an integer"),
         ({"FARFLUNG_THREADS": "1.0"}, "FARFLUNG_THREADS: expected an integer"),
+        ({"FARFLUNG_BULK_PROXIED": "yes"}, "FARFLUNG_BULK_PROXIED: expected true or false"),
         ({"FARFLUNG_LISTEN": ""}, "FARFLUNG_LISTEN: expected a list"),
         ({"FARFLUNG_LISTEN": "/ip4/127.0.0.1/tcp/0,rubbish"}, "FARFLUNG_LISTEN: 'rubbish'"),
         ({"FARFLUNG_DEVNET_CHEAT": "steal"}, "FARFLUNG_DEVNET_CHEAT: expected one of"),

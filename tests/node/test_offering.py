@@ -61,11 +61,11 @@ async def test_an_offer_makes_its_relay_a_holder_before_any_presence_says_so(
         cluster.network.partition([i.id], others)
         i.port.topics.clear()
         assert r.id not in i.node.weights.holders(version)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: i.node.weights.hold(version, timeout=30))
-            await trio.sleep(1)
-            assert i.node.weights.held() == []
-            await r.node.network.request(i.id, offering.PROTOCOL, codec.encode([version.id]), timeout=5, max_response=0)
+        i.nursery.start_soon(i.node.weights.run)
+        await trio.sleep(1)
+        assert i.node.weights.held() == []
+        await r.node.network.request(i.id, offering.PROTOCOL, codec.encode([version.id]), timeout=5, max_response=0)
+        await cluster.until(lambda: i.node.weights.held() == [version.id], 5)
         assert i.node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
 
 

@@ -38,6 +38,7 @@ class Some:
         self.domain = SimpleNamespace(id=DOMAIN, private=private)
         self.config = Config(listen=FREE, bulk=config or BulkConfig())
         self.directory = SimpleNamespace(versions=folder / "versions")
+        self.versions: Any = None
         self.logger = logging.getLogger("tests.bulk")
         self.health = Health(self.logger)
         self.children: dict[str, int] = {}

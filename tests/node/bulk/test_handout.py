@@ -18,12 +18,15 @@ from node.bulk import certificate, handout, tokens
 from node.bulk.address import parse
 from node.bulk.fetch import Connection
 from node.bulk.tls import client_context
+from node.carrier import Carrier
 from node.config import BulkConfig
 from node.errors import Refused, Unreachable
 from node.net.host import open_network
+from node.store.versions import VersionStore
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
+from protocol.swarm import Holding
 from tests.node.bulk.harness import CHUNKS, DOMAIN, make_object
 from tests.node.bulk.nodes import Some, until
 from tests.node.net.helpers import LISTEN, identity
@@ -138,6 +141,17 @@ async def test_a_private_route_is_encrypted_and_for_members(tmp_path: Path) -> N
         asker.routes.spoil(holder.id)
         with pytest.raises(Refused, match="only nodes that joined"):
             await asker.routes.route(holder.id)
+
+
+@pytest.mark.parametrize("private", [0, 1])
+async def test_an_object_is_brought_from_peer_to_peer(tmp_path: Path, private: int) -> None:
+    """Token, connection, swarm, store: all of the way, in plain and encrypted."""
+    async with pair(tmp_path, private=private) as both:
+        versions = both.asker.versions = VersionStore(both.asker.directory.versions)
+        carrier = Carrier(both.asker)  # type: ignore[arg-type]
+        await carrier.bring(both.manifest, lambda: {both.holder.id: Holding()}, stall=20)
+        assert versions.paths(both.manifest.digest)[1].read_bytes() == both.data
+        assert "/farflung/chunk/1" not in both.asker.network.counts
 
 
 async def test_a_private_domain_refuses_who_has_not_joined(tmp_path: Path) -> None:

@@ -117,6 +117,15 @@ async def test_a_port_that_another_holds(directory: DataDirectory, port: int, ru
         assert (await node.ports(subject))[0].severity == OK
 
 
+async def test_a_port_for_weights_that_another_holds(directory: DataDirectory, port: int) -> None:
+    address = f"/ip4/127.0.0.1/tcp/{port}"
+    directory.config_file.write_text(f'listen = ["/ip4/127.0.0.1/tcp/0"]\n[bulk]\nlisten = ["{address}"]\n')
+    subject = await node.examine(directory)
+    assert [found.severity for found in await node.ports(subject)] == [OK, ERROR]
+    subject.status = {"addresses": [], "bulk": {"listening": [f"{address}/http"]}}
+    assert [found.severity for found in await node.ports(subject)] == [OK, OK]
+
+
 @pytest.mark.parametrize(
     ("status", "severity"),
     [

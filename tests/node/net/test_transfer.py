@@ -20,6 +20,7 @@ from node.net.transfer import (
     serve_chunks,
     serve_haves,
 )
+from protocol import codec
 from protocol.errors import PeerError
 from tests.node.net.helpers import network, never
 
@@ -168,6 +169,17 @@ async def test_a_blob_too_large_for_anybody() -> None:
     async with networks(1) as (asker,):
         with pytest.raises(PeerError):
             await fetch_blob(asker, [], bytes(32), 1 << 40)
+
+
+async def test_a_private_domains_chunks_are_for_those_who_joined() -> None:
+    async with networks(2) as (asker, holder):
+        members: set[bytes] = set()
+        serve_chunks(holder, lambda name, index: b"chunk", may_have=members.__contains__)
+        request = codec.encode([MANIFEST, 0])
+        with pytest.raises(Refused, match="only nodes that joined"):
+            await asker.request(holder.node, CHUNK_PROTOCOL, request, timeout=5, max_response=5)
+        members.add(asker.node)
+        assert await asker.request(holder.node, CHUNK_PROTOCOL, request, timeout=5, max_response=5) == b"chunk"
 
 
 async def test_a_holder_tells_which_chunks_it_has() -> None:
