@@ -250,6 +250,8 @@ class Bulk:
             self._node.presences.announce_soon()
             for callback in self._changes:
                 callback(up)
+            for call in self._calls.values() if not up else ():
+                call.set()
 
     def _setup(self) -> dict[str, Any]:
         config = self._node.config.bulk

@@ -41,7 +41,8 @@ GATHER: Final = 0.01
 _FULL: Final = b"HTTP/1.1 429 \r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _RECEIVE: Final = 16384
 _SENDFILE: Final = 1 << 30
-_TLS_PIECE: Final = 1 << 20
+_TLS_PIECE: Final = 256 << 10
+"""Bytes that a peer has to take within ``STALL_SECONDS``."""
 
 
 class News:

@@ -47,6 +47,8 @@ PROGRESS: Final = 0.5
 POLL: Final = 0.08
 """Seconds between two questions to one holder, at least."""
 POLL_WAIT: Final = 0.5
+PREPARED: Final = 4
+"""Chunks whose pages are made ready at a time."""
 CHUNK_TIMEOUT: Final = 300.0
 """A chunk that arrives slowly is given up by the swarm's rules, much earlier where somebody else has it."""
 STOP_SECONDS: Final = 2.0
@@ -315,11 +317,14 @@ class Transfer:
     def _fetch(self, run: Run, connection: Connection) -> bool:
         """Ask for one run; whether the connection is good for another."""
         held, swarm, changed = self._held, self._swarm, self._changed
+        held.prepare(run.first, min(run.first + PREPARED, run.end))
         buffers = [held.buffer(index) for index in range(run.first, run.end)]
         last = run.end - 1
 
         def arrived(index: int) -> None:
             right = held.check(index)
+            if index != last and (index + 1 - run.first) % PREPARED == 0:
+                held.prepare(index + 1, min(index + 1 + PREPARED, last + 1))
             now = time.monotonic()
             with changed:
                 run.received = max(run.received, (index + 1 - run.first) * CHUNK_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -292,3 +293,16 @@ def test_many_objects_do_not_hold_as_many_descriptors(store: VersionStore, monke
 
 def _exists(name: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{name}")
+
+
+def test_pages_that_were_prepared_are_written_without_a_fault(store: VersionStore) -> None:
+    held = store.open(store.begin(MANIFEST))
+    assert held is not None
+    held.prepare(0, 3)
+    held.prepare(3, 9)  # beyond the end there is nothing to prepare
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for index in range(3):
+        held.buffer(index)[:] = chunk(DATA, index)
+        assert held.check(index)
+    # One a page would be more than 512.
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 100
