@@ -35,7 +35,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from tests.bench import bare, baseline, links, payload
+from tests.bench import bare, baseline, links, payload, serving
+from tests.bench import delta as deltas
 from tests.bench.fleet import Fleet, Pings, quantile
 from tests.bench.links import Links
 from tests.bench.payload import Payload
@@ -210,10 +211,30 @@ def disturb(setting: Setting) -> Found:
     return {"undisturbed_seconds": undisturbed, "disturbed_seconds": disturbed, "disturbed_ratio": ratio}
 
 
+def delta(setting: Setting) -> Found:
+    """All of part ``delta``: the ratios, and shares a step of eight."""
+    if setting.model is None:
+        raise Missing("name a model's directory (--model)")
+    found = deltas.run(setting.model, threads=len(os.sched_getaffinity(0)), versions=setting.cache / "versions")
+    single = {name: value for name, value in found.items() if not isinstance(value, dict)}
+    costs = {name: value for name, value in found.items() if isinstance(value, dict)}
+    for name, cost in costs.items():
+        tell(f"delta: {name}:", {part: float(f"{figure:.4g}") for part, figure in cost.items()})
+    eight = max(cost["share"] for name, cost in costs.items() if name.endswith("8 steps"))
+    return single | {"delta_bytes_share_8_steps": eight}
+
+
+def serve(setting: Setting) -> Found:
+    """All of part ``serving``."""
+    return serving.run(setting.folder, setting.cache, setting.model)
+
+
 PARTS: Final[dict[str, Callable[[Setting], Found]]] = {
     "loopback": loopback,
     "netem": netem,
     "disturb": disturb,
+    "delta": delta,
+    "serving": serve,
 }
 
 

@@ -3,10 +3,11 @@
 It is the operator's daemon with everything in it; only the trainer's role does not train. Once ``COUNT`` nodes are
 here and its own role is ``ROLE`` it says ``ready`` with its id. Then it takes lines on standard input:
 
-``publish MANIFEST WHOLE``  take in these files and append the version's ``weights`` entry: ``published TIME`` (the
-                            monotonic clock's when appending began)
+``publish MANIFEST WHOLE …``  take in these files (and, where they follow, a delta's manifest and file) and append the
+                            version's ``weights`` entry: ``published TIME`` (the monotonic clock's when appending began)
 ``await NUMBER``            ``done TIME`` as soon as that version or a later one is held whole
 ``ping NODE``, ``pings``    ask that node for an empty answer twenty times a second; ``pings`` with all round trips (ms)
+``follow CONFIG TOKENIZER``  load each version into an engine: see ``tests.bench.following``
 ``spoil``                   from now on, a byte of every chunk that arrives is changed on disk behind the daemon's back
 """
 
@@ -30,9 +31,11 @@ from node.roles import trainer
 from node.store.directory import DataDirectory
 from node.systemd import Manager
 from protocol.constants import CHUNK_BYTES
+from protocol.delta import DeltaManifest, parse_chunk_list
 from protocol.errors import PeerError
-from protocol.manifest import Manifest
-from protocol.records import Weights
+from protocol.manifest import ChunkList, Manifest
+from protocol.records import Blob, Weights
+from tests.bench.following import Following
 
 PING: Final = "/farflung/bench/ping/1"
 INTERVAL: Final = 0.05
@@ -69,7 +72,7 @@ class Control:
 
     async def _obey(self, nursery: trio.Nursery, command: str, *words: str) -> None:
         if command == "publish":
-            nursery.start_soon(self._publish, Path(words[0]), Path(words[1]))
+            nursery.start_soon(self._publish, *map(Path, words))
         elif command == "await":
             nursery.start_soon(self._await, int(words[0]))
         elif command == "ping":
@@ -77,6 +80,8 @@ class Control:
         elif command == "pings":
             pings, self._pings = self._pings, []
             say("pings", json.dumps(pings, separators=(",", ":")))
+        elif command == "follow":
+            nursery.start_soon(Following(self._node).run, *map(Path, words))
         elif command == "spoil":
             threading.Thread(target=spoil, args=(self._node.directory.versions,), daemon=True).start()
 
@@ -87,22 +92,42 @@ class Control:
             seen = await node.log.wait_change(seen, timeout=0.2)
         say("ready", node.id.hex())
 
-    async def _publish(self, manifest_file: Path, whole: Path) -> None:
-        node, data = self._node, await trio.Path(manifest_file).read_bytes()
-        manifest = Manifest.parse(data)
-        digest = await node.blobs.put_async(data)
-        scratch = node.directory.work / "next.bin"
-        await trio.to_thread.run_sync(shutil.move, whole, scratch)
-        await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
+    async def _publish(self, manifest: Path, whole: Path, *delta: Path) -> None:
+        node = self._node
+        blob, listing = await self._adopt(manifest, whole)
+        assert isinstance(listing, Manifest)
+        difference, found = await self._adopt(*delta) if delta else (None, None)
+        assert found is None or isinstance(found, DeltaManifest)
+        node.weights.expect(listing, found)
         grant, newest = node.log.ledger.grant(), node.weights.newest()
         assert grant is not None
         number, predecessor = (0, None) if newest is None else (node.weights.newest_number() + 1, newest.id)
         began = time.monotonic()
         (entry,) = await node.log.append(
-            Weights(grant.term, number, predecessor, digest, len(data), manifest.whole, manifest.size, None)
+            Weights(
+                grant.term,
+                number,
+                predecessor,
+                blob.hash,
+                blob.size,
+                listing.whole,
+                listing.size,
+                None,
+                None if difference is None else difference.hash,
+                0 if difference is None else difference.size,
+            )
         )
         node.weights.adopt(entry)
         say("published", began)
+
+    async def _adopt(self, manifest: Path, whole: Path) -> tuple[Blob, ChunkList]:
+        """Take a chunk list and the file that it describes into the stores; the file moves."""
+        node, data = self._node, await trio.Path(manifest).read_bytes()
+        digest = await node.blobs.put_async(data)
+        scratch = node.directory.work / "next.bin"
+        await trio.to_thread.run_sync(shutil.move, whole, scratch)
+        await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
+        return Blob(digest, len(data)), parse_chunk_list(data)
 
     async def _await(self, number: int) -> None:
         weights = self._node.weights

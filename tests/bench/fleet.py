@@ -114,12 +114,14 @@ class Fleet:
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         member.child = self._children.start(f"node-{member.number}", [*inside, *command], env=env)
 
-    def announce(self, payload: Payload) -> float:
-        """Publish a version (its file moves away); when its entry was first known (monotonic time)."""
+    def announce(self, payload: Payload, delta: Path | None = None) -> float:
+        """Publish a version, with its ``delta`` (the files move away); when its entry was first known (monotonic
+        time). The manifests lie beside the files."""
         self._published += 1
         for member in self.receivers:
             member.child.tell("await", self._published)
-        self.origin.child.tell("publish", payload.path.with_suffix(".manifest"), payload.path)
+        files = [payload.path] if delta is None else [payload.path, delta]
+        self.origin.child.tell("publish", *(name for file in files for name in (file.with_suffix(".manifest"), file)))
         return float(self.origin.child.expect("published", 120)[0])
 
     def arrivals(self, members: Sequence[Member], timeout: float) -> list[float]:
