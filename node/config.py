@@ -24,9 +24,9 @@
     connections = 512                                    # open at once
     peer_connections = 32                                # of these of one peer
 
-    [weights]
-    quota = 0                                            # megabytes that versions may take on the disk; 0: no limit
-    reserve = 500                                        # megabytes of free disk that versions leave to others
+    [weights]                                            # on this node's disk
+    quota = 0                                            # MiB that weights may take; 0: no limit
+    reserve = 512                                        # MiB that they leave free
 
     [devnet]                                             # only read in a development network
     cheat = ""                                           # "wrong-weights" or "forged-reward"
@@ -100,10 +100,10 @@ class BulkConfig:
 
 @dataclass(frozen=True, slots=True)
 class WeightsConfig:
-    """The room that versions may take, in megabytes (2²⁰ bytes); a ``quota`` of 0 is no limit."""
+    """Room for weights on the disk, in MiB; a ``quota`` of 0 is none."""
 
     quota: int = 0
-    reserve: int = 500
+    reserve: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,8 @@ KEYS: Final = {
         Key("bulk.peer_rate", 0, partial(_integer, 0, MAX_RATE), "megabits a second to one peer; 0: no limit"),
         Key("bulk.connections", 512, partial(_integer, 8, MAX_CONNECTIONS), "connections for weights at once"),
         Key("bulk.peer_connections", 32, partial(_integer, 1, MAX_CONNECTIONS), "connections of one peer at once"),
-        Key("weights.quota", 0, partial(_integer, 0, MAX_ROOM), "megabytes that versions may take; 0: no limit"),
-        Key("weights.reserve", 500, partial(_integer, 0, MAX_ROOM), "megabytes of free disk that versions leave"),
+        Key("weights.quota", 0, partial(_integer, 0, MAX_ROOM), "MiB that weights may take on the disk; 0: no limit"),
+        Key("weights.reserve", 512, partial(_integer, 0, MAX_ROOM), "MiB of the disk that weights leave free"),
         Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
         Key(
             "devnet.pause_at_step", 0, partial(_integer, 0, MAX_STEP), "nothing is generated after this step; 0: never"

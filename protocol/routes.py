@@ -14,10 +14,9 @@ Time is an argument (monotonic seconds), and so is chance.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 ALPHA: Final = 0.3
 HEAL_SECONDS: Final = 60.0
@@ -29,6 +28,16 @@ TYPICAL: Final = 4 << 20
 
 MAX_KNOWN: Final = 4096
 """Peers remembered; beyond it those not used for longest are forgotten."""
+
+
+class Chance(Protocol):
+    """Where chance comes from: ``random.Random`` is one."""
+
+    def random(self) -> float:
+        """From 0 up to but without 1."""
+
+    def randrange(self, stop: int, /) -> int:
+        """An integer from 0 up to but without ``stop``."""
 
 
 @dataclass(slots=True)
@@ -78,9 +87,7 @@ class Routes:
         speed = 1.0 if rate is None else rate / max(self._typical, 1.0)
         return max(FLOOR, speed * self.success(node, now))
 
-    def draw(
-        self, candidates: Iterable[tuple[bytes, float]], count: int, now: float, chance: random.Random
-    ) -> list[bytes]:
+    def draw(self, candidates: Iterable[tuple[bytes, float]], count: int, now: float, chance: Chance) -> list[bytes]:
         """``count`` different ones of ``candidates`` (node, preference > 0), or all where there are fewer."""
         # The smallest of exponential variables with these rates: a draw without replacement.
         keys = [

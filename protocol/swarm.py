@@ -33,13 +33,12 @@ A decision costs microseconds, and in proportion to the object's chunks a few mo
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.constants import CHUNK_BYTES
-from protocol.routes import Routes
+from protocol.routes import Chance, Routes
 
 MAX_RUN: Final = 16
 RUN_SECONDS: Final = 0.25
@@ -167,7 +166,7 @@ class _Holder:
 class Swarm:
     """One transfer. ``chunks`` is the object's number of chunks, ``held`` the set of those that are here."""
 
-    def __init__(self, chunks: int, held: int, *, routes: Routes, chance: random.Random, now: float) -> None:
+    def __init__(self, chunks: int, held: int, *, routes: Routes, chance: Chance, now: float) -> None:
         self.chunks = chunks
         self.all = (1 << chunks) - 1
         self.missing = self.all & ~held

@@ -106,7 +106,8 @@ class Member(Some):
         self.token_seconds = 600.0
         self.tamper: Callable[[bytes], bytes] = lambda data: data
         self.network = _Network(links, self.id)
-        self.routes = cast("Any", _Tokens(self))
+        self.tokens = _Tokens(self)
+        self.routes = cast("Any", self.tokens)
         self.store = self.versions = VersionStore(folder / "versions")
         self.carrier = Carrier(cast("Any", self))
         links.members[self.id] = self

@@ -156,10 +156,10 @@ async def test_a_refused_token_is_replaced(tmp_path: Path) -> None:
         origin.token_seconds = -1.0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bring, node)
-            await until(lambda: node.routes.asked[origin.id] >= 1)
+            await until(lambda: node.tokens.asked[origin.id] >= 1)
             origin.token_seconds = 600.0
         assert whole(node)
-        assert node.routes.asked[origin.id] >= 2
+        assert node.tokens.asked[origin.id] >= 2
 
 
 async def test_nobody_has_it(tmp_path: Path) -> None:
