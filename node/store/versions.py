@@ -246,14 +246,14 @@ class VersionStore:
         return held
 
     def _find(self, digest: bytes) -> Held | None:
-        folder = self.folder / digest.hex()
         known = self._open.get(digest)
         try:
-            if known is not None:
-                status = (folder / "whole.bin").stat()
+            if known is not None:  # for each request for chunks, so without a Path
+                status = os.stat(f"{self.folder}/{digest.hex()}/whole.bin")
                 if known.identity == (status.st_dev, status.st_ino):
                     return known
                 del self._open[digest]  # another process put a new one in its place
+            folder = self.folder / digest.hex()
             with (folder / "manifest").open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
             if hash_bytes(data) != digest:

@@ -196,3 +196,14 @@ def test_what_is_announced(tmp_path: Path) -> None:
         everywhere.bulk.up = True
         assert everywhere.bulk.addresses[-1].startswith("/ip4/127.0.0.1/tcp/")
         assert all(parse(item).port for item in everywhere.bulk.addresses)
+
+
+def test_the_child_loads_little() -> None:
+    """A node has one all the time."""
+    program = (
+        "import sys, node.bulk.child; print(*sorted({'trio', 'libp2p', 'torch', 'numpy', 'nacl'} & set(sys.modules)))"
+    )
+    root = Path(__file__).resolve().parents[3]
+    environment = child_environment({}) | {"PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == ""

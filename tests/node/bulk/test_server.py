@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -346,6 +347,17 @@ def test_a_reader_that_stalls_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
             time.sleep(0.01)
         assert made.server.gate.count == 0
         assert made.server.sent < SIZE
+
+
+def test_the_congestion_control_for_long_lines_is_asked_for() -> None:
+    settings_ = Path("/proc/sys/net/ipv4")
+    listed = "available" if os.geteuid() == 0 else "allowed"  # root needs no leave
+    has_it = "bbr" in (settings_ / f"tcp_{listed}_congestion_control").read_text().split()
+    usual = (settings_ / "tcp_congestion_control").read_text().strip()
+    with socket.socket() as connection:
+        server_module._prefer_bbr(connection)
+        used = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+    assert used == ("bbr" if has_it else usual)
 
 
 def test_rates_hold(tmp_path: Path) -> None:
