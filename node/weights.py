@@ -95,13 +95,16 @@ class Weights:
             await self._stirred.wait()
 
     async def run(self) -> None:
-        """Hold the newest version, for ever."""
+        """Hold the newest version, for ever; a relay its delta as well, for others."""
         seen = 0
-        while True:
-            newest = self.newest()
-            if newest is not None and newest.id not in self._held:
-                await self._try(newest)
-            seen = await self._node.log.wait_change(seen, timeout=1)
+        async with trio.open_nursery() as nursery:
+            while True:
+                newest = self.newest()
+                if newest is not None and newest.id not in self._held:
+                    await self._try(newest)
+                    if newest.id in self._held and self._node.role == "relay":
+                        nursery.start_soon(self.catching_up.hold_delta, newest)
+                seen = await self._node.log.wait_change(seen, timeout=1)
 
     async def _try(self, entry: Entry) -> None:
         async with trio.open_nursery() as nursery:
@@ -109,8 +112,6 @@ class Weights:
             try:
                 await self.hold(entry)
                 self._node.health.clear("weights")
-                if self._node.role == "relay":
-                    await self.catching_up.hold_delta(entry)
             except (Error, OSError) as error:
                 self._node.health.warn("weights", f"version {payload(entry).number} has not arrived: {error}")
                 interval = self._node.domain.timings.presence_ms / 1000

@@ -206,6 +206,28 @@ async def test_the_trainer_entrusts_a_delta_with_the_version(
         assert receiver.node.weights.catching_up.applied == 1
 
 
+async def test_a_relay_has_the_delta_for_others_also_where_it_took_the_whole(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        first, receiver = await stage(cluster, speed=None)
+        receiver.node.role = "relay"
+        receiver.nursery.start_soon(receiver.node.weights.run)
+        version = (await chain(cluster, first, 1))[1]
+        delta = payload(version).delta
+        assert delta is not None
+        await cluster.until(lambda: receiver.node.versions.complete(delta), 20)
+        assert receiver.node.weights.catching_up.applied == 0
+        # It gives it to one that comes by it, when the trainer is gone.
+        cluster.crash("t")
+        other = cluster.running["j"]
+        await other.node.weights.hold(first, timeout=30)
+        other.node.weights.catching_up.rates.speed = SLOW
+        await cluster.until(lambda: receiver.id in other.node.weights.holders(version), 20)
+        await other.node.weights.hold(version, timeout=30)
+        assert other.node.weights.catching_up.applied == 1
+
+
 def test_rates_follow_what_is_measured() -> None:
     rates = deltas.Rates()
     assumed = rates.speed

@@ -166,8 +166,10 @@ def test_a_damaged_delta_is_refused(setting: Setting, threads: int) -> None:
     base, target, delta = setting.pair()
     path = setting.store.paths(delta)[1]
     whole = path.read_bytes()
-    path.write_bytes(whole[:50] + bytes(20) + whole[70:])
-    with pytest.raises(UserError):
+    path.write_bytes(whole[:50] + bytes(20) + whole[70:])  # other gaps: a delta like any other, but the wrong one
+    assert setting.apply(delta, base, target, threads)["wrong"]
+    path.write_bytes(bytes(20) + whole[20:])
+    with pytest.raises(UserError, match="not compressed as it should be"):
         setting.apply(delta, base, target, threads)
     path.write_bytes(whole[:-1])
     with pytest.raises(UserError, match="bytes, not"):
