@@ -5,7 +5,8 @@
  * A packet waits for its turn on its sender's uplink (RATE bits a second), is lost with a probability of LOSS_PPM
  * millionths, travels for DELAY_US microseconds and waits for its turn on its receiver's downlink (the same RATE).
  * Both queues drop what would wait for longer than QUEUE_NS; at the lowest rates they hold QUEUE_PACKETS all the same.
- * Every packet is one packet of the wire: TUN devices without offloads are never handed bundles of segments.
+ * The kernel hands over bundles of TCP segments (TSO); each segment of one is a packet here, lost or not by itself, and
+ * those that go on without a gap are handed to the receiver as a bundle, as a network card does (GRO).
  *
  * It says "ready" and takes lines on standard input: "rate NODE BITS", "loss PPM", "sent" (answered with the bytes that
  * each uplink has carried); it ends with its standard input.
@@ -16,6 +17,7 @@
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
+#include <linux/virtio_net.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdint.h>
@@ -27,16 +29,16 @@
 #include <unistd.h>
 
 #define MAX_NODES 64
-#define MTU 1500
-#define POOL 131072
+#define LARGEST 65536
+#define MOST 262144 /* packets on their way */
 #define QUEUE_NS 100000000LL
 #define QUEUE_PACKETS 64
 #define TICK_NS 500000LL /* the shortest sleep: packets that fall due within it leave together */
 
 struct packet {
     int64_t due;
-    int to, length, arrived; /* arrived: it is in the downlink's queue already */
-    unsigned char data[MTU];
+    int to, bytes, count, length, arrived; /* bytes of so many wire packets; arrived: it is in the downlink's queue */
+    unsigned char data[]; /* the header of virtio_net.h, and the packet */
 };
 struct link {
     int64_t free; /* when all that is in its queue has left it */
@@ -44,8 +46,8 @@ struct link {
     int64_t carried;
 };
 
-static struct packet *pool, **heap, **spare;
-static int heaped, spared, nodes, device[MAX_NODES];
+static struct packet **heap;
+static int heaped, nodes, device[MAX_NODES];
 static struct link up[MAX_NODES], down[MAX_NODES];
 static int64_t delay_ns, loss_ppm;
 static uint64_t chance;
@@ -86,28 +88,75 @@ static struct packet *pop(void) {
     return first;
 }
 
-/* Take a turn on a link: when the packet has left it, or -1 where the queue is full. */
-static int64_t turn(struct link *l, int64_t at, int length) {
-    int64_t takes = length * 8000000000LL / l->bits, waits = l->free > at ? l->free - at : 0;
-    if (waits > QUEUE_NS && waits > QUEUE_PACKETS * takes) return -1;
+/* Take a turn on a link: when all bytes have left it, or -1 where the queue is full. */
+static int64_t turn(struct link *l, int64_t at, int bytes, int count) {
+    int64_t takes = bytes * 8000000000LL / l->bits, waits = l->free > at ? l->free - at : 0;
+    if (waits > QUEUE_NS && waits > QUEUE_PACKETS * takes / count) return -1;
     l->free = at + waits + takes;
-    l->carried += length;
+    l->carried += bytes;
     return l->free;
 }
 
+static void put16(unsigned char *at, int value) { at[0] = (unsigned char)(value >> 8), at[1] = (unsigned char)value; }
+
+/* Send on segments first..end of a packet that has `head` bytes of headers; one that is no bundle is one segment. */
+static void send_on(const unsigned char *data, int length, int head, int first, int end, int to, int64_t left) {
+    struct virtio_net_hdr bundle;
+    memcpy(&bundle, data, sizeof bundle);
+    int size = bundle.gso_type ? bundle.gso_size : length, start = first * size;
+    int payload = (end * size < length - head ? end * size : length - head) - start, count = end - first;
+    struct packet *p = malloc(sizeof *p + sizeof bundle + head + payload);
+    if (!p) fail("memory");
+    unsigned char *ip = p->data + sizeof bundle, *tcp = ip + (data[sizeof bundle] & 15) * 4;
+    memcpy(ip, data + sizeof bundle, head);
+    memcpy(ip + head, data + sizeof bundle + head + start, payload);
+    if (bundle.gso_type) {
+        uint32_t number, sum = 0;
+        memcpy(&number, tcp + 4, 4);
+        number = htonl(ntohl(number) + start);
+        memcpy(tcp + 4, &number, 4);
+        if (start + payload < length - head) tcp[13] &= ~0x09; /* FIN and PSH belong to the last segment */
+        put16(ip + 2, head + payload);
+        put16(ip + 4, (ip[4] << 8 | ip[5]) + first);
+        put16(ip + 10, 0);
+        for (int i = 0; i < tcp - ip; i += 2) sum += ip[i] << 8 | ip[i + 1];
+        while (sum >> 16) sum = (sum & 0xffff) + (sum >> 16);
+        put16(ip + 10, ~sum);
+        if (count == 1) bundle.gso_type = bundle.gso_size = 0;
+    }
+    memcpy(p->data, &bundle, sizeof bundle);
+    p->due = left + delay_ns, p->to = to, p->arrived = 0, p->count = count;
+    p->bytes = payload + count * head, p->length = (int)sizeof bundle + head + payload;
+    push(p);
+}
+
 static void take(int from, int64_t now) {
-    while (spared) {
-        struct packet *p = spare[spared - 1];
-        ssize_t length = read(device[from], p->data, MTU);
-        if (length <= 0) return;
-        if (length < 20 || p->data[0] >> 4 != 4 || memcmp(p->data + 16, "\x0a\x4d\x00", 3)) continue;
-        int to = p->data[19] - 1;
+    static unsigned char data[sizeof(struct virtio_net_hdr) + LARGEST];
+    const unsigned char *ip = data + sizeof(struct virtio_net_hdr);
+    while (heaped < MOST) {
+        struct virtio_net_hdr bundle;
+        int length = (int)read(device[from], data, sizeof data) - (int)sizeof bundle;
+        if (length < 0) return;
+        if (length < 20 || ip[0] >> 4 != 4 || memcmp(ip + 16, "\x0a\x4d\x00", 3)) continue;
+        int to = ip[19] - 1, head = 0, count = 1, size = length;
         if (to < 0 || to >= nodes) continue;
-        int64_t left = turn(&up[from], now, (int)length);
-        if (left < 0 || (int64_t)(drawn() % 1000000) < loss_ppm) continue;
-        spared--;
-        p->due = left + delay_ns, p->to = to, p->length = (int)length, p->arrived = 0;
-        push(p);
+        memcpy(&bundle, data, sizeof bundle);
+        if (bundle.gso_type) {
+            head = (ip[0] & 15) * 4;
+            head += (ip[head + 12] >> 4) * 4;
+            size = bundle.gso_size, count = (length - head + size - 1) / size;
+        }
+        for (int first = 0, end; first < count; first = end + 1) {
+            int64_t left = 0;
+            /* As many as get through; the one behind them is lost, but has its turn as well. */
+            for (end = first; end < count && (int64_t)(drawn() % 1000000) >= loss_ppm; end++) {}
+            if (end > first) {
+                int payload = (end * size < length - head ? end * size : length - head) - first * size;
+                left = turn(&up[from], now, payload + (end - first) * head, end - first);
+                if (left >= 0) send_on(data, length, head, first, end, to, left);
+            }
+            if (end < count) turn(&up[from], now, size + head, 1);
+        }
     }
 }
 
@@ -115,7 +164,7 @@ static void deliver(int64_t now) {
     while (heaped && heap[0]->due <= now) {
         struct packet *p = pop();
         if (!p->arrived) {
-            int64_t left = turn(&down[p->to], p->due, p->length);
+            int64_t left = turn(&down[p->to], p->due, p->bytes, p->count);
             if (left >= 0) {
                 p->arrived = 1, p->due = left;
                 push(p);
@@ -124,7 +173,7 @@ static void deliver(int64_t now) {
         } else if (write(device[p->to], p->data, p->length) < 0 && errno != EAGAIN && errno != EIO) {
             fail("a packet was refused"); /* EIO: the device is down */
         }
-        spare[spared++] = p;
+        free(p);
     }
 }
 
@@ -148,7 +197,7 @@ static int obey(void) {
 }
 
 static int tun(const char *path) {
-    struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
+    struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR};
     int space = open(path, O_RDONLY | O_CLOEXEC), fd;
     if (space < 0 || setns(space, CLONE_NEWNET)) fail(path);
     close(space);
@@ -156,6 +205,7 @@ static int tun(const char *path) {
     if (fd < 0) fail("/dev/net/tun");
     strcpy(request.ifr_name, "link0");
     if (ioctl(fd, TUNSETIFF, &request)) fail("TUNSETIFF");
+    if (ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)) fail("TUNSETOFFLOAD");
     return fd;
 }
 
@@ -169,9 +219,8 @@ int main(int count, char **words) {
         device[i] = tun(words[5 + i]);
         waits[i + 1] = (struct pollfd){.fd = device[i], .events = POLLIN};
     }
-    pool = calloc(POOL, sizeof *pool), heap = calloc(POOL, sizeof *heap), spare = calloc(POOL, sizeof *spare);
-    if (!pool || !heap || !spare) fail("memory");
-    for (spared = 0; spared < POOL; spared++) spare[spared] = &pool[spared];
+    heap = calloc(MOST + LARGEST, sizeof *heap);
+    if (!heap) fail("memory");
     setvbuf(stdin, 0, _IONBF, 0);
     printf("ready\n");
     fflush(stdout);
