@@ -1,7 +1,7 @@
 """Transfers in the bulk child: ``protocol.swarm`` decides, threads with a connection each fetch.
 
-1. A flow is a thread with one connection. It receives into the mapped file, verifies there, and marks. Nobody else
-   writes to a chunk that it was given until it has let go of it: a run that is taken from it is broken off by closing
+1. A flow is a thread with one connection and room for one chunk. It receives there, verifies, writes, and marks.
+   Nobody else is given its chunks until it has let go of them: a run that is taken from it is broken off by closing
    its connection, and is free once its thread is out of the way.
 2. A thread a partial holder asks which chunks that has, by long poll.
 3. One thread a transfer looks after the swarm's time: rates, stalls, how many flows, whom to poll, and what to tell the
@@ -47,8 +47,6 @@ PROGRESS: Final = 0.5
 POLL: Final = 0.08
 """Seconds between two questions to one holder, at least."""
 POLL_WAIT: Final = 0.5
-PREPARED: Final = 4
-"""Chunks whose pages are made ready at a time."""
 CHUNK_TIMEOUT: Final = 300.0
 """A chunk that arrives slowly is given up by the swarm's rules, much earlier where somebody else has it."""
 STOP_SECONDS: Final = 2.0
@@ -261,13 +259,14 @@ class Transfer:
 
     def _flow(self, node: bytes) -> None:
         """One flow, from its connection to its end."""
+        room = memoryview(bytearray(CHUNK_BYTES))
         connection: Connection | None = None
         try:
             while (connection := self._connect(node, connection)) is not None:
                 run = self._await_run(node, connection)
                 if run is None:
                     return
-                if not self._fetch(run, connection):
+                if not self._fetch(run, connection, room):
                     connection.close()
                     connection = None
         finally:
@@ -314,17 +313,14 @@ class Transfer:
                     return run
                 self._changed.wait(IDLE)
 
-    def _fetch(self, run: Run, connection: Connection) -> bool:
-        """Ask for one run; whether the connection is good for another."""
+    def _fetch(self, run: Run, connection: Connection, room: memoryview) -> bool:
+        """Ask for one run, chunk by chunk into ``room``; whether the connection is good for another."""
         held, swarm, changed = self._held, self._swarm, self._changed
-        held.prepare(run.first, min(run.first + PREPARED, run.end))
-        buffers = [held.buffer(index) for index in range(run.first, run.end)]
+        buffers = [room[: held.listing.chunk_size(index)] for index in range(run.first, run.end)]
         last = run.end - 1
 
         def arrived(index: int) -> None:
-            right = held.check(index)
-            if index != last and (index + 1 - run.first) % PREPARED == 0:
-                held.prepare(index + 1, min(index + 1 + PREPARED, last + 1))
+            right = held.take(index, buffers[index - run.first])
             now = time.monotonic()
             with changed:
                 run.received = max(run.received, (index + 1 - run.first) * CHUNK_BYTES)
@@ -337,10 +333,9 @@ class Transfer:
         outcome: Exception | None = None
         try:
             connection.get(self.digest, run.first, buffers, arrived)
-        except (_Ended, _Wrong, Unreachable, PeerError) as error:
+        except (_Ended, _Wrong, Unreachable, PeerError, OSError) as error:
             outcome = error
         finally:
-            del buffers
             with changed:
                 if outcome is not None:
                     self._settle(run, outcome, time.monotonic())
@@ -367,6 +362,8 @@ class Transfer:
         elif isinstance(outcome, Missing):
             self._swarm.refused(run, now)
             self._doubt(node)
+        elif isinstance(outcome, OSError):  # our own disk's: it is tried again for as long as the daemon waits
+            self._swarm.refused(run, now)
         elif isinstance(outcome, Busy):
             self._swarm.busy(node, outcome.retry_after, now)
         elif isinstance(outcome, Denied):
