@@ -242,6 +242,5 @@ def _size(size: float) -> str:
 
 def _room(found: dict[str, Any]) -> str:
     quota = f" of at most {_size(found['quota'])}" if found["quota"] else ""
-    return (
-        f"weights take {_size(found['used'])}{quota}; {_size(found['free'])} are free, {_size(found['reserve'])} stay"
-    )
+    free, reserve = _size(found["free"]), _size(found["reserve"])
+    return f"weights take {_size(found['used'])}{quota}; the disk has {free} free, and they leave {reserve}"
