@@ -37,8 +37,9 @@ from node.workers.child import die_with_parent, end_when_closed
 
 log = logging.getLogger(__name__)
 
-NICENESS: Final = 5
-"""Behind the daemon, before the children that compute: weights are what those wait for."""
+NICENESS: Final = 12
+"""Well behind the daemon, whose answers must not wait while every processor receives, and a little behind the children
+that compute."""
 STACK: Final = 512 << 10
 SWITCH: Final = 0.001
 """Seconds after which a thread that computes lets another go on; all of them are about to wait again."""

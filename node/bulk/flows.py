@@ -1,7 +1,7 @@
 """The flows of a transfer: threads with one connection each, which fetch what the swarm gives them.
 
-1. A flow receives into the mapped file, verifies there, and marks. Nobody else writes to a chunk that it was given
-   until it has let go of it: a run that is taken from it is broken off by closing its connection, and is free once its
+1. A flow has room for one chunk: it receives there, verifies, writes, and marks. Nobody else is given its chunks until
+   it has let go of them: a run that is taken from it is broken off by closing its connection, and is free once its
    thread is out of the way.
 2. A flow ends where its holder is gone or is to have fewer; there are never more than the swarm wants.
 """
@@ -21,8 +21,6 @@ from protocol.holders import Run
 
 IDLE: Final = 0.1
 """Seconds until a flow without work looks again, where nothing wakes it."""
-PREPARED: Final = 4
-"""Chunks whose pages are made ready at a time."""
 CHUNK_TIMEOUT: Final = 300.0
 """A chunk that arrives slowly is given up by the swarm's rules, much earlier where somebody else has it."""
 
@@ -52,13 +50,14 @@ class Flows:
 
     def _flow(self, node: bytes) -> None:
         """One flow, from its connection to its end."""
+        room = memoryview(bytearray(CHUNK_BYTES))
         connection: Connection | None = None
         try:
             while (connection := self._connect(node, connection)) is not None:
                 run = self._await_run(node, connection)
                 if run is None:
                     return
-                if not self._fetch(run, connection):
+                if not self._fetch(run, connection, room):
                     connection.close()
                     connection = None
         finally:
@@ -109,17 +108,14 @@ class Flows:
                     return run
                 self._shared.changed.wait(IDLE)
 
-    def _fetch(self, run: Run, connection: Connection) -> bool:
-        """Ask for one run; whether the connection is good for another."""
+    def _fetch(self, run: Run, connection: Connection, room: memoryview) -> bool:
+        """Ask for one run, chunk by chunk into ``room``; whether the connection is good for another."""
         held, swarm, changed = self._shared.held, self._shared.swarm, self._shared.changed
-        held.prepare(run.first, min(run.first + PREPARED, run.end))
-        buffers = [held.buffer(index) for index in range(run.first, run.end)]
+        buffers = [room[: held.listing.chunk_size(index)] for index in range(run.first, run.end)]
         last = run.end - 1
 
         def arrived(index: int) -> None:
-            right = held.check(index)
-            if index != last and (index + 1 - run.first) % PREPARED == 0:
-                held.prepare(index + 1, min(index + 1 + PREPARED, last + 1))
+            right = held.take(index, buffers[index - run.first])
             now = time.monotonic()
             with changed:
                 run.received = max(run.received, (index + 1 - run.first) * CHUNK_BYTES)
@@ -132,10 +128,9 @@ class Flows:
         outcome: Exception | None = None
         try:
             connection.get(self._shared.digest, run.first, buffers, arrived)
-        except (Ended, Wrong, Unreachable, PeerError) as error:
+        except (Ended, Wrong, Unreachable, PeerError, OSError) as error:
             outcome = error
         finally:
-            del buffers
             with changed:
                 if outcome is not None:
                     self._settle(run, outcome, time.monotonic())
@@ -162,6 +157,8 @@ class Flows:
         elif isinstance(outcome, Missing):
             self._shared.swarm.refused(run, now)
             self._shared.doubt(node)
+        elif isinstance(outcome, OSError):  # our own disk's: it is tried again for as long as the daemon waits
+            self._shared.swarm.refused(run, now)
         elif isinstance(outcome, Busy):
             self._shared.swarm.busy(node, outcome.retry_after, now)
         elif isinstance(outcome, Denied):

@@ -12,7 +12,6 @@ Every method does disk work, and may be called from any thread.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -26,11 +25,6 @@ from protocol.manifest import ChunkList
 MISSING: Final = 0
 VERIFIED: Final = 1
 CLAIMED: Final = 2
-
-_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, <linux/mman.h>, since Linux 5.14
-# Of the C library, because mmap.madvise() holds the interpreter's lock meanwhile.
-_madvise: Final = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _DIGITS: Final = bytes(ord("1") if mark == VERIFIED else ord("0") for mark in range(256))
 
@@ -78,19 +72,22 @@ class Held:
         start = index * CHUNK_BYTES
         return self._bytes[start : start + self.listing.chunk_size(index)]
 
-    def prepare(self, first: int, end: int) -> None:
-        """Put the pages of the chunks from ``first`` up to but without ``end`` into memory, to be written to at once.
-
-        One call to the kernel takes less time than a fault for each page. Where it cannot, the faults do.
-        """
-        start, stop = first * CHUNK_BYTES, min(end * CHUNK_BYTES, self.listing.size)
-        if start < stop:
-            _madvise(ctypes.addressof(ctypes.c_char.from_buffer(self._bytes, start)), stop - start, _POPULATE_WRITE)
-
     def check(self, index: int) -> bool:
         """Hash chunk ``index`` where it lies and mark it verified or missing; whether it is right."""
         right = blake3(self.buffer(index)).digest() == self.listing.chunks[index]
         self._marks[index] = VERIFIED if right else MISSING
+        return right
+
+    def take(self, index: int, data: memoryview) -> bool:
+        """Hash what arrived as chunk ``index`` and write it where it is right; whether it is. Raises ``OSError``.
+
+        A chunk that was just received is in the processor's cache, and writing it takes less than receiving it into the
+        map, whose pages would have to be made ready one by one.
+        """
+        right = blake3(data).digest() == self.listing.chunks[index]
+        if right:
+            os.pwrite(self.fd, data, index * CHUNK_BYTES)
+            self._marks[index] = VERIFIED
         return right
 
     def has(self, index: int) -> bool:

@@ -2,7 +2,7 @@
 
 1. A child is started from the main thread, because Linux ties ``PR_SET_PDEATHSIG`` to the thread that forks (trio's
    own ``open_process`` forks in a worker thread that ends after ten idle seconds).
-2. It gets a session of its own and only the environment it needs; leaving ``open_worker`` kills its whole process
+2. It gets a process group of its own and only the environment it needs; leaving ``open_worker`` kills its whole process
    group, whatever was going on, and waits for it for a bounded time even under cancellation.
 3. One call at a time. A call ends with the child's answer, the child's death (noticed at once through its pidfd), or
    its timeout. After a timeout or a cancellation the stream is out of step, so the child is killed.
@@ -277,7 +277,8 @@ def spawn(
             stdout=stderr_write,
             stderr=stderr_write,
             pass_fds=(theirs.fileno(), *inherited),
-            start_new_session=True,
+            # No session of its own: with autogroups (sched(7)) niceness counts among the processes of one session only.
+            process_group=0,
             env=child_environment(environment),
         )
     except OSError as error:

@@ -27,7 +27,7 @@ def die(code: int) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    return {"environment": dict(os.environ), "nice": os.nice(0), "session": os.getsid(0)}
+    return {"environment": dict(os.environ), "nice": os.nice(0), "group": os.getpgid(0)}
 
 
 def hang() -> dict[str, Any]:

@@ -48,7 +48,7 @@ async def test_calls_errors_and_environment() -> None:
             await worker.call("unspeakable", timeout=5)
         assert await worker.call("chatter", timeout=5, size=1_000_000) == {}
         found = await worker.call("environment", timeout=5)
-        assert found["session"] == worker.pid
+        assert found["group"] == worker.pid
         assert found["nice"] >= min(19, os.nice(0) + 10)
         assert set(found["environment"]) <= set(client.child_environment({"EXTRA": "1"})) | {"LC_CTYPE"}
         assert found["environment"]["PYTHONHASHSEED"] == "0"

@@ -1,0 +1,76 @@
+"""An inference node's engine that follows the versions, with a clock at each part of the way (for ``farnode``)."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from node import deltas
+from node.context import Node
+from node.roles.engine import LOAD_TIMEOUT
+from node.workers.client import open_worker
+from protocol.manifest import ChunkList
+from protocol.records import Weights
+
+
+class Following:
+    """Loads each version into a real engine child as soon as it is held, and says what took how long.
+
+    ``serving {…}`` comes for each: the version's ``number``; seconds that receiving its delta and its whole took
+    (``delta_transfer``, ``whole_transfer``; a transfer hashes what it receives), applying the delta (``apply``, with
+    the start of its child and with hashing), the engine's reload (``reload``), and when it was
+    ready (``at``, the monotonic clock).
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._took: dict[str, float] = {}
+
+    async def run(self, config: Path, tokenizer: Path) -> None:
+        """Follow for ever."""
+        node = self._node
+        self._watch()
+        async with open_worker("node.workers.engine", name="engine") as worker:
+            recipe = asdict(node.domain.recipe)
+            files = {"config": str(config), "tokenizer": str(tokenizer)}
+            await worker.call("configure", timeout=LOAD_TIMEOUT, **files, recipe=recipe, threads=node.config.threads)
+            print("following", flush=True)
+            loaded: bytes | None = None
+            while True:
+                held = node.weights.newest_held()
+                if held is None or held.id == loaded:
+                    await node.weights.wait_changed(60)
+                    continue
+                assert isinstance(held.payload, Weights)
+                took, self._took = self._took, {}
+                manifest, whole = node.weights.paths(held.id)
+                began = time.monotonic()
+                await worker.call("load", timeout=LOAD_TIMEOUT, manifest=str(manifest), weights=str(whole))
+                loaded, now = held.id, time.monotonic()
+                found = took | {"reload": now - began, "number": held.payload.number, "at": now}
+                print("serving", json.dumps(found, separators=(",", ":")), flush=True)
+
+    def _watch(self) -> None:
+        """Put clocks around what brings and what applies."""
+        weights, bring, apply = self._node.weights, self._node.weights.bring, deltas.apply
+
+        async def timed_bring(listing: ChunkList, *arguments: Any, **named: Any) -> None:
+            began = time.monotonic()
+            await bring(listing, *arguments, **named)
+            part = "whole" if hasattr(listing, "tensors") else "delta"
+            self._add(f"{part}_transfer", time.monotonic() - began)
+
+        async def timed_apply(rates: deltas.Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
+            began = time.monotonic()
+            wrong = await apply(rates, delta, base, target, size)
+            self._add("apply", time.monotonic() - began)
+            return wrong
+
+        weights.bring = timed_bring  # type: ignore[method-assign]
+        deltas.apply = timed_apply
+
+    def _add(self, part: str, seconds: float) -> None:
+        self._took[part] = self._took.get(part, 0.0) + seconds
