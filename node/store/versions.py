@@ -94,8 +94,8 @@ class VersionStore:
                 try:
                     self._make(temporary, data, len(listing.chunks), MISSING)
                     with (temporary / "whole.bin").open("wb") as file:
-                        if listing.size:
-                            os.posix_fallocate(file.fileno(), 0, listing.size)
+                        # Not allocated at once: some file systems write zeros for it. ``free`` keeps the room for it.
+                        os.ftruncate(file.fileno(), listing.size)
                     self._place(temporary, digest)
                 except BaseException as error:
                     shutil.rmtree(temporary, ignore_errors=True)
@@ -184,9 +184,16 @@ class VersionStore:
         return sum(self.size(digest) for digest in self.held())
 
     def free(self) -> int:
-        """The bytes that are free for this user on the file system."""
+        """The bytes that are free for this user on the file system, without those that objects on their way will take."""
         status = os.statvfs(self.folder)
-        return status.f_bavail * status.f_frsize
+        return status.f_bavail * status.f_frsize - sum(map(self._unwritten, self.held()))
+
+    def _unwritten(self, digest: bytes) -> int:
+        try:
+            status = (self.folder / digest.hex() / "whole.bin").stat()
+        except FileNotFoundError:
+            return 0
+        return max(0, status.st_size - status.st_blocks * 512)
 
     @contextmanager
     def pin(self, digest: bytes) -> Iterator[None]:

@@ -177,13 +177,13 @@ def test_what_is_open_outlives_its_deletion(store: VersionStore) -> None:
 
 
 def test_a_disk_without_room(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int, offset: int, size: int) -> None:
+    def fail(descriptor: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
     kept = store.begin(OTHER)
     store.write_chunk(kept, 0, chunk(OTHER_DATA, 0))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", fail)
+        patch.setattr(os, "ftruncate", fail)
         with pytest.raises(NoRoom, match="the disk has no room for 2 MiB"):
             store.begin(MANIFEST)
     assert store.held() == [kept]
@@ -193,10 +193,10 @@ def test_a_disk_without_room(store: VersionStore, monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_failures_of_the_disk_leave_nothing_behind(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int, offset: int, size: int) -> None:
+    def fail(descriptor: int, size: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "posix_fallocate", fail)
+    monkeypatch.setattr(os, "ftruncate", fail)
     with pytest.raises(OSError, match="Input/output"):
         store.begin(MANIFEST)
     assert list(store.folder.iterdir()) == []
@@ -224,6 +224,17 @@ def test_the_reserve_is_left_free(store: VersionStore, monkeypatch: pytest.Monke
         store.begin(MANIFEST)
     monkeypatch.setattr(store, "free", lambda: store.reserve + SIZE)
     assert store.begin(MANIFEST) == MANIFEST.digest
+
+
+def test_room_is_kept_for_what_is_on_its_way(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = os.statvfs(store.folder)
+    monkeypatch.setattr(os, "statvfs", lambda folder: room)  # of one moment: others write to the disk as well
+    before = store.free()
+    digest = store.begin(MANIFEST)
+    assert before - SIZE <= store.free() < before - SIZE + 4096  # whole blocks
+    store.write_chunk(digest, 0, chunk(DATA, 0))
+    store.sync(digest)
+    assert before - SIZE < store.free() <= before - SIZE + CHUNK_BYTES + 4096
 
 
 def test_two_processes_share_the_marks(store: VersionStore) -> None:
