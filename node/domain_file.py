@@ -3,10 +3,11 @@
 ::
 
     name = "arithmetic"
-    model = "path/to/model"        # Hugging Face folder: config.json, tokenizer.json, *.safetensors; llama or qwen2
+    model = "path/to/model"        # Hugging Face folder: config.json, tokenizer.json, *.safetensors
     electors = ["12D3KooW…"]       # peer ids or node ids (64 hex digits); the founder where left out
     validators = ["12D3KooW…"]     # those whose verdicts count from the start
     private = true                 # weights travel encrypted, to nodes that joined; false where left out
+    calibration = "calibration.json"  # of farflung proofs calibrate: dtype and thresholds; float32's where left out
 
     [[task]]                       # as in docs/OPERATING.md, "Tasks"; paths are relative to this file
     name = "chain_sum"
@@ -26,6 +27,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -38,14 +40,14 @@ from node.errors import UserError
 from node.starter import defaults
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol import codec
-from protocol.codec import Int, Many, Text
+from protocol.codec import Array, Int, Many, Text
 from protocol.constants import MILLION
-from protocol.domain import MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Thresholds, Timings, default_timings
+from protocol.domain import DTYPES, MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Thresholds, Timings, default_timings
 from protocol.errors import PeerError
 from protocol.identity import node_id
 
-AUDIT_SHARE: Final = MILLION
-"""Every group of a submission: a smaller share lets a lie in one group pay while it is not drawn."""
+AUDIT_SHARE: Final = MILLION // 16
+"""The least share of a submission's groups that is replayed, of authors who were right in 158 submissions in a row."""
 EARNED_REPUTATION: Final = 900_000
 """What others need beside named validators: eight accepted submissions and no false one."""
 MAX_TASKS: Final = 64
@@ -116,7 +118,7 @@ SECTIONS: Final = {
     ),
     "thresholds": Section(Thresholds, {f.name: (f.name, NUMBER) for f in fields(Thresholds)}),
 }
-KEYS: Final = ("name", "model", "electors", "validators", "private", "task", *SECTIONS)
+KEYS: Final = ("name", "model", "electors", "validators", "private", "calibration", "task", *SECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class DomainFile:
     timings: Timings
     policy: Policy
     thresholds: Thresholds
+    dtype: str
     folder: Path
 
 
@@ -195,6 +198,7 @@ class _Reader:
         if len(name) > 64 or not name.isascii() or not name.isprintable():
             raise self._error(("name",), "a name is 1 to 64 printable ASCII characters", "choose another")
         electors, validators = self._nodes("electors", 64), self._nodes("validators", MAX_NAMED_VALIDATORS)
+        dtype, limits = self._calibration()
         policy = self._section("policy", public_policy(bool(validators)))
         if not validators and policy.validator_reputation > 0:
             raise self._error(
@@ -213,7 +217,8 @@ class _Reader:
             recipe=self._recipe(),
             timings=self._section("timings", default_timings(devnet=False)),
             policy=policy,
-            thresholds=self._section("thresholds", FLOAT32_THRESHOLDS),
+            thresholds=self._section("thresholds", limits),
+            dtype=dtype,
             folder=self.path.absolute().parent,
         )
 
@@ -233,6 +238,24 @@ class _Reader:
         if not isinstance(value, bool):
             raise self._error(("private",), "expected true or false", "write private = true, or delete the line")
         return value
+
+    def _calibration(self) -> tuple[str, Thresholds]:
+        """The dtype and the limits of the calibration that the file names."""
+        if "calibration" not in self.table:
+            return "float32", FLOAT32_THRESHOLDS
+        path = self.path.absolute().parent / self._text("calibration")
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            names = [name for name, _ in Thresholds.SCHEMA]
+            limits = Thresholds.from_value([found["thresholds"][name] for name in names])
+            dtype = found["dtype"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise self._error(
+                ("calibration",), f"{path} is no calibration ({error})", "farflung proofs calibrate makes one"
+            ) from None
+        if dtype not in DTYPES or not codec.fits(limits.to_value(), Array(Thresholds.SCHEMA)):
+            raise self._error(("calibration",), f"{path} holds a value that no domain can have", "calibrate again")
+        return dtype, limits
 
     def _nodes(self, key: str, most: int) -> tuple[bytes, ...]:
         value = self.table.get(key, [])

@@ -140,8 +140,8 @@ class Founding:
     """What a new domain is to be.
 
     ``model`` is a Hugging Face folder, ``tasks`` a task table (``node.tasks.catalogue``), ``electors`` node ids, empty
-    for the creator alone. ``private``: weights travel encrypted, between nodes that joined. ``model_where`` is what a
-    message about the model begins with.
+    for the creator alone, ``dtype`` what nodes generate in. ``private``: weights travel encrypted, between nodes that
+    joined. ``model_where`` is what a message about the model begins with.
     """
 
     name: str
@@ -152,6 +152,7 @@ class Founding:
     timings: Timings
     policy: Policy
     thresholds: Thresholds = FLOAT32_THRESHOLDS
+    dtype: str = "float32"
     electors: tuple[bytes, ...] = ()
     validators: tuple[bytes, ...] = ()
     private: bool = False
@@ -182,6 +183,7 @@ def of_file(file: DomainFile) -> Founding:
         timings=file.timings,
         policy=file.policy,
         thresholds=file.thresholds,
+        dtype=file.dtype,
         electors=file.electors,
         validators=file.validators,
         private=file.private,
@@ -215,6 +217,7 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
                 timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,
                 model_dir=str(founding.model),
                 output=str(scratch),
+                dtype=founding.dtype,
             )
         genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
     except WorkerError as error:
@@ -268,7 +271,7 @@ def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[st
         tokenizer=_blob(blobs, Path(model_files["tokenizer"])),
         manifest=Blob(blobs.put(encoded), len(encoded)),
         whole=manifest.whole,
-        compute_dtype="float32",
+        compute_dtype=founding.dtype,
     )
     creator = directory.read_identity()
     try:

@@ -8,7 +8,10 @@
    draw picked (``protocol.schedule``). At least one is audited.
 3. Among the audited groups a provably wrong reward outweighs an undecidable one. One undecidable reward voids
    the submission.
-4. Equal measurements give equal results: there is no clock, no randomness and no float here.
+4. A failure of the statistics is hard, or it is borderline: soft, but evidence against the author. An author whose
+   submissions are convicting all together (``protocol.evidence``) is rejected for that ("drift"), whatever
+   this one is like. Its standing is that of the cut that the version anchors on, so all who are due judge by the same.
+5. Equal measurements give equal results: there is no clock, no randomness and no float here.
 
 Measurements and rewards come from our own children: where they do not fit the submission, that is a ``LocalError``,
 and the author is not judged by it.
@@ -21,8 +24,11 @@ from typing import Final
 
 from proofs import checks
 from proofs.checks import AuditResult, GroupReplay
+from protocol import evidence
+from protocol.credit import BORDERLINE
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
+from protocol.evidence import NEWCOMER, Standing
 from protocol.rollout import Submission
 
 __all__ = ["AuditResult", "GroupReplay", "audit", "audit_replay", "audit_rewards", "inspect"]
@@ -33,7 +39,7 @@ _ACCEPTED: Final = "accepted"
 def inspect(
     submission: Submission, prompts: Mapping[int, Sequence[int]], recipe: Recipe, end_token: int, vocabulary: int
 ) -> AuditResult:
-    """What can be said without replay. ``prompts`` are the prescribed prompts of the audited groups, by index.
+    """What can be said without replay. ``prompts`` are the prescribed prompts, by index, of all groups or some.
 
     The result is "ok" where nothing is wrong so far, with no group counted as audited.
     """
@@ -48,24 +54,42 @@ def inspect(
     return checks.result("ok")
 
 
-def audit_replay(submission: Submission, replays: Mapping[int, GroupReplay], thresholds: Thresholds) -> AuditResult:
-    """What the replays of the audited groups, by index, say."""
+def audit_replay(
+    submission: Submission,
+    replays: Mapping[int, GroupReplay],
+    thresholds: Thresholds,
+    standing: Standing = NEWCOMER,
+) -> AuditResult:
+    """What the replays of the audited groups, by index, say, of an author with this ``standing``."""
     _indices(submission, replays)
     for index, replay in replays.items():
         tokens = sum(len(response.tokens) for response in submission.groups[index].responses)
         if replay.tokens != tokens:
             raise LocalError(f"the replay of group {index} covers {replay.tokens} tokens of {tokens}")
     measured = [replays[index] for index in sorted(replays)]
-    reason = "ok"
-    if not checks.proofs_parsed(measured):
-        reason = "malformed"
-    elif not checks.sampling_holds(measured, thresholds):
-        reason = "sampling"
-    elif not checks.logprobs_hold(measured, thresholds):
-        reason = "logprobs"
-    elif not checks.activations_hold(measured, thresholds):
-        reason = "activations"
+    reason = _reason(measured, thresholds)
+    if reason in ("ok", BORDERLINE):
+        gain = evidence.gain(
+            sum(replay.deficit_sum for replay in measured),
+            sum(replay.tokens for replay in measured),
+            thresholds.deficit_honest,
+            thresholds.deficit_mean,
+        )
+        if standing.convicts or standing.after(gain, reason == BORDERLINE).convicts:
+            reason = "drift"
     return checks.result(reason, score=checks.score(measured), audited=len(measured))
+
+
+def _reason(measured: Sequence[GroupReplay], thresholds: Thresholds) -> str:
+    """The first hard failure, else whether anything is borderline."""
+    if not checks.proofs_parsed(measured):
+        return "malformed"
+    found = [
+        check(measured, thresholds)
+        for check in (checks.sampling_reason, checks.logprobs_reason, checks.activations_reason)
+    ]
+    hard = [reason for reason in found if reason not in ("ok", BORDERLINE)]
+    return hard[0] if hard else max(found, key=lambda reason: reason == BORDERLINE)
 
 
 def audit_rewards(
@@ -92,14 +116,15 @@ def audit(
     recipe: Recipe,
     end_token: int,
     vocabulary: int,
+    standing: Standing = NEWCOMER,
 ) -> AuditResult:
-    """All checks in order. ``prompts``, ``replays`` and ``rewards`` are of the same audited groups, by index."""
-    if not prompts.keys() == replays.keys() == rewards.keys():
-        raise LocalError("prompts, replays and rewards are of different groups")
+    """All checks in order. ``replays`` and ``rewards`` are of the audited groups, ``prompts`` of these at least."""
+    if not replays.keys() == rewards.keys() <= prompts.keys():
+        raise LocalError("replays and rewards are of different groups, or of some without a prompt")
     seen = inspect(submission, prompts, recipe, end_token, vocabulary)
     if seen.outcome != _ACCEPTED:
         return seen
-    return audit_rewards(submission, rewards, audit_replay(submission, replays, thresholds))
+    return audit_rewards(submission, rewards, audit_replay(submission, replays, thresholds, standing))
 
 
 def _indices(submission: Submission, audited: Mapping[int, object]) -> None:

@@ -3,10 +3,13 @@
 1. A check looks at values only: what a parsed submission claims, and what the replay child measured (``GroupReplay``).
    Nothing here needs torch, so that the daemon can judge.
 2. All arithmetic is on integers (micro, counts), so that validators with equal measurements agree.
-3. Statistics are bounded over the whole audit and, ``GROUP_FACTOR`` times as wide, in each group by itself: one wrong
-   group among many right ones cannot hide in their mean. A maximum and a median are bounded in each group.
-4. Bounds on shares allow one place beyond the share, at any size: honest ties exist, and 1 % of 20 tokens is no token.
-   What such a tie may cost is bounded by the deficits, which have no such allowance.
+3. Sampling is judged by evidence (``protocol.evidence``): that of all replayed tokens together, or that of the group
+   where it is largest, so that one wrong group among many right ones cannot hide in their mean.
+4. The other statistics are bounded over the whole audit and, ``GROUP_FACTOR`` times as wide, in each group by itself. A
+   maximum and a median are bounded in each group. Bounds on shares allow one place beyond the share, at any size:
+   honest ties exist, and 1 % of 20 tokens is no token.
+   What lies beyond its bound is *borderline*, a soft failure that earns nothing and is evidence against the node, and
+   what lies beyond ``HARD_FACTOR`` times the bound is hard.
 5. The end token is a token like any other: whether it was the right choice is what replay finds. Termination only asks
    that a response ends where it must: at its first end token or at the recipe's length.
 6. A scorer that cannot decide (``None``) blames nobody; a reward that is provably wrong is hard, whatever else
@@ -15,11 +18,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from protocol import evidence
 from protocol.constants import MILLION
+from protocol.credit import BORDERLINE
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
 from protocol.records import Rollout
@@ -27,23 +32,27 @@ from protocol.rollout import FINISH_END, FINISH_LENGTH, Group, Response, Submiss
 
 GROUP_FACTOR: Final = 4
 """How much wider the bounds are for a single group than for all audited groups together."""
+HARD_FACTOR: Final = 4
+"""How far beyond a bound chance and unknown machines are no excuse any more."""
 
 FLOAT32_THRESHOLDS: Final = Thresholds(
+    deficit_clip=1_000,
+    deficit_honest=50,
     deficit_mean=1_000,
     mismatch_share=10_000,
     activation_mismatch_share=50_000,
-    mantissa_mean=500_000,
+    mantissa_mean=100_000,
     mantissa_median=0,
     logprob_error=5_000,
 )
 """Limits for a domain that generates and verifies in float32.
 
 Honest float32 runs that differ in batch shape, kernel or machine move logits by about 1e-5. So a token is chosen
-otherwise about once in 10⁵ (with a deficit as small), and a log-probability moves as little; a hidden value crosses a
-bfloat16 rounding boundary, by one unit, for well below 1 % of values; and a few of the k largest values change at the
-k-th place. The limits stand a factor of a hundred or more above that, and below what was measured for int8 weights
-(mantissa mean 2.6), for other weights (10 % of tokens differ) and for another temperature (9 %). Where precisions mix,
-limits must be calibrated for the pair: honest bfloat16 exceeds these.
+otherwise about once in 10⁵, with a deficit as small: a hundredth of the clip. A forger's deficits exceed the clip
+almost always: it counts tokens that these weights do not choose, of which an honest author has less than 50 in a
+million, and int8 weights 1,000 and more. A log-probability moves by a few millionths; a hidden value crosses a bfloat16
+rounding boundary, by one unit, for well below 1 % of values; and a few of the k largest values change at the k-th
+place. Where precisions mix, limits must be calibrated (``farflung proofs calibrate``): honest bfloat16 exceeds these.
 """
 
 
@@ -66,22 +75,26 @@ REASONS: Final[Mapping[str, Reason]] = {
     "sampling": Reason("rejected", "hard", "the tokens are not those that these weights and this noise choose"),
     "logprobs": Reason("rejected", "hard", "the log-probabilities are not those of these weights"),
     "activations": Reason("rejected", "hard", "the activations are not those of these weights"),
+    "borderline": Reason("rejected", "soft", "it is further from what these weights give than honest work is"),
+    "drift": Reason("rejected", "hard", "its author's submissions are too far off, all together, to be honest"),
+    "copied": Reason("rejected", "hard", "a response is another submission's, and not what its own seed gives"),
     "reward": Reason("rejected", "hard", "a reward is not what its response earns"),
     "understated": Reason("void", "soft", "a reward is below what its response earns"),
     "undecidable": Reason("void", "soft", "a reward could not be decided"),
     "missing": Reason("rejected", "soft", "the file could not be fetched in time"),
-    "late": Reason("rejected", "soft", "it was announced when its version no longer counted"),
+    "late": Reason("rejected", "soft", "its version no longer counted when it could be judged"),
     "gap": Reason("void", "soft", "counters before it are missing"),
     "ineligible": Reason("void", "soft", "the author had not joined before the version was made"),
     "duplicate": Reason("void", "soft", "its counters were announced before"),
+    "unjudged": Reason("void", "soft", "too few of those who were to judge it did so in time"),
 }
 """Every reason code that a verdict or the ledger gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """A verdict in the making. ``score`` is the mean clipped deficit of the replayed tokens in micro (0: every choice
-    was exactly right), ``audited`` the number of replayed groups."""
+    """A verdict in the making. ``score`` is the mean clipped deficit of the replayed tokens in millionths of the clip
+    (0: every choice was exactly right), ``audited`` the number of replayed groups."""
 
     outcome: str
     severity: str
@@ -96,7 +109,8 @@ class GroupReplay:
     """What replaying one group measured; the replay child sends the fields as a list, in this order.
 
     ``mismatches`` of the ``tokens`` response tokens have a positive deficit; ``deficit_sum`` adds the deficits up, each
-    clipped at 1, in micro; ``logprob_error_max`` is the largest difference between a reported and a recomputed
+    clipped at ``deficit_clip``, in millionths of that; ``logprob_error_max`` is the largest difference between a
+    reported and a recomputed
     log-probability in micro. The last four are ``proofs.activation.ActivationResult``: ``activation_values`` is 0
     where the proofs were malformed.
     """
@@ -151,7 +165,7 @@ def terminated(response: Response, recipe: Recipe, end_token: int) -> bool:
 
 
 def score(replays: Iterable[GroupReplay]) -> int:
-    """The mean clipped deficit of all replayed tokens, in micro, rounded up; 0 where nothing was replayed."""
+    """The mean clipped deficit of all replayed tokens (millionths of the clip, rounded up); 0 where there are none."""
     replays = list(replays)
     tokens = sum(replay.tokens for replay in replays)
     return -(-sum(replay.deficit_sum for replay in replays) // tokens) if tokens else 0
@@ -162,28 +176,44 @@ def proofs_parsed(replays: Iterable[GroupReplay]) -> bool:
     return all(replay.activation_values > 0 for replay in replays)
 
 
-def sampling_holds(replays: Sequence[GroupReplay], thresholds: Thresholds) -> bool:
-    """Whether the tokens are what replay chooses: the mean clipped deficit and the share of tokens that differ."""
+def sampling_evidence(replays: Sequence[GroupReplay], thresholds: Thresholds) -> int:
+    """The evidence (micro-nats) that the tokens are not those that replay chooses (rule 3)."""
 
-    def holds(part: Sequence[GroupReplay], factor: int) -> bool:
-        tokens = sum(replay.tokens for replay in part)
-        deficit = sum(replay.deficit_sum for replay in part)
-        mismatches = sum(replay.mismatches for replay in part)
-        return deficit <= factor * thresholds.deficit_mean * tokens and _share_holds(
-            mismatches, tokens, factor * thresholds.mismatch_share
+    def of(part: Sequence[GroupReplay]) -> int:
+        return evidence.gain(
+            sum(replay.deficit_sum for replay in part),
+            sum(replay.tokens for replay in part),
+            thresholds.deficit_honest,
+            thresholds.deficit_mean,
         )
 
-    return holds(replays, 1) and all(holds([replay], GROUP_FACTOR) for replay in replays)
+    return max(of(replays), *(of([replay]) for replay in replays))
 
 
-def logprobs_hold(replays: Iterable[GroupReplay], thresholds: Thresholds) -> bool:
-    """Whether every reported log-probability is close to the recomputed one."""
-    return all(replay.logprob_error_max <= thresholds.logprob_error for replay in replays)
+def sampling_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> str:
+    """ "sampling", "borderline" or "ok": whether the tokens are what replay chooses."""
+    found = sampling_evidence(replays, thresholds)
+    if found >= evidence.SINGLE:
+        return "sampling"
+
+    def holds(part: Sequence[GroupReplay], factor: int) -> bool:
+        tokens, mismatches = sum(replay.tokens for replay in part), sum(replay.mismatches for replay in part)
+        return _share_holds(mismatches, tokens, factor * thresholds.mismatch_share)
+
+    return _graded("sampling", replays, holds) if found < evidence.BORDER else BORDERLINE
 
 
-def activations_hold(replays: Sequence[GroupReplay], thresholds: Thresholds) -> bool:
-    """Whether the committed values are the recomputed ones: the share whose sign or exponent differs, and the mean and
-    each group's median of the other values' mantissa errors."""
+def logprobs_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> str:
+    """ "logprobs", "borderline" or "ok": whether every reported log-probability is close to the recomputed one."""
+    worst = max(replay.logprob_error_max for replay in replays)
+    if worst > HARD_FACTOR * thresholds.logprob_error:
+        return "logprobs"
+    return BORDERLINE if worst > thresholds.logprob_error else "ok"
+
+
+def activations_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> str:
+    """ "activations", "borderline" or "ok": whether the committed values are the recomputed ones, by the share whose
+    sign or exponent differs, and the mean and each group's median of the other values' mantissa errors."""
 
     def holds(part: Sequence[GroupReplay], factor: int) -> bool:
         values = sum(replay.activation_values for replay in part)
@@ -193,11 +223,19 @@ def activations_hold(replays: Sequence[GroupReplay], thresholds: Thresholds) -> 
             error * MILLION <= factor * thresholds.mantissa_mean * (values - mismatches)
         )
 
-    return (
-        holds(replays, 1)
-        and all(holds([replay], GROUP_FACTOR) for replay in replays)
-        and all(replay.mantissa_median * MILLION <= thresholds.mantissa_median for replay in replays)
-    )
+    found = _graded("activations", replays, holds)
+    median = max(replay.mantissa_median for replay in replays) * MILLION
+    if median > HARD_FACTOR * max(thresholds.mantissa_median, MILLION):
+        return "activations"
+    return BORDERLINE if found == "ok" and median > thresholds.mantissa_median else found
+
+
+def _graded(reason: str, replays: Sequence[GroupReplay], holds: Callable[[Sequence[GroupReplay], int], bool]) -> str:
+    """``reason``, "borderline" or "ok" for a bound that ``holds`` for some replays at so many times its width."""
+    for factor, found in ((HARD_FACTOR, reason), (1, BORDERLINE)):
+        if not holds(replays, factor) or not all(holds([replay], factor * GROUP_FACTOR) for replay in replays):
+            return found
+    return "ok"
 
 
 def rewards_reason(group: Group, rewards: Sequence[int | None]) -> str:

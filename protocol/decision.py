@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from protocol.constants import MILLION
 from protocol.credit import PENDING, Status
 from protocol.domain import Recipe
 from protocol.entry import Entry
@@ -35,6 +36,10 @@ class Submission:
     votes: dict[bytes, Entry] = field(default_factory=dict)
     status: Status = PENDING
     closed: bool = False
+    share: int = MILLION
+    """The share (micro) of its groups that each of the due replays, from when it is taken up."""
+    adopted: bool = False
+    """In the live fold: whether the final one has decided about it."""
     rollout: Rollout = field(init=False)
     """The entry's payload."""
 

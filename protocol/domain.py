@@ -156,7 +156,7 @@ class Timings(Part):
 @dataclass(frozen=True, slots=True)
 class Policy(Part):
     """How many nodes take which role (``*_per_million`` of the nodes present), the reputation (micro) that makes
-    a validator where the genesis names none such, and the share (micro) of a submission's groups to replay."""
+    a validator where the genesis names none such, and the least share (micro) of a submission's groups to replay."""
 
     SCHEMA: ClassVar = (
         ("min_nodes", _COUNT),
@@ -179,10 +179,17 @@ class Policy(Part):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds(Part):
-    """Limits of the rollout checks, all in micro; what each bounds is defined in ``proofs.audit``."""
+    """Limits of the rollout checks, all in micro; what each bounds is defined in ``proofs.checks``. They are for the
+    domain's compute dtype, audited in float32, and hold for all engines that it admits.
+
+    ``deficit_clip`` is in units of the score; ``deficit_honest`` and ``deficit_mean``, an honest author's largest and a
+    forger's least mean deficit, are in millionths of the clip.
+    """
 
     SCHEMA: ClassVar = (
-        ("deficit_mean", Int()),
+        ("deficit_clip", Int(1, 100 * MILLION)),
+        ("deficit_honest", Int(1, MILLION)),
+        ("deficit_mean", Int(1, MILLION)),
         ("mismatch_share", _SHARE),
         ("activation_mismatch_share", _SHARE),
         ("mantissa_mean", Int()),
@@ -190,6 +197,8 @@ class Thresholds(Part):
         ("logprob_error", Int()),
     )
 
+    deficit_clip: int
+    deficit_honest: int
     deficit_mean: int
     mismatch_share: int
     activation_mismatch_share: int

@@ -15,7 +15,8 @@ cut. Which versions there are is the business of ``protocol.lineage``.
 6. What the final fold decided stands: the live one, which may have seen verdicts in another order, adopts it.
 
 The fold forgets what nothing can change any more and nobody asks for: closed submissions, and those that all due
-validators have judged, once their version is ``KEPT_VERSIONS`` behind.
+validators have judged, once their version is ``KEPT_VERSIONS`` behind. The live one keeps what the final one may still
+decide otherwise.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
-from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
+from protocol.constants import KEPT_VERSIONS, MILLION, VERDICT_CUTS
 from protocol.credit import PENDING, Account, Status, Tally
 from protocol.decision import Counting, Submission, decision, lapsed
-from protocol.domain import Domain
+from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
+from protocol.evidence import NEWCOMER, Standing
 from protocol.lineage import Lineage, Version
 from protocol.quorum import CertifiedGrant
 from protocol.records import Rollout, Step, Verdict, Weights
@@ -63,6 +65,12 @@ class Rules(Protocol):
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
         """Whether the verdict's draw is its author's signature over the submission's hash."""
 
+    def share(self, author: bytes, height: int) -> int:
+        """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
+
+    def thresholds(self, height: int) -> Thresholds:
+        """The limits in force at the cut of this height."""
+
 
 @dataclass(frozen=True, slots=True)
 class Closed:
@@ -83,6 +91,7 @@ class Fold:
 
     def __init__(self, rules: Rules, lineage: Lineage | None = None) -> None:
         self._rules = rules
+        self._live = False
         self.lineage = Lineage(rules.domain, rules.height) if lineage is None else lineage
         self.version = 0
         self.decisions: deque[tuple[Entry, Status]] = deque()
@@ -181,6 +190,7 @@ class Fold:
         else:
             validators = self._rules.audience(version.anchor_height)
             rollout = submission.rollout
+            submission.share = self._rules.share(entry.author, version.anchor_height)
             submission.due = due_validators(version.id, entry.author, rollout.first_counter, validators)
             for validator in submission.due:
                 self._open.setdefault(validator, {})[entry.id] = entry
@@ -214,7 +224,8 @@ class Fold:
         submission.votes[entry.author] = entry
         self._open[entry.author].pop(submission.entry.id, None)
         if submission.status != PENDING:
-            self._tally(entry.author).audit(submission.status, submission.rollout, verdict)
+            self._tally(entry.author).audit(submission.status, submission.rollout, submission.share, verdict)
+            self._tally(submission.entry.author).doubt(submission.status, submission.share, verdict)
         else:
             status = decision(submission.verdicts, len(due))
             if status is not None:
@@ -230,10 +241,16 @@ class Fold:
             self.dropped += 1
         if status.outcome != "accepted":
             self.rejected += submission.rollout.responses
-        self._tally(submission.entry.author).decide(status, submission.rollout)
+        tally = self._tally(submission.entry.author)
+        tally.decide(status, submission.rollout)
+        version = self.lineage.versions.get(submission.rollout.weights)
+        if version is not None:
+            thresholds = self._rules.thresholds(version.anchor_height)
+            tally.learn(status, submission.rollout, submission.verdicts, thresholds)
         for validator, vote in submission.votes.items():
             assert isinstance(vote.payload, Verdict)
-            self._tally(validator).audit(status, submission.rollout, vote.payload)
+            self._tally(validator).audit(status, submission.rollout, submission.share, vote.payload)
+            tally.doubt(status, submission.share, vote.payload)
 
     def _tally(self, author: bytes) -> Tally:
         self.touched.add(author)
@@ -266,6 +283,12 @@ class Fold:
         self._forget()
         return found
 
+    def follow(self) -> None:
+        """Be the live fold from here on: what is decided so far the final one has decided."""
+        self._live = True
+        for submission in self.submissions.values():
+            submission.adopted = submission.status != PENDING
+
     def adopt(self, closed: Closed) -> None:
         """Take over what the final fold decided and closed: for the live fold."""
         for rollout in closed.unread:
@@ -274,7 +297,10 @@ class Fold:
                 self._take_out(submission)
         for rollout, status in closed.decided.items():
             submission = self.submissions.get(rollout)
-            if submission is not None and submission.status != status:
+            if submission is None:
+                continue
+            submission.adopted = True
+            if submission.status != status:
                 if submission.status != PENDING:
                     self._undo(submission)
                 self._decide(submission, status)
@@ -305,7 +331,7 @@ class Fold:
         for validator, vote in list(submission.votes.items()):
             if vote.id not in counted:
                 assert isinstance(vote.payload, Verdict)
-                self._tally(validator).audit(submission.status, submission.rollout, vote.payload, -1)
+                self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
                 del submission.votes[validator]
 
     def _undo(self, submission: Submission) -> None:
@@ -313,7 +339,7 @@ class Fold:
         self._tally(submission.entry.author).decide(submission.status, submission.rollout, -1)
         for validator, vote in submission.votes.items():
             assert isinstance(vote.payload, Verdict)
-            self._tally(validator).audit(submission.status, submission.rollout, vote.payload, -1)
+            self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
         if submission.status.outcome != "accepted":
             self.rejected -= submission.rollout.responses
         submission.status = PENDING
@@ -336,7 +362,10 @@ class Fold:
         if self._forgotten_at != length:
             self._forgotten_at = length
             for rollout in list(self._settled):
-                version = self.lineage.versions.get(self.submissions[rollout].rollout.weights)
+                submission = self.submissions[rollout]
+                version = self.lineage.versions.get(submission.rollout.weights)
+                if self._live and not (submission.adopted or submission.closed):
+                    continue
                 if version is None or version.number < length - KEPT_VERSIONS:
                     del self._settled[rollout], self.submissions[rollout]
         for rollout in list(islice(self._settled, max(len(self._settled) - KEPT_DECISIONS, 0))):
@@ -378,6 +407,24 @@ class Fold:
                 total.merge(tally)
             trained += self.lineage.trained[author]
         return total.account(trained)
+
+    def standing(self, authors: Iterable[bytes]) -> Standing:
+        """What is to be made of somebody whose work stands under these authors."""
+        tallies = [self.tallies[author] for author in authors if author in self.tallies]
+        if not tallies:
+            return NEWCOMER
+        total = Tally()
+        for tally in tallies:
+            total.merge(tally)
+        # Not a newcomer's 0, where all of them stand better.
+        total.deficits = max(tally.deficits for tally in tallies)
+        total.borders = max(tally.borders for tally in tallies)
+        return total.standing()
+
+    def share(self, rollout: bytes) -> int:
+        """The share (micro) of the submission that each of the due replays."""
+        submission = self.submissions.get(rollout)
+        return MILLION if submission is None else submission.share
 
     def restore(self, submissions: Iterable[Submission], decided: Iterable[tuple[Entry, Status]]) -> None:
         """Take over submissions of a snapshot, in the order in which they came; tallies count them already."""

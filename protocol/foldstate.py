@@ -11,10 +11,12 @@ from typing import Any, Final
 
 from protocol import codec, lineage
 from protocol.codec import Array, Int, Many, Optional, Text
+from protocol.constants import MILLION
 from protocol.credit import Status, Tally
 from protocol.decision import Counting, Submission
 from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.evidence import FLOOR
 from protocol.fold import Fold, Rules
 from protocol.lineage import ENTRY, Lineage, pack, unpack
 from protocol.records import Rollout, Verdict
@@ -22,6 +24,18 @@ from protocol.records import Rollout, Verdict
 _COUNT: Final = Int()
 _ENTRIES: Final = Many(ENTRY, most=codec.MAX_INT)
 _STATUS: Final = Array((("outcome", Text(16)), ("severity", Text(16)), ("reason", Text(32))))
+_COUNTS: Final = (
+    "accepted",
+    "rejected",
+    "void",
+    "pending",
+    "hard",
+    "generated",
+    "audited",
+    "agreed",
+    "disagreed",
+    "clean",
+)
 _SUBMISSION: Final = Array(
     (
         ("entry", ENTRY),
@@ -30,12 +44,16 @@ _SUBMISSION: Final = Array(
         ("votes", _ENTRIES),
         ("status", _STATUS),
         ("closed", Int(0, 1)),
+        ("share", Int(0, MILLION)),
     )
 )
 _TALLY: Final = Array(
     (
         ("author", codec.KEY),
-        *((name, _COUNT) for name in ("accepted", "rejected", "void", "pending", "hard", "generated", "audited")),
+        *((name, _COUNT) for name in _COUNTS),
+        # Evidence may be negative: it is written as the distance from the floor.
+        ("deficits", _COUNT),
+        ("borders", _COUNT),
         ("reasons", Many(Array((("reason", Text(32)), ("count", _COUNT))), most=codec.MAX_INT)),
     )
 )
@@ -104,8 +122,9 @@ def fold_from_value(value: Any, rules: Rules) -> Fold:
         if not isinstance(entry.payload, Verdict):
             raise PeerError("snapshot: a verdict is none")
         fold.early.setdefault(entry.payload.rollout, {})[entry.id] = entry
-    for author, *counts, reasons in tallies:
-        tally = fold.tallies[author] = Tally(*counts)
+    for author, *counts, deficits, borders, reasons in tallies:
+        tally = fold.tallies[author] = Tally(**dict(zip(_COUNTS, counts, strict=True)))
+        tally.deficits, tally.borders = deficits + FLOOR, borders + FLOOR
         tally.reasons = Counter(dict(reasons))
     for author, weights, term, number, expected, broken in counting:
         fold.counting[author] = Counting(weights, (term, number), expected, bool(broken))
@@ -119,7 +138,7 @@ def copy_fold(fold: Fold, rules: Rules) -> Fold:
     """A fold of its own in the same state: what ``fold_from_value`` would make of ``fold_to_value``, faster."""
     new = Fold(rules, fold.lineage.copy())
     kept = [
-        Submission(one.entry, dict(one.early), one.due, dict(one.votes), one.status, one.closed)
+        Submission(one.entry, dict(one.early), one.due, dict(one.votes), one.status, one.closed, one.share)
         for one in fold.submissions.values()
     ]
     new.restore(kept, [(entry, status) for entry, status in fold.decisions if entry.id in fold.submissions])
@@ -146,19 +165,26 @@ def _submission(submission: Submission) -> list[Any]:
         [pack(vote) for vote in submission.votes.values()],
         [status.outcome, status.severity, status.reason],
         int(submission.closed),
+        submission.share,
     ]
 
 
 def _restored(value: list[Any]) -> Submission:
-    packed, early, due, votes, status, closed = value
+    packed, early, due, votes, status, closed, share = value
     entry = unpack(packed)
     if not isinstance(entry.payload, Rollout):
         raise PeerError("snapshot: a submission is none")
     given: dict[bytes, Entry] = {vote.author: vote for vote in map(unpack, votes)}
     waiting = {verdict.id: verdict for verdict in map(unpack, early)}
-    return Submission(entry, waiting, None if due is None else tuple(due), given, Status(*status), bool(closed))
+    return Submission(entry, waiting, None if due is None else tuple(due), given, Status(*status), bool(closed), share)
 
 
 def _tally(author: bytes, tally: Tally) -> list[Any]:
-    counts = [tally.accepted, tally.rejected, tally.void, tally.pending, tally.hard, tally.generated, tally.audited]
-    return [author, *counts, [[reason, count] for reason, count in sorted(tally.reasons.items()) if count]]
+    counts = [getattr(tally, name) for name in _COUNTS]
+    return [
+        author,
+        *counts,
+        tally.deficits - FLOOR,
+        tally.borders - FLOOR,
+        [[reason, count] for reason, count in sorted(tally.reasons.items()) if count],
+    ]

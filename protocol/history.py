@@ -5,6 +5,8 @@
 2. What counts is the height of the cut that first covered an entry, so a few numbers an author answer for all cuts.
 3. Reputations are kept of those who stood as validators in some cut, from the first one on, and only where the policy
    asks for any.
+4. Standings (``protocol.evidence``) are kept of everybody whose submissions were decided about, the newest
+   ``KEPT_STANDINGS`` that differ: versions that are of use anchor on recent cuts.
 
 What no cut covers yet is laid over it (``overlay``), for answers about the present.
 """
@@ -19,7 +21,11 @@ from protocol import codec
 from protocol.codec import Array, Int, Many, Text
 from protocol.constants import MILLION
 from protocol.entry import Entry
+from protocol.evidence import FLOOR, NEWCOMER, Standing
 from protocol.records import ROLES, Join, Leave, Role
+
+KEPT_STANDINGS: Final = 64
+"""Changes of an author's standing that are kept. A change of this number alters who is audited how far."""
 
 _HEIGHT: Final = Int()
 SCHEMA: Final = Many(
@@ -30,6 +36,13 @@ SCHEMA: Final = Many(
             ("joined", _HEIGHT),
             ("roles", Many(Array((("height", _HEIGHT), ("role", Text(16, ROLES)))), most=codec.MAX_INT)),
             ("reputations", Many(Array((("height", _HEIGHT), ("micro", Int(0, MILLION)))), most=codec.MAX_INT)),
+            (
+                "standings",
+                Many(
+                    Array((("height", _HEIGHT), ("tier", Int()), ("deficits", Int()), ("borders", Int()))),
+                    most=codec.MAX_INT,
+                ),
+            ),
         )
     ),
     most=codec.MAX_INT,
@@ -52,6 +65,10 @@ class _Track:
             self.heights.append(height)
             self.values.append(value)
 
+    def keep(self, count: int) -> None:
+        """Forget all but the newest changes."""
+        del self.heights[:-count], self.values[:-count]
+
     def at(self, height: int | None, default: Any) -> Any:
         place = len(self.heights) if height is None else bisect_right(self.heights, height)
         return self.values[place - 1] if place else default
@@ -68,6 +85,7 @@ class History:
         self._joined: dict[bytes, int] = {}
         self._roles: dict[bytes, _Track] = {}
         self._reputations: dict[bytes, _Track] = {}
+        self._standings: dict[bytes, _Track] = {}
         self._new_names: dict[bytes, str] = {}
         self._new_roles: dict[bytes, str] = {}
 
@@ -92,6 +110,22 @@ class History:
     def trust(self, author: bytes, height: int, micro: int) -> None:
         """Note an author's reputation in the cut of ``height``."""
         self._reputations.setdefault(author, _Track()).set(height, micro)
+
+    def judge(self, author: bytes, height: int, standing: Standing) -> None:
+        """Note an author's standing in the cut of ``height``."""
+        if standing == NEWCOMER and author not in self._standings:
+            return
+        track = self._standings.setdefault(author, _Track())
+        track.set(height, standing)
+        track.keep(KEPT_STANDINGS)
+
+    def standing(self, author: bytes, height: int) -> Standing:
+        """The author's standing in the cut of this height; the oldest that is kept where that is later."""
+        track = self._standings.get(author)
+        if track is None or (len(track.heights) < KEPT_STANDINGS and height < track.heights[0]):
+            return NEWCOMER
+        found: Standing = track.at(height, track.values[0])
+        return found
 
     def tracked(self, author: bytes) -> bool:
         """Whether the author's reputations are kept."""
@@ -157,6 +191,10 @@ class History:
                 self._joined[author],
                 self._roles.get(author, empty).to_value(),
                 self._reputations.get(author, empty).to_value(),
+                [
+                    [height, standing.tier, standing.deficits - FLOOR, standing.borders - FLOOR]
+                    for height, standing in self._standings.get(author, empty).to_value()
+                ],
             ]
             for author, name in self.names.items()
         ]
@@ -165,7 +203,7 @@ class History:
     def from_value(cls, value: Any) -> History:
         """The inverse of ``to_value``, for a value that fits ``SCHEMA``."""
         self = cls()
-        for author, name, joined, roles, reputations in value:
+        for author, name, joined, roles, reputations, standings in value:
             self.names[author] = name
             self._joined[author] = joined
             for rows, tracks in ((roles, self._roles), (reputations, self._reputations)):
@@ -173,4 +211,8 @@ class History:
                     track = tracks[author] = _Track()
                     track.heights = [row[0] for row in rows]
                     track.values = [row[1] for row in rows]
+            for height, tier, deficits, borders in standings:
+                self._standings.setdefault(author, _Track()).set(
+                    height, Standing(tier, deficits + FLOOR, borders + FLOOR)
+                )
         return self

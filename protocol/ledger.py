@@ -25,9 +25,10 @@ from typing import Any
 
 from protocol import identity
 from protocol.credit import Account, Status, reputation
-from protocol.domain import Domain
+from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
+from protocol.evidence import NEWCOMER, Standing
 from protocol.fold import Closed, Fold
 from protocol.foldstate import copy_fold, fold_from_value, fold_to_value
 from protocol.history import History
@@ -35,6 +36,7 @@ from protocol.lineage import Version
 from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
 from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
+from protocol.schedule import audit_share
 
 MAX_DRAWN = 65_536
 BEHIND = 4096
@@ -54,6 +56,7 @@ class Ledger:
         """How often the live fold began anew, because a fork took away what it had counted."""
         self._history = History()
         self._live = Fold(self)
+        self._live.follow()
         self._final = Fold(self)
         self._drawn: dict[bytes, bool] = {}
         self._audiences: dict[int, frozenset[bytes]] = {}
@@ -92,6 +95,7 @@ class Ledger:
         self._history = History.from_value(history)
         self._final = fold_from_value(fold, self)
         self._live = fold_from_value(fold, self)
+        self._live.follow()
         self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
         self.final_entries = self.forgotten = self.summed_up = sum(self._next.values())
         self._cuts = len(replica.cuts)
@@ -150,6 +154,7 @@ class Ledger:
         self._seen = self._granted
         self.generation += 1
         self._live = copy_fold(self._final, self)
+        self._live.follow()
         self._live.refresh()
         self._history.lift()
         for entry in self.replica.arrivals:
@@ -176,6 +181,9 @@ class Ledger:
         for author in ended:
             self._history.end(author, cut.height)
         touched = self._final.touched
+        for author in {endings.owner(author, cut.height) for author in (*touched, *ended)}:
+            standing = self._final.standing([author, *endings.lost(author, cut.height)])
+            self._history.judge(author, cut.height, standing)
         if self.domain.policy.validator_reputation > 0:
             touched.update(head.author for head in cut.changes)
             touched.update(ended)
@@ -227,6 +235,14 @@ class Ledger:
             found = check_draw(verdict, rollout)
             self.note_drawn(verdict.id, found)
         return found
+
+    def share(self, author: bytes, height: int) -> int:
+        """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
+        return audit_share(self._history.standing(author, height).tier, self.domain.policy.audit_share)
+
+    def thresholds(self, height: int) -> Thresholds:
+        """The limits in force at the cut of this height."""
+        return self.replica.thresholds_at(height)
 
     def knows_draw(self, verdict_id: bytes) -> bool:
         """Whether the draw of this verdict was checked."""
@@ -335,6 +351,20 @@ class Ledger:
         """The at most three validators that are due to audit the submission; none where it is refused without
         them, where its version has no validators, or while its version is unknown."""
         return self._fold(False).due(rollout.id)
+
+    def audited_share(self, rollout: Entry) -> int:
+        """The share (micro) of the submission's groups that each of the due is to replay."""
+        return self._fold(False).share(rollout.id)
+
+    def standing(self, author: bytes, weights_id: bytes) -> Standing:
+        """What the log says of an author, in the cut that the version anchors on: for who judges what it made."""
+        version = self._version(weights_id)
+        return NEWCOMER if version is None else self._history.standing(author, version.anchor_height)
+
+    def standing_at(self, author: bytes, height: int) -> Standing:
+        """What the log says of an author in the cut of this height; of long ago, the oldest that is kept."""
+        self.update()
+        return self._history.standing(author, height)
 
     def rollout_status(self, rollout_id: bytes, final: bool = False) -> Status:
         """What was decided about a submission; "pending" for one that is unknown or not kept any more."""

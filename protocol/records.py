@@ -279,7 +279,7 @@ class Amend(Payload):
     SCHEMA: ClassVar = (
         ("number", Int(1, 2**62)),
         ("electors", Many(codec.KEY, most=64, least=1)),
-        ("thresholds", Many(Int(), most=6, least=6)),
+        ("thresholds", Many(Int(), most=8, least=8)),
         ("votes", Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=64, least=1)),
     )
 

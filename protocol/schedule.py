@@ -7,6 +7,9 @@
 3. The groups that a validator replays follow from SHA-256 of its signature over the submission's hash (context
    ``identity.DRAW``): the author cannot foresee them, and anyone can check them. The groups of lowest
    SHA-256(``"farflung/audit/v1\\0"`` ‖ that hash ‖ u32 group) are taken, the share rounded up, at least one.
+   The share is ``AUDIT_FACTOR`` times what its author's trust lacks to a million, rounded up to 1, ½, ¼ … (its *tier*),
+   and at least the policy's ``audit_share``; trust is that of the cut that the version anchors on. So a newcomer is
+   audited fully, and who had 78 submissions accepted in a row by an eighth.
 4. Due are the ``MAX_DUE_VALIDATORS`` validators of lowest SHA-256(weights ‖ author ‖ u64 first counter ‖ validator).
 5. The policy lag is the number of the version a step starts from minus that of the version which generated.
    A rollout counts while its lag is from 0 to ``async_level``; a negative one was generated with weights
@@ -30,6 +33,10 @@ SEED_CONTEXT: Final = b"farflung/seed/v1\0"
 TASK_CONTEXT: Final = b"farflung/task/v1\0"
 LENGTH_CONTEXT: Final = b"farflung/length/v1\0"
 AUDIT_CONTEXT: Final = b"farflung/audit/v1\0"
+AUDIT_FACTOR: Final = 10
+"""Where trust lacks a tenth, everything is audited. A change alters who replays what."""
+MAX_TIER: Final = 10
+"""The smallest share is 2⁻¹⁰."""
 
 
 def seed(domain: bytes, weights: bytes, node: bytes, counter: int) -> bytes:
@@ -72,12 +79,31 @@ def audited_groups(draw: bytes, groups: int, share: int) -> tuple[int, ...]:
 
     ``share`` is in micro, 0 to 1,000,000.
     """
-    if groups < 1 or not 0 <= share <= MILLION:
-        raise LocalError(f"cannot audit a share of {share} of {groups} groups")
-    count = max(1, -(-groups * share // MILLION))
+    count = audited_count(groups, share)
     lot = AUDIT_CONTEXT + sha256(draw).digest()
     ranked = sorted(range(groups), key=lambda index: sha256(lot + index.to_bytes(4, "big")).digest())
     return tuple(sorted(ranked[:count]))
+
+
+def audited_count(groups: int, share: int) -> int:
+    """How many of ``groups`` groups an audit of ``share`` (micro) replays."""
+    if groups < 1 or not 0 <= share <= MILLION:
+        raise LocalError(f"cannot audit a share of {share} of {groups} groups")
+    return max(1, -(-groups * share // MILLION))
+
+
+def audit_tier(trust: int) -> int:
+    """The tier of an author with ``trust`` (micro): the largest t up to ``MAX_TIER`` whose share 2⁻ᵗ is enough."""
+    wanted = min(MILLION, AUDIT_FACTOR * (MILLION - trust))
+    tier = 0
+    while tier < MAX_TIER and MILLION >> (tier + 1) >= wanted:
+        tier += 1
+    return tier
+
+
+def audit_share(tier: int, least: int) -> int:
+    """The share (micro) of a submission's groups to replay; ``least`` is the policy's."""
+    return max(least, MILLION >> tier)
 
 
 def due_validators(weights: bytes, author: bytes, first_counter: int, validators: Iterable[bytes]) -> tuple[bytes, ...]:

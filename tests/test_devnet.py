@@ -26,7 +26,7 @@ from node.store.directory import DataDirectory
 from node.store.verify import LogReport, verify
 from protocol.constants import MILLION
 from protocol.ledger import Ledger
-from protocol.records import Rollout, Step, StepBlob, Weights
+from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
 
 pytestmark = pytest.mark.timeout(400)
@@ -125,6 +125,30 @@ def test_each_of_the_four_roles_is_taken(name: str, request: pytest.FixtureReque
     assert {roles[f"node-{number}"] for number in range(1, 6)} == {"trainer", "relay", "validator", "inference"}
     assert list(roles.values()).count("trainer") == 1
     assert all(role == "inference" for name, role in roles.items() if name.startswith("cheat-"))
+
+
+def test_verdicts_are_replayed_by_anybody_who_has_the_files(cheated: Run) -> None:
+    log = cheated.logs()["node-1"]
+    verdicts = [entry for entry in log.replica.arrivals if isinstance(entry.payload, Verdict)]
+    validator = Ledger(log.replica).name(verdicts[0].author)
+    newest = {verdict.payload.reason: verdict for verdict in verdicts if isinstance(verdict.payload, Verdict)}
+    assert newest.keys() >= {"ok", "sampling", "reward"}
+    for reason in ("ok", "sampling", "reward"):
+        folder = ("--data-dir", str(cheated.folder / validator))
+        done = subprocess.run(
+            command("proofs", "replay", newest[reason].id.hex(), "--json", *folder),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["confirmed"], told["draw_holds"], told["share"]) == (True, True, 1.0)
+        assert told["said"]["reason"] == told["replayed"]["reason"] == reason
+        assert told["said"]["score"] == told["replayed"]["score"]
+        assert told["drawn"] == list(range(8))
 
 
 @pytest.mark.parametrize("name", ["honest", "cheated"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from node.api.words import words
+from node.api.words import remedy, words
 from node.context import Node
 from node.weights import payload as weights_payload
+from proofs.checks import REASONS
 from protocol import roles, schedule
 from protocol.constants import MILLION
+from protocol.credit import Account
 from protocol.domain import Policy
 from protocol.ledger import Ledger
 from protocol.presence import Presence
@@ -119,6 +121,40 @@ def last_rejection(ledger: Ledger, author: bytes) -> dict[str, Any] | None:
                 "words": words(status.reason),
             }
     return None
+
+
+def unpaid(account: Account | None) -> list[dict[str, Any]]:
+    """Why submissions earned nothing: {reason, count, severity, words, remedy}, the most frequent first."""
+    if account is None:
+        return []
+    return [
+        {
+            "reason": reason,
+            "count": count,
+            "severity": REASONS[reason].severity if reason in REASONS else "soft",
+            "words": words(reason),
+            "remedy": remedy(reason),
+        }
+        for reason, count in sorted(account.reasons.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def why_nothing(node: Node) -> str | None:
+    """Why a node that stands for inference has earned nothing so far, where no submission of its was judged; else
+    None."""
+    ledger = node.log.ledger
+    account = ledger.accounts().get(node.id)
+    if account is None or account.credit or account.reasons or node.role != "inference":
+        return None
+    if account.pending:
+        count = account.pending
+        return f"{count} of its submissions wait for verdicts" if count > 1 else "its submission waits for verdicts"
+    held = node.weights.newest_held()
+    if held is not None and not ledger.may_infer(node.id, held.id):
+        return "it may generate from the first version on that is made after it joined"
+    if held is not None and not node.will_judge(ledger.validators_of(held.id)):
+        return "too few validators are there to judge what it would make"
+    return "it has announced no submission yet"
 
 
 def problems(status: Mapping[str, Any], needed: int) -> list[str]:

@@ -73,6 +73,8 @@ def status(node: Node) -> dict[str, Any]:
         "children": [{"name": name, "pid": pid} for name, pid in sorted(node.children.items())],
         "account": None if (own := ledger.accounts().get(node.id)) is None else account(own, accounts.get(node.id)),
         "last_rejection": explain.last_rejection(ledger, node.id),
+        "unpaid": explain.unpaid(ledger.accounts().get(node.id)),
+        "why_nothing": explain.why_nothing(node),
         "credit": {author.hex(): entry.credit for author, entry in accounts.items()},
         "reasons": {author.hex(): dict(entry.reasons) for author, entry in accounts.items()},
         "nodes": [

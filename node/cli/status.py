@@ -42,7 +42,12 @@ def _status(arguments: argparse.Namespace) -> int:
         tables.facts(
             _lines(status, troubles),
             title=f"{status['name']}: {status['role']}, {'all is well' if not troubles else 'not all is well'}",
-            styles={"role": tables.role_style(status["role"]), "trouble": "yellow", "last rejection": "yellow"},
+            styles={
+                "role": tables.role_style(status["role"]),
+                "trouble": "yellow",
+                "last rejection": "yellow",
+                "earned nothing": "yellow",
+            },
         )
     else:
         tables.facts(_away_lines(status), title=f"{directory.path}: the node does not run")
@@ -99,6 +104,11 @@ def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, s
         yield "credit", str(account["credit"])
         counts = (f"{account[name]} {name}" for name in ("accepted", "rejected", "void", "pending"))
         yield "submissions", f"{', '.join(counts)}; reputation {account['reputation'] / 1e6:.3f}"
+    if status["why_nothing"] is not None:
+        yield "earned nothing", status["why_nothing"]
+    for number, row in enumerate(status["unpaid"]):
+        told = f"{row['count']} × {row['words']} ({row['reason']}, {row['severity']})"
+        yield "earned nothing" if number == 0 else "", f"{told}: {row['remedy']}" if row["remedy"] else told
     rejection = status["last_rejection"]
     if rejection is not None:
         yield "last rejection", f"{rejection['words']} ({rejection['outcome']}: {rejection['reason']})"

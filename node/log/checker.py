@@ -31,6 +31,9 @@ Checking = Callable[[Sequence[Check]], Awaitable[list[bool]]]
 AT_ONCE: Final = 512
 """Checks that one child, or one thread, makes in one go: some 40 ms of work."""
 
+LEAST: Final = 64
+"""Checks that are not worth dividing further."""
+
 IDLE_SECONDS: Final = 20.0
 PAUSE_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 30.0
@@ -79,7 +82,8 @@ class Checkers:
         """Answer the checks, each in its place."""
         if trio.current_time() < self._paused_until:
             return await check_in_threads(checks)
-        jobs = [_Job(checks[start : start + AT_ONCE]) for start in range(0, len(checks), AT_ONCE)]
+        size = min(AT_ONCE, max(-(-len(checks) // self._count), LEAST))
+        jobs = [_Job(checks[start : start + size]) for start in range(0, len(checks), size)]
         for job in jobs:
             self._jobs.send_nowait(job)
         for _ in range(min(len(jobs) - self._waiting, self._count - self._running)):

@@ -35,14 +35,32 @@ AUTO_BYTES = 64 << 20
 """Weights of fewer bytes are generated with by torch, which starts in three seconds and takes little memory."""
 
 
-class Engine:
-    """Speaks to the child; holds at most one version at a time."""
+class Prefill:
+    """A configured child that holds a version, for whoever judges."""
 
-    def __init__(self, node: Node, worker: Worker, end_token: int, vocabulary: int) -> None:
-        self._node = node
+    def __init__(self, worker: Worker, end_token: int, vocabulary: int) -> None:
         self._worker = worker
         self.end_token = end_token
         self.vocabulary = vocabulary
+
+    async def encode(self, prompts: Sequence[str]) -> list[bytes]:
+        """The tokens of each prompt as little-endian u32."""
+        answer = await self._worker.call("encode", timeout=WORK_TIMEOUT, prompts=list(prompts))
+        tokens: list[bytes] = answer["tokens"]
+        return tokens
+
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+        """Replay (seed, group) pairs on the loaded version; ``clip`` is the domain's ``deficit_clip``."""
+        sent = [wire(seed, group) for seed, group in groups]
+        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=sent, clip=clip)
+
+
+class Engine(Prefill):
+    """Speaks to the child; holds at most one version at a time."""
+
+    def __init__(self, node: Node, worker: Worker, end_token: int, vocabulary: int) -> None:
+        super().__init__(worker, end_token, vocabulary)
+        self._node = node
         self._loaded: tuple[bytes, Path] | None = None
 
     async def load(self, weights: bytes, raw: Path | None = None) -> None:
@@ -73,16 +91,6 @@ class Engine:
         if answer["seconds"] > 0:
             self._node.tokens_per_second = int(answer["tokens"] / answer["seconds"])
         return answer
-
-    async def encode(self, prompts: Sequence[str]) -> list[bytes]:
-        """The tokens of each prompt as little-endian u32."""
-        answer = await self._worker.call("encode", timeout=WORK_TIMEOUT, prompts=list(prompts))
-        tokens: list[bytes] = answer["tokens"]
-        return tokens
-
-    async def replay(self, groups: Sequence[tuple[bytes, Group]]) -> dict[str, Any]:
-        """Replay (seed, group) pairs on the loaded version."""
-        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=[wire(s, g) for s, g in groups])
 
 
 def wire(seed: bytes, group: Group) -> dict[str, Any]:
@@ -118,8 +126,9 @@ def chosen(engine: str, size: int, *, installed: bool) -> str:
 
 
 @asynccontextmanager
-async def open_engine(node: Node, *, generates: bool = False) -> AsyncIterator[Engine]:
-    """An engine child, configured; it ends with the block. One that ``generates`` need not be able to replay."""
+async def open_engine(node: Node, dtype: str = "float32", *, generates: bool = False) -> AsyncIterator[Engine]:
+    """An engine child, configured to compute in ``dtype``; it ends with the block. Audits are in float32 always. One
+    that ``generates`` need not be able to replay."""
     config = node.config
     found = "torch"
     if generates:
@@ -129,27 +138,27 @@ async def open_engine(node: Node, *, generates: bool = False) -> AsyncIterator[E
     async with AsyncExitStack() as stack:
         try:
             try:
-                worker, answer = await _start(node, stack, found)
+                worker, answer = await _start(node, stack, found, dtype)
             except WorkerError as error:
                 if found == "torch" or config.engine != "auto" or error.kind != "user":
                     raise
                 node.logger.info("torch generates: %s", error)
-                worker, answer = await _start(node, stack, "torch")
+                worker, answer = await _start(node, stack, "torch", dtype)
             yield Engine(node, worker, answer["end_token"], answer["vocabulary"])
         finally:
             node.children.pop("engine", None)
 
 
-async def _start(node: Node, stack: AsyncExitStack, engine: str) -> tuple[Worker, dict[str, Any]]:
+async def _start(node: Node, stack: AsyncExitStack, engine: str, dtype: str) -> tuple[Worker, dict[str, Any]]:
     """A child of ``engine`` and its answer to being configured."""
-    options = await configuration(node)
+    options = await configuration(node) | {"dtype": dtype}
     if engine == "torch":
         opened = open_worker("node.workers.engine", name="engine")
         timeout = LOAD_TIMEOUT
     else:
         environment = vllm_start.environment(node.config.threads, node.directory.path / "vllm")
         opened = open_worker("node.workers.vllm_engine", name="vllm engine", environment=environment)
-        options |= {"dtype": node.domain.model.compute_dtype, "tensor_parallel": node.config.tensor_parallel}
+        options |= {"tensor_parallel": node.config.tensor_parallel}
         timeout = VLLM_START_TIMEOUT
     worker = await stack.enter_async_context(opened)
     node.children["engine"] = worker.pid

@@ -27,7 +27,8 @@ BACKLOG = 2
 
 async def run(node: Node) -> None:
     """Generate until cancelled."""
-    async with open_engine(node, generates=True) as engine, open_tasks(node) as tasks:
+    dtype = node.domain.model.compute_dtype
+    async with open_engine(node, dtype, generates=True) as engine, open_tasks(node) as tasks:
         life = _Life(node, engine, tasks)
         seen = 0
         try:

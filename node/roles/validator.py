@@ -6,25 +6,30 @@
    version that nobody needs to keep any more is rejected softly, as late, without a look.
 3. What cannot be judged for a reason that may lie here (its version does not arrive, a child fails on it twice) is
    undecidable: that blames nobody, and one submission does not keep all others from being judged.
-4. Replay, proofs and prompts are checked before any text is scored: scorers see only what sampling really gave.
+4. Of a submission it replays the groups that its draw picks, as many as its author's standing asks for, and those that
+   look like others' it has seen.
+5. Replay, proofs and prompts are checked before any text is scored: scorers see only what sampling really gave.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import trio
 
+from node import auditing
 from node.context import Node
 from node.net.rpc import Unreachable
 from node.roles.engine import Engine, open_engine, open_tasks
 from node.tasks.service import TaskService
 from node.workers.client import WorkerError
-from proofs import audit, checks
-from protocol import identity, schedule
+from proofs import audit, checks, duplicates
+from protocol import identity
 from protocol.domain import Thresholds
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.records import Rollout, Verdict
-from protocol.rollout import Submission, unpack
+from protocol.rollout import Submission
 
 GRACE = 0.2
 """Seconds for which the first in line may still be on its way before another is judged."""
@@ -142,6 +147,7 @@ class _Life:
         self._tasks = tasks
         self._fetches = fetches
         self._first_seen: dict[bytes, float] = {}
+        self._index = duplicates.Index()
 
     async def judge(self, entry: Entry) -> None:
         """Append a verdict on one ``rollout`` entry, or leave it for the next round while it can still arrive."""
@@ -193,36 +199,23 @@ class _Life:
             return None
 
     async def _audit(self, entry: Entry, rollout: Rollout, data: bytes, draw: bytes) -> audit.AuditResult:
-        domain = self._node.domain
-        try:
-            submission = Submission.parse(data, domain.recipe)
-        except PeerError as error:
-            self._node.network.blame(entry.author, error)
-            return checks.result("malformed")
-        if not checks.header_matches(submission, domain.id, entry.author, rollout):
-            return checks.result("wrong-header")
-        picked = schedule.audited_groups(draw, len(submission.groups), domain.policy.audit_share)
-        seeds = {
-            i: schedule.seed(domain.id, rollout.weights, entry.author, submission.groups[i].counter) for i in picked
-        }
-        items = {i: schedule.choose_task(seeds[i], [t.weight for t in domain.tasks]) for i in picked}
-        questions = await self._tasks.questions(list(items.values()))
-        asked = [schedule.prompt(text, seeds[i], domain.recipe) for i, text in zip(picked, questions, strict=True)]
-        prompts = dict(zip(picked, map(unpack, await self._engine.encode(asked)), strict=True))
-        before = audit.inspect(submission, prompts, domain.recipe, self._engine.end_token, self._engine.vocabulary)
-        if before.outcome != "accepted":
-            return before
-        replay = await self._engine.replay([(seeds[i], submission.groups[i]) for i in picked])
-        replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}
-        before = audit.audit_replay(submission, replays, self._thresholds(rollout))
-        if before.outcome != "accepted":
-            return before
-        texts = dict(zip(picked, replay["texts"], strict=True))
-        flat = [(*items[i], text) for i in picked for text in texts[i]]
-        claimed = [response.reward for i in picked for response in submission.groups[i].responses]
-        scores = iter(await self._score(flat, claimed))
-        rewards = {i: tuple(next(scores) for _ in texts[i]) for i in picked}
-        return audit.audit_rewards(submission, rewards, before)
+        ledger = self._node.log.ledger
+        case = auditing.Case(
+            domain=self._node.domain,
+            author=entry.author,
+            rollout=rollout,
+            share=ledger.audited_share(entry),
+            standing=ledger.standing(entry.author, rollout.weights),
+            thresholds=self._thresholds(rollout),
+        )
+
+        def alike(submission: Submission) -> Collection[int]:
+            return {pair.group for pair in self._index.take(submission, entry.id)}
+
+        found = await auditing.examine(case, data, draw, self._engine, self._tasks, alike)
+        if found.reason == "malformed":
+            self._node.network.blame(entry.author, PeerError("a malformed submission"))
+        return found
 
     def _thresholds(self, rollout: Rollout) -> Thresholds:
         """Those in force at the cut that the version anchors on."""
@@ -230,13 +223,3 @@ class _Life:
         version = self._node.log.ledger.weights(rollout.weights)
         height = None if version is None else replica.height(version.anchor)
         return replica.thresholds_at(height or 0)
-
-    async def _score(self, flat: list[tuple[int, int, str]], claimed: list[int]) -> list[int | None]:
-        """The rewards; a claim is called false only after it was tried again with more patience. One is enough."""
-        rewards = await self._tasks.score(flat)
-        for place, (item, claim) in enumerate(zip(flat, claimed, strict=True)):
-            if rewards[place] != claim:
-                (rewards[place],) = await self._tasks.confirm([item], [claim])
-                if rewards[place] not in (None, claim):
-                    break
-        return rewards

@@ -75,6 +75,18 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
         raise UserError(f"{directory.path}: the log is damaged ({error})", "farflung log verify tells more") from None
 
 
+def find_entry(directory: DataDirectory, wanted: str) -> Entry:
+    """The entry whose id begins with the hexadecimal digits ``wanted``. Raises ``UserError`` where there is none."""
+    _, path = _log(directory)
+    try:
+        with closing(connect(path)) as connection:
+            return _find(connection, wanted)
+    except sqlite3.Error as error:
+        raise UserError(f"{path}: cannot be read ({error})", "run as its owner") from None
+    except PeerError as error:
+        raise UserError(f"{directory.path}: the log is damaged ({error})", "farflung log verify tells more") from None
+
+
 def _bytes(value: object) -> bytes:
     """SQLite stores any type in any column, and parsers are made for bytes."""
     return value if isinstance(value, bytes) else b""

@@ -41,6 +41,9 @@ from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, pack, unpac
 MAX_SEQUENCES = 512
 """Sequences decoded together: bounds the memory of caches. No influence on results."""
 
+LOGIT_ELEMENTS = 1 << 24
+"""Logits that a replay holds at once, for a vocabulary may be 10⁵ times a token. No influence on results."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -178,12 +181,44 @@ def build_proofs(groups: Sequence[Sequence[Written]]) -> list[bytes]:
     return activation.build_many([np.concatenate([response.states for response in group]) for group in groups])
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What replaying one group found, before any clip: ``deficits`` [tokens] float32 in units of the score,
+    ``logprob_errors`` [tokens] int64 in micro, and the comparison of the activations."""
+
+    deficits: Tensor
+    logprob_errors: Tensor
+    activations: activation.ActivationResult
+
+    def summary(self, clip: int) -> GroupReplay:
+        """The figures that an audit judges; ``clip`` is the domain's ``deficit_clip`` in micro."""
+        shares = (self.deficits.double() / (clip / MILLION)).clamp(max=1.0)
+        return GroupReplay(
+            tokens=len(self.deficits),
+            mismatches=int((self.deficits > 0).sum()),
+            deficit_sum=int((shares * MILLION).ceil().long().sum()),
+            logprob_error_max=int(self.logprob_errors.max()),
+            activation_values=self.activations.values,
+            activation_mismatches=self.activations.mismatches,
+            mantissa_sum=self.activations.mantissa_sum,
+            mantissa_median=self.activations.mantissa_median,
+        )
+
+
 @torch.inference_mode()
-def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list[GroupReplay]:
-    """What replaying each group measures. Tokens must be within the vocabulary (``proofs.audit.inspect``)."""
+def prefill(model: CausalLM, claims: Sequence[Claim]) -> list[Tensor]:
+    """For each group the states [tokens, hidden] that chose its responses' tokens: one teacher-forced pass."""
     packed = rows.pack([rows.Group(claim.prompt, claim.responses) for claim in claims], device=model.device)
     hidden = torch.cat([rows.chosen_by(model, batch) for batch in packed])
-    targets = torch.cat([batch.targets for batch in packed])
+    return list(torch.split(hidden, [sum(map(len, claim.responses)) for claim in claims]))
+
+
+@torch.inference_mode()
+def measure(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list[Measured]:
+    """What replaying each group finds. Tokens must be within the vocabulary (``proofs.audit.inspect``)."""
+    found = prefill(model, claims)
+    hidden = torch.cat(found)
+    targets = torch.tensor([token for claim in claims for line in claim.responses for token in line]).to(model.device)
     keys = sampling.keys_tensor(
         (claim.seed, number, position)
         for claim in claims
@@ -191,29 +226,27 @@ def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list
         for position in range(len(response))
     ).to(model.device)
     reported = torch.tensor([value for claim in claims for line in claim.logprobs for value in line])
-    logits = model.logits(hidden)
-    deficits = sampling.deficits(logits, keys, targets, settings.temperature, settings.min_p).cpu()
-    logprobs = sampling.logprobs(logits, targets, settings.temperature).cpu()
+    deficits = torch.empty(len(targets))
+    logprobs = torch.empty(len(targets))
+    step = max(1, LOGIT_ELEMENTS // model.config.vocabulary)
+    for start in range(0, len(targets), step):
+        block = slice(start, start + step)
+        logits = model.logits(hidden[block])
+        deficits[block] = sampling.deficits(logits, keys[block], targets[block], settings.temperature, settings.min_p)
+        logprobs[block] = sampling.logprobs(logits, targets[block], settings.temperature)
     errors = (micro(logprobs) - reported).abs()
-    clipped = (deficits.double().clamp(max=1.0) * MILLION).ceil().long()
-
-    states = states_array(hidden)
-    ends = np.cumsum([sum(map(len, claim.responses)) for claim in claims]).tolist()
-    spans = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    proven = activation.verify_many([(states[span], claim.proofs) for span, claim in zip(spans, claims, strict=True)])
+    proven = activation.verify_many(
+        [(states_array(states), claim.proofs) for states, claim in zip(found, claims, strict=True)]
+    )
+    sizes = [len(states) for states in found]
     return [
-        GroupReplay(
-            tokens=span.stop - span.start,
-            mismatches=int((deficits[span] > 0).sum()),
-            deficit_sum=int(clipped[span].sum()),
-            logprob_error_max=int(errors[span].max()),
-            activation_values=found.values,
-            activation_mismatches=found.mismatches,
-            mantissa_sum=found.mantissa_sum,
-            mantissa_median=found.mantissa_median,
-        )
-        for span, found in zip(spans, proven, strict=True)
+        Measured(*parts) for parts in zip(torch.split(deficits, sizes), torch.split(errors, sizes), proven, strict=True)
     ]
+
+
+def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings, clip: int) -> list[GroupReplay]:
+    """What replaying each group measures, with deficits clipped at ``clip`` micro."""
+    return [measured.summary(clip) for measured in measure(model, claims, settings)]
 
 
 class Texts:
@@ -362,8 +395,9 @@ class TorchEngine(Engine):
         groups = generate(self._model, prompts, seeds, self._settings)
         return list(zip(groups, build_proofs(groups), strict=True))
 
-    def replay(self, groups: list[dict[str, Any]]) -> dict[str, Any]:
-        """Measure others' groups: one row of ``proofs.checks.GroupReplay`` and the responses' texts for each."""
+    def replay(self, groups: list[dict[str, Any]], clip: int) -> dict[str, Any]:
+        """Measure others' groups: one row of ``proofs.checks.GroupReplay`` and the responses' texts for each. ``clip``
+        is the domain's ``deficit_clip``."""
         settings, texts = self._ready()
         assert self._model is not None
         begun = time.perf_counter()
@@ -378,7 +412,7 @@ class TorchEngine(Engine):
             for group in groups
         ]
         return {
-            "groups": [list(astuple(found)) for found in replay(self._model, claims, settings)],
+            "groups": [list(astuple(found)) for found in replay(self._model, claims, settings, clip)],
             "texts": [[texts.decode(response) for response in claim.responses] for claim in claims],
             "seconds": time.perf_counter() - begun,
         }

@@ -122,7 +122,7 @@ class VllmEngine(Engine):
                     seed=0,
                     generation_config="vllm",
                     max_model_len=longest,
-                    max_num_seqs=MAX_SEQUENCES,
+                    max_num_seqs=min(MAX_SEQUENCES, max_batched_tokens or MAX_SEQUENCES),
                     max_num_batched_tokens=max_batched_tokens,
                     enable_prefix_caching=True,
                     async_scheduling=False,

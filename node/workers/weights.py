@@ -176,18 +176,21 @@ def read_safetensors(directory: Path) -> dict[str, Tensor]:
     return dict(sorted(tensors.items()))
 
 
-def convert(model_dir: str, output: str) -> dict[str, object]:
+def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, object]:
     """Make version 0's whole file ``output`` from a Hugging Face directory.
 
     Returns the ``tensors`` (rows of name, dtype, shape) in the file's order, their ``checksum``, the ``config`` and
-    ``tokenizer`` paths and the ``architecture``. The model is built and loaded once, so weights that do not fit
-    their configuration are refused here and not by every node.
+    ``tokenizer`` paths and the ``architecture``. For a domain that computes in another ``dtype`` than float32 the
+    tensors are rounded to it, so that everybody loads the same values. The model is built and loaded once, so weights
+    that do not fit their configuration are refused here and not by every node.
     """
     directory = Path(model_dir)
     config = read_config(directory / "config.json")
     tensors = read_safetensors(directory)
     if config.tied:
         tensors.pop("lm_head.weight", None)  # some files hold the embedding twice
+    if dtype != "float32":
+        tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
     value = load_into(CausalLM(config), tensors)
     if value != value_checksum(tensors.values()):
         raise UserError(f"the weights in {directory} do not survive loading in float32")

@@ -30,14 +30,13 @@ class Bare:
         )
         return {}
 
-    def generate(self, prompts: list[bytes], size: int, tokens: int, end: int, seed: int) -> dict[str, Any]:
+    def generate(self, prompts: list[bytes], size: int, tokens: int, end: int) -> dict[str, Any]:
         """``size`` responses for each prompt; how many tokens, in how many seconds."""
         from vllm import SamplingParams
 
         params = SamplingParams(
             n=size,
             temperature=1.0,
-            seed=seed,
             max_tokens=tokens,
             stop_token_ids=[end],
             ignore_eos=True,

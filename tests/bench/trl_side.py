@@ -44,7 +44,7 @@ def main(model: str, data: str, threads: int) -> None:
     size = len(given["groups"][0])
     rows = given["micro_batch"]
 
-    class Fed(GRPOTrainer):
+    class Fed(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
             # Each is given as it is asked for, a generation batch being the whole optimizer step.
             prompt_ids, prompt_mask = padded(prompts, left=True)
@@ -58,16 +58,17 @@ def main(model: str, data: str, threads: int) -> None:
                 "num_items_in_batch": completion_mask.sum(),
             }
 
-    class Clock(transformers.TrainerCallback):
-        begun = 0.0
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+        begun = cpu = 0.0
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             if not sys.stdin.readline():
                 sys.exit(0)
-            self.begun = time.perf_counter()
+            self.begun, self.cpu = time.perf_counter(), time.process_time()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            print(json.dumps({"seconds": time.perf_counter() - self.begun}), file=answers, flush=True)
+            found = {"seconds": time.perf_counter() - self.begun, "cpu": time.process_time() - self.cpu}
+            print(json.dumps(found), file=answers, flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(

@@ -190,7 +190,10 @@ class EngineChild(Child):
 
     raw = b""
 
-    def configure(self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int) -> dict[str, Any]:
+    def configure(
+        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str
+    ) -> dict[str, Any]:
+        assert dtype == "float32"
         assert Path(config).read_bytes() == CONFIG
         assert Path(tokenizer).read_bytes() == TOKENIZER
         self.recipe = Recipe(**recipe)
@@ -220,7 +223,7 @@ class EngineChild(Child):
             groups.append({"prompt": pack(self._prompt(prompt)), "responses": responses, "proofs": b"proof"})
         return {"groups": groups, "tokens": 2 * len(groups) * self.recipe.group_size, "seconds": 0.5}
 
-    def replay(self, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    def replay(self, groups: list[dict[str, Any]], clip: int) -> dict[str, Any]:
         rows, texts = [], []
         for group in groups:
             claimed = [int.from_bytes(tokens[:4], "little") for tokens, _, _ in group["responses"]]

@@ -14,7 +14,9 @@ from torch import Tensor
 from proofs import activation, audit, sampling
 from proofs.audit import AuditResult, GroupReplay
 from proofs.checks import FLOAT32_THRESHOLDS
+from protocol import evidence
 from protocol.errors import LocalError
+from protocol.evidence import NEWCOMER, Standing
 from protocol.rollout import FINISH_LENGTH, Group, Response, Submission, scaled_logprob
 from tests.protocol.builders import RECIPE, digest
 
@@ -66,8 +68,8 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("wrong-prompt", {"prompt": (2, 1)}),
     ("termination", {"submission": with_response(CUT_SHORT), "replay": replace(EXACT, tokens=31)}),
     ("malformed", {"replay": replace(EXACT, activation_values=0)}),
-    ("sampling", {"replay": replace(EXACT, mismatches=20, deficit_sum=5_000_000)}),
-    ("logprobs", {"replay": replace(EXACT, logprob_error_max=5_001)}),
+    ("sampling", {"replay": replace(EXACT, mismatches=20, deficit_sum=10_000_000)}),
+    ("logprobs", {"replay": replace(EXACT, logprob_error_max=20_001)}),
     ("activations", {"replay": replace(EXACT, activation_mismatches=20)}),
     ("reward", {"rewards": (100, 100, 100, 0)}),
 ]
@@ -140,6 +142,40 @@ def test_measurements_that_do_not_fit_are_our_own_mistake() -> None:
         audit.audit_rewards(SUBMISSION, {1: REWARDS}, accepted)
 
 
+def replayed(replay: GroupReplay, standing: Standing = NEWCOMER) -> AuditResult:
+    return audit.audit_replay(SUBMISSION, {1: replay}, FLOAT32_THRESHOLDS, standing)
+
+
+def test_what_is_near_a_bound_is_borderline_and_soft() -> None:
+    for near in ({"logprob_error_max": 5_001}, {"mantissa_median": 1}, {"mismatches": 2}, {"deficit_sum": 4_000_000}):
+        found = replayed(replace(EXACT, **near))
+        assert (found.outcome, found.severity, found.reason) == ("rejected", "soft", "borderline")
+    # Nothing borderline excuses what is hard.
+    assert replayed(replace(EXACT, mismatches=2, logprob_error_max=20_001)).reason == "logprobs"
+    assert judge(replay=replace(EXACT, mantissa_median=1), rewards=(0,) * 4).reason == "borderline"
+
+
+def test_many_submissions_that_each_pass_convict_together() -> None:
+    off = replace(EXACT, mismatches=1, deficit_sum=1_000_000)  # ln 20 nats
+    standing, reasons = NEWCOMER, []
+    for _ in range(5):
+        found = replayed(off, standing)
+        reasons.append(found.reason)
+        assert found.score == 31_250
+        standing = standing.after(evidence.gain(1_000_000, 32, 50, 1_000), found.reason == "borderline")
+    assert reasons == ["ok"] * 4 + ["drift"]
+    assert replayed(EXACT, standing).reason == "drift"  # the test has run its course, whatever this one is like
+    assert (found.outcome, found.severity) == ("rejected", "hard")
+    assert judge().reason == "ok"
+
+
+def test_a_third_borderline_submission_in_a_row_convicts() -> None:
+    standing = NEWCOMER.after(0, True).after(0, True)
+    assert replayed(EXACT, standing).reason == "ok"
+    assert replayed(replace(EXACT, mantissa_median=1), standing).reason == "drift"
+    assert replayed(replace(EXACT, logprob_error_max=10**6), standing).reason == "logprobs"
+
+
 class Toy:
     """A model of one linear layer over token embeddings and positions; ``noise`` perturbs its weights."""
 
@@ -161,6 +197,7 @@ class Toy:
         return hidden @ self.head
 
 
+CLIP = FLOAT32_THRESHOLDS.deficit_clip / 1e6
 SEED = digest("prompt seed")
 COUNT = 32
 
@@ -200,7 +237,7 @@ def replay(model: Toy, group: Group) -> GroupReplay:
         logits[:, END] = -30
         keys = sampling.keys_tensor([(SEED, row, position) for row in range(COUNT)])
         last = tokens[:, position]
-        deficits.append(sampling.deficits(logits, keys, last, 1.0).clamp(max=1))
+        deficits.append((sampling.deficits(logits, keys, last, 1.0) / CLIP).clamp(max=1))
         errors.append((sampling.logprobs(logits, last, 1.0) - reported[:, position]).abs())
         states.append(hidden)
     deficit = torch.stack(deficits)
@@ -228,15 +265,15 @@ def test_honest_rounding_passes() -> None:
     assert verdict(Toy(rounding=1e-6)) == "ok"
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.02])
-def test_wrong_weights_are_caught_by_the_tokens(noise: float) -> None:
-    assert verdict(Toy(noise=noise)) == "sampling"
+@pytest.mark.parametrize(("noise", "reason"), [(0.05, "sampling"), (0.02, "logprobs")])
+def test_wrong_weights_are_caught(noise: float, reason: str) -> None:
+    assert verdict(Toy(noise=noise)) == reason
 
 
 def test_wrong_log_probabilities_are_caught() -> None:
     group = generate(Toy())
     lifted = tuple(
-        replace(response, logprobs=tuple(value + 10_000 for value in response.logprobs)) for response in group.responses
+        replace(response, logprobs=tuple(value + 25_000 for value in response.logprobs)) for response in group.responses
     )
     assert verdict(Toy(), replace(group, responses=lifted)) == "logprobs"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from proofs import checks
-from proofs.checks import FLOAT32_THRESHOLDS, GROUP_FACTOR, REASONS, GroupReplay
+from proofs.checks import FLOAT32_THRESHOLDS, GROUP_FACTOR, HARD_FACTOR, REASONS, GroupReplay
 from protocol.domain import Thresholds
 from protocol.errors import LocalError
 from protocol.records import Rollout, Verdict, parse_payload
@@ -16,7 +16,9 @@ from tests.protocol.builders import RECIPE, digest
 
 END = 0
 THRESHOLDS = Thresholds(
-    deficit_mean=1_000,
+    deficit_clip=250_000,
+    deficit_honest=1_000,
+    deficit_mean=20_000,
     mismatch_share=10_000,
     activation_mismatch_share=50_000,
     mantissa_mean=500_000,
@@ -47,10 +49,10 @@ def test_lies_are_hard_and_absences_soft() -> None:
     hard = {code for code, reason in REASONS.items() if reason.severity == "hard"}
     assert hard == {
         *("malformed", "wrong-header", "wrong-prompt", "bounds", "termination"),
-        *("sampling", "logprobs", "activations", "reward"),
+        *("sampling", "logprobs", "activations", "drift", "copied", "reward"),
     }
     void = {code for code, reason in REASONS.items() if reason.outcome == "void"}
-    assert void == {"undecidable", "understated", "gap", "ineligible", "duplicate"}
+    assert void == {"undecidable", "understated", "gap", "ineligible", "duplicate", "unjudged"}
 
 
 def test_the_header_is_what_the_entry_announced() -> None:
@@ -103,36 +105,47 @@ def test_a_response_ends_where_it_must(tokens: tuple[int, ...], finish: int, rig
     assert checks.terminated(response(*tokens, finish=finish), RECIPE, END) is right
 
 
-def test_the_mean_deficit_is_bounded() -> None:
-    at = [replace(EXACT, deficit_sum=200_000, mismatches=1), EXACT]
-    assert checks.sampling_holds(at, THRESHOLDS)
-    assert not checks.sampling_holds([replace(at[0], deficit_sum=200_001), EXACT], THRESHOLDS)
+def test_deficits_are_evidence_beyond_what_chance_explains() -> None:
+    # Each clip's worth of deficit is ln 20 nats, each token costs 0.019.
+    for clips, tokens, reason in (
+        (3, 0, "ok"),
+        (4, 0, "borderline"),
+        (4, 100, "ok"),
+        (7, 0, "borderline"),
+        (8, 0, "sampling"),
+    ):
+        replay = replace(EXACT, tokens=100 + tokens, mismatches=1, deficit_sum=clips * 1_000_000)
+        assert checks.sampling_reason([replay], THRESHOLDS) == reason
+    # The same deficits are no evidence in a submission that is long enough.
+    assert checks.sampling_reason([replace(EXACT, tokens=2_000, deficit_sum=8_000_000)], THRESHOLDS) == "ok"
 
 
 def test_the_share_of_other_tokens_is_bounded_with_one_to_spare() -> None:
-    assert checks.sampling_holds([replace(EXACT, mismatches=2)], THRESHOLDS)
-    assert not checks.sampling_holds([replace(EXACT, mismatches=3)], THRESHOLDS)
-    tiny = replace(EXACT, tokens=4)
-    assert checks.sampling_holds([replace(tiny, mismatches=1, deficit_sum=20)], THRESHOLDS)
-    assert not checks.sampling_holds([replace(tiny, mismatches=2, deficit_sum=20)], THRESHOLDS)
+    for mismatches, reason in ((2, "ok"), (3, "borderline"), (5, "borderline"), (6, "sampling")):
+        assert checks.sampling_reason([replace(EXACT, mismatches=mismatches)], THRESHOLDS) == reason
+    tiny = replace(EXACT, tokens=4, deficit_sum=20)
+    assert checks.sampling_reason([replace(tiny, mismatches=1)], THRESHOLDS) == "ok"
+    assert checks.sampling_reason([replace(tiny, mismatches=2)], THRESHOLDS) == "sampling"
 
 
 def test_one_wrong_group_cannot_hide_among_many() -> None:
     right = [EXACT] * 99
-    for bad in (
-        replace(EXACT, deficit_sum=GROUP_FACTOR * 100_000 + 1),
-        replace(EXACT, mismatches=GROUP_FACTOR + 2),
+    bad = replace(EXACT, deficit_sum=9_000_000)
+    pooled = replace(bad, tokens=10_000)
+    assert checks.sampling_reason([pooled], THRESHOLDS) == "ok"  # as a mean over all, it would pass
+    assert checks.sampling_reason([*right, bad], THRESHOLDS) == "sampling"
+    assert checks.sampling_reason([*right, replace(EXACT, mismatches=GROUP_FACTOR + 2)], THRESHOLDS) == "borderline"
+    wide = HARD_FACTOR * GROUP_FACTOR
+    for figures, reason in (
+        ({"activation_mismatches": 8}, "borderline"),
+        ({"activation_mismatches": 27}, "activations"),
+        ({"mantissa_sum": 65}, "borderline"),
+        ({"mantissa_sum": wide * 16 + 1}, "activations"),
+        ({"mantissa_median": 2}, "borderline"),
+        ({"mantissa_median": 5}, "activations"),
     ):
-        pooled = replace(bad, tokens=10_000)
-        assert checks.sampling_holds([pooled], THRESHOLDS)  # as a mean over all, it would pass
-        assert not checks.sampling_holds([*right, bad], THRESHOLDS)
-    for bad in (
-        replace(EXACT, activation_mismatches=8),
-        replace(EXACT, mantissa_sum=65),
-        replace(EXACT, mantissa_median=2),
-    ):
-        assert not checks.activations_hold([*right, bad], THRESHOLDS)
-    assert not checks.logprobs_hold([*right, replace(EXACT, logprob_error_max=5_001)], THRESHOLDS)
+        assert checks.activations_reason([*right, replace(EXACT, **figures)], THRESHOLDS) == reason
+    assert checks.logprobs_reason([*right, replace(EXACT, logprob_error_max=5_001)], THRESHOLDS) == "borderline"
     assert not checks.proofs_parsed([*right, replace(EXACT, activation_values=0)])
 
 
@@ -142,18 +155,20 @@ def test_activations_pass_up_to_their_bounds() -> None:
         replace(EXACT, activation_mismatches=2),
         replace(EXACT, mantissa_sum=16, mantissa_median=1),
     ):
-        assert checks.activations_hold([good], THRESHOLDS)
+        assert checks.activations_reason([good], THRESHOLDS) == "ok"
+    for border in (replace(EXACT, activation_mismatches=3), replace(EXACT, mantissa_sum=17)):
+        assert checks.activations_reason([border], THRESHOLDS) == "borderline"
     for bad in (
-        replace(EXACT, activation_mismatches=3),
-        replace(EXACT, mantissa_sum=17),
+        replace(EXACT, activation_mismatches=8),
+        replace(EXACT, mantissa_sum=65),
         replace(EXACT, activation_mismatches=32, mantissa_median=128),
     ):
-        assert not checks.activations_hold([bad], THRESHOLDS)
+        assert checks.activations_reason([bad], THRESHOLDS) == "activations"
 
 
 def test_log_probabilities_pass_up_to_their_bound() -> None:
-    assert checks.logprobs_hold([replace(EXACT, logprob_error_max=5_000)], THRESHOLDS)
-    assert not checks.logprobs_hold([replace(EXACT, logprob_error_max=5_001)], THRESHOLDS)
+    for worst, reason in ((5_000, "ok"), (5_001, "borderline"), (20_000, "borderline"), (20_001, "logprobs")):
+        assert checks.logprobs_reason([EXACT, replace(EXACT, logprob_error_max=worst)], THRESHOLDS) == reason
 
 
 def test_the_score_is_the_mean_deficit_rounded_up() -> None:
@@ -186,13 +201,17 @@ def test_rewards_must_fit_the_group() -> None:
         checks.rewards_reason(GROUP, [0] * 3)
 
 
+def said(replay: GroupReplay) -> list[str]:
+    checked = (checks.sampling_reason, checks.logprobs_reason, checks.activations_reason)
+    return [check([replay], FLOAT32_THRESHOLDS) for check in checked]
+
+
 def test_float32_limits_pass_honest_differences_and_no_more() -> None:
-    # 256 tokens of which one flips at a gap of 1e-5; 0.5 % of 64 values cross a rounding boundary
-    honest = GroupReplay(256, 1, 10, 30, 64, 1, 1, 0)
-    assert checks.sampling_holds([honest], FLOAT32_THRESHOLDS)
-    assert checks.logprobs_hold([honest], FLOAT32_THRESHOLDS)
-    assert checks.activations_hold([honest], FLOAT32_THRESHOLDS)
-    # honest bfloat16 and int8 weights, as measured: what a float32 domain does not accept
-    for other in (replace(honest, mismatches=7, deficit_sum=600_000), replace(honest, mismatches=11)):
-        assert not checks.sampling_holds([other], FLOAT32_THRESHOLDS)
-    assert not checks.activations_hold([replace(honest, mantissa_sum=160, mantissa_median=2)], FLOAT32_THRESHOLDS)
+    # 256 tokens of which one flips at a gap of 1e-5, a hundredth of the clip; 0.5 % of 64 values cross a rounding
+    # boundary
+    honest = GroupReplay(256, 1, 10_000, 30, 64, 1, 1, 0)
+    assert said(honest) == ["ok", "ok", "ok"]
+    # honest bfloat16, as measured: what a float32 domain does not accept
+    assert said(replace(honest, mismatches=7, deficit_sum=7_000_000))[0] == "sampling"
+    assert said(replace(honest, mismatches=11))[0] == "borderline"
+    assert said(replace(honest, mantissa_sum=93, mantissa_median=1))[2] == "activations"

@@ -63,6 +63,8 @@ POLICY = Policy(
     audit_share=1_000_000,
 )
 THRESHOLDS = Thresholds(
+    deficit_clip=250_000,
+    deficit_honest=1_000,
     deficit_mean=20_000,
     mismatch_share=50_000,
     activation_mismatch_share=300_000,

@@ -83,8 +83,8 @@ def test_it_counts_from_the_cut_after_the_one_that_covers_it() -> None:
         payload(amendment(), *OLD[:2], "stranger"),
         payload(amendment(number=2), *OLD[:3]),
         payload(amendment(thresholds=STRICT), *NEW[:3]),
-        replace(payload(amendment(), *OLD[:3]), thresholds=(2, 2, 2, 2, 2, 2)),
-        replace(payload(amendment(), *OLD[:3]), thresholds=(1, 2**62, 1, 1, 1, 1)),
+        replace(payload(amendment(), *OLD[:3]), thresholds=(2,) * 8),
+        replace(payload(amendment(), *OLD[:3]), thresholds=(1, 2**62, *(1,) * 6)),
     ],
     ids=["too few", "a stranger", "not the next", "the wrong electors", "other content", "no thresholds"],
 )

@@ -34,6 +34,13 @@ def test_tasks_are_the_golden_ones(vector: dict[str, object]) -> None:
     assert list(schedule.choose_task(bytes.fromhex(str(vector["seed"])), weights)) == [vector["task"], vector["item"]]
 
 
+@pytest.mark.parametrize("vector", VECTORS["lengths"])
+def test_target_lengths_are_the_golden_ones(vector: dict[str, object]) -> None:
+    targets = vector["targets"]
+    assert isinstance(targets, list)
+    assert schedule.target_length(bytes.fromhex(str(vector["seed"])), targets) == vector["length"]
+
+
 @pytest.mark.parametrize("vector", VECTORS["audits"])
 def test_audited_groups_are_the_golden_ones(vector: dict[str, object]) -> None:
     groups, share = vector["groups"], vector["share"]
@@ -138,3 +145,22 @@ def test_target_lengths_are_drawn_evenly_and_told_in_the_prompt() -> None:
     assert schedule.prompt("1 + 1?", seed, recipe) == f"1 + 1?\nUse {targets[place]} tokens."
     assert schedule.target_length(seed, ()) is None
     assert schedule.prompt("1 + 1?", seed, RECIPE) == "1 + 1?"
+
+
+def test_the_share_falls_by_halves_as_trust_grows() -> None:
+    trusts = [(MILLION * (accepted + 1)) // (accepted + 2) for accepted in range(20_000)]
+    tiers = [schedule.audit_tier(trust) for trust in trusts]
+    assert tiers[0] == schedule.audit_tier(0) == 0
+    assert tiers == sorted(tiers)
+    assert [tiers.index(tier) for tier in range(5)] == [0, 18, 38, 78, 158]
+    assert schedule.audit_tier(MILLION) == tiers[-1] == schedule.MAX_TIER
+    assert [schedule.audit_share(tier, 62_500) for tier in range(6)] == [
+        MILLION,
+        500_000,
+        250_000,
+        125_000,
+        62_500,
+        62_500,
+    ]
+    assert schedule.audit_share(3, MILLION) == MILLION
+    assert [schedule.audited_count(8, share) for share in (MILLION, 500_000, 125_000, 62_500, 0)] == [8, 4, 1, 1, 1]

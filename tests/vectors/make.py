@@ -1,4 +1,4 @@
-"""Write the golden files of entry, cut, grant and genesis: ``python -m tests.vectors.make``."""
+"""Write the golden files of entry, cut, grant, genesis and evidence: ``python -m tests.vectors.make``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from protocol import identity, recovery
 from protocol.amend import Amendment
+from protocol.evidence import FLOOR, NEWCOMER, gain, log_ratio
 from protocol.feed import ForkProof
 from protocol.quorum import Report
 from protocol.records import Leave, Record, Role, Rollout, Step, StepBlob, Verdict, Weights
@@ -94,9 +95,34 @@ def golden_grant() -> Any:
     }
 
 
+def golden_evidence() -> Any:
+    """Logarithms, and the evidence of submissions in a row."""
+    ratios = [[1, 1], [2, 1], [3, 2], [1_000, 50], [20_000, 1_000], [999_999, 7], [1_000_000, 1]]
+    submissions = [[0, 400, 0], [30_000, 400, 0], [250_000, 40, 1], [9_000, 435, 0], [60_000, 435, 1], [0, 435, 0]]
+    standing, rows = NEWCOMER, []
+    for score, tokens, borderline in submissions:
+        found = gain(score * tokens, tokens, THRESHOLDS.deficit_honest, THRESHOLDS.deficit_mean)
+        standing = standing.after(found, bool(borderline))
+        # From the floor, for integers of canonical msgpack are not negative.
+        after = [standing.deficits - FLOOR, standing.borders - FLOOR]
+        rows.append({"score": score, "tokens": tokens, "borderline": borderline, "above_floor": after})
+    return {
+        "logarithms": [{"ratio": ratio, "micro": log_ratio(*ratio)} for ratio in ratios],
+        "deficit_honest": THRESHOLDS.deficit_honest,
+        "deficit_mean": THRESHOLDS.deficit_mean,
+        "submissions": rows,
+    }
+
+
 def main() -> None:
-    """Write all four files."""
-    made = {"entry": golden_entry(), "cut": golden_cut(), "grant": golden_grant(), "genesis": golden_genesis()}
+    """Write all files."""
+    made = {
+        "entry": golden_entry(),
+        "cut": golden_cut(),
+        "grant": golden_grant(),
+        "genesis": golden_genesis(),
+        "evidence": golden_evidence(),
+    }
     for name, value in made.items():
         path = Path(__file__).parent / f"{name}.json"
         path.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")

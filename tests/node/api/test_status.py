@@ -15,7 +15,7 @@ from node.api import server
 from node.api.explain import problems, why
 from node.api.rows import credits, role_rows
 from node.api.status import ROOM, peers, roles, status
-from node.api.words import words
+from node.api.words import REMEDIES, remedy, words
 from node.config_keys import WILLING
 from proofs.checks import REASONS
 from protocol.domain import Policy
@@ -159,6 +159,16 @@ async def test_the_last_rejection_is_told_in_words(
         assert found is not None
         assert (found["outcome"], found["reason"]) == ("rejected", "reward")
         assert found["words"] == REASONS["reward"].words
+        (unpaid,) = status(node)["unpaid"]
+        assert (unpaid["reason"], unpaid["severity"], unpaid["words"]) == ("reward", "hard", REASONS["reward"].words)
+        assert unpaid["count"] >= 1
+        assert "farflung" in unpaid["remedy"]
+        assert status(node)["why_nothing"] is None
+
+
+def test_every_reason_has_a_remedy() -> None:
+    assert REMEDIES.keys() == REASONS.keys() - {"ok"}
+    assert remedy("of a later version") == ""
 
 
 async def test_a_node_that_leaves_says_so_and_takes_no_role_again(

@@ -39,6 +39,16 @@ STATUS: dict[str, Any] = {
     "disk_free": 10**10,
     "account": {"credit": 96, "accepted": 3, "rejected": 1, "void": 0, "pending": 0, "reputation": 800_000},
     "last_rejection": {"outcome": "rejected", "reason": "reward", "words": "a reward is not what it earns"},
+    "why_nothing": None,
+    "unpaid": [
+        {
+            "reason": "reward",
+            "count": 1,
+            "severity": "hard",
+            "words": "a reward is not what it earns",
+            "remedy": "compare",
+        }
+    ],
     "cut_height": 9,
     "own_entries": 5,
     "own_final": True,
@@ -108,6 +118,7 @@ def test_a_healthy_node(directory: DataDirectory, capsys: pytest.CaptureFixture[
         "10.0 GB free",
         "3 accepted, 1 rejected, 0 void, 0 pending; reputation 0.800",
         "a reward is not what it earns (rejected: reward)",
+        "1 × a reward is not what it earns (reward, hard): compare",
     ):
         assert part in text
     assert "\x1b" not in text

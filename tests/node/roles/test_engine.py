@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from node.roles.engine import open_engine, open_tasks, wire
+from node.errors import UserError
+from node.roles import engine as engine_role
+from node.roles.engine import AUTO_BYTES, chosen, open_engine, open_tasks, wire
+from node.workers import vllm_start
+from node.workers.client import WorkerError
 from protocol.errors import LocalError
 from protocol.rollout import Group, Response, pack
 from tests.node.fakes import END, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
@@ -81,3 +88,66 @@ def test_a_group_on_its_way_to_replay() -> None:
         "responses": [[pack([3, 4]), pack([500_000, 0]), 1]],
         "proofs": b"proofs",
     }
+
+
+@pytest.mark.parametrize(
+    ("engine", "size", "installed", "found"),
+    [
+        ("auto", AUTO_BYTES, True, "vllm"),
+        ("auto", AUTO_BYTES - 1, True, "torch"),
+        ("auto", AUTO_BYTES, False, "torch"),
+        ("torch", AUTO_BYTES, True, "torch"),
+        ("vllm", 1, True, "vllm"),
+    ],
+)
+def test_which_engine_generates(engine: str, size: int, installed: bool, found: str) -> None:
+    assert chosen(engine, size, installed=installed) == found
+
+
+def test_an_engine_that_is_not_there_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="vllm is not installed"):
+        chosen("vllm", 1, installed=False)
+
+
+@pytest.mark.parametrize("generates", [True, False])
+async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
+    tmp_path: Path,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
+    generates: bool,
+) -> None:
+    started: list[tuple[str, dict[str, str]]] = []
+    fake = vars(engine_role)["open_worker"]  # what the fakes put there
+
+    class Unable:
+        pid = 1
+
+        async def call(self, op: str, *, timeout: float, **arguments: object) -> dict[str, object]:
+            assert arguments["dtype"] == "float32"
+            assert arguments["tensor_parallel"] == 1
+            assert timeout == engine_role.VLLM_START_TIMEOUT
+            raise WorkerError("vllm engine: configure: no attention for heads of 16", "user")
+
+    @asynccontextmanager
+    async def open_worker(module: str, *, name: str, environment: dict[str, str] | None = None) -> AsyncIterator[Any]:
+        started.append((module, environment or {}))
+        if module.endswith("vllm_engine"):
+            yield Unable()
+        else:
+            async with fake(module, name=name) as child:
+                yield child
+
+    monkeypatch.setattr(engine_role, "open_worker", open_worker)
+    monkeypatch.setattr(engine_role, "AUTO_BYTES", 1)
+    monkeypatch.setattr(vllm_start, "installed", lambda: True)
+    async with open_cluster(tmp_path) as cluster:
+        await cluster.node("elector")
+        node = cluster.running["elector"].node
+        async with open_engine(node, generates=generates) as opened:
+            assert await opened.encode(["ab"]) == [pack([97, 98])]
+    modules = [module for module, _ in started]
+    assert modules == ["node.workers.vllm_engine"] * generates + ["node.workers.engine"]
+    if generates:
+        assert started[0][1]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+        assert started[0][1]["OMP_NUM_THREADS"] == str(node.config.threads)

@@ -17,7 +17,7 @@ from node.starter.defaults import RECIPE
 from node.workers.engine import TorchEngine
 from node.workers.model import CausalLM
 from node.workers.weights import checksum, read_manifest
-from proofs.checks import GroupReplay
+from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from tests.node.workers import small, vllm_child
 from tests.node.workers.test_engine import exact
 from tests.node.workers.vllm_child import INSTALLED, REASON, TINY_LLAMA, TINY_QWEN, Child, configure, folder, load
@@ -46,7 +46,7 @@ def replayed(path: Path, recipe: Any, made: dict[str, Any], name: str = "version
         {**group, "seed": seed, "responses": [one[:3] for one in group["responses"]]}
         for group, seed in zip(made["groups"], SEEDS, strict=True)
     ]
-    found = torch_engine.replay(claims)
+    found = torch_engine.replay(claims, FLOAT32_THRESHOLDS.deficit_clip)
     assert found["texts"] == [[one[3] for one in group["responses"]] for group in made["groups"]]
     return [GroupReplay(*row) for row in found["groups"]]
 

@@ -59,7 +59,7 @@ def running(
 ) -> Iterator[Child]:
     """A started vLLM child; its process group is killed at the end. ``extra`` adds to its environment."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(280)
+    ours.settimeout(900)
     root = str(Path(__file__).resolve().parents[3])
     process = subprocess.Popen(
         [sys.executable, "-m", module, str(theirs.fileno())],

@@ -1,0 +1,120 @@
+"""One audit, from a submission's bytes to its result: what a validator does, and who replays its verdict.
+
+The order is that of ``proofs.audit``. What it rests on is a ``Case``, which the log alone gives, the submission's file,
+the validator's draw and the version's weights; so whoever has these gets the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from proofs import audit, checks
+from proofs.audit import AuditResult
+from protocol import schedule
+from protocol.domain import Domain, Thresholds
+from protocol.errors import PeerError
+from protocol.evidence import Standing
+from protocol.records import Rollout
+from protocol.rollout import Group, Submission, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A submission to judge, and what the log says about it; ``share`` (micro) of its groups is drawn."""
+
+    domain: Domain
+    author: bytes
+    rollout: Rollout
+    share: int
+    standing: Standing
+    thresholds: Thresholds
+
+
+class Prefill(Protocol):
+    """An engine that holds the version."""
+
+    end_token: int
+    vocabulary: int
+
+    async def encode(self, prompts: Sequence[str]) -> list[bytes]:
+        """The tokens of each prompt."""
+
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+        """Replay (seed, group) pairs."""
+
+
+class Scoring(Protocol):
+    """The domain's tasks."""
+
+    async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
+        """The questions of (task, item) pairs."""
+
+    async def score(self, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
+        """The rewards of responses."""
+
+    async def confirm(self, items: Sequence[tuple[int, int, str]], claimed: Sequence[int]) -> list[int | None]:
+        """The rewards, where they are lower than claimed with more patience."""
+
+
+def nothing_more(submission: Submission) -> Collection[int]:
+    """No group but those that the draw picks."""
+    return ()
+
+
+async def examine(
+    case: Case,
+    data: bytes,
+    draw: bytes,
+    engine: Prefill,
+    tasks: Scoring,
+    suspect: Callable[[Submission], Collection[int]] = nothing_more,
+) -> AuditResult:
+    """Judge the file ``data``. ``suspect`` names groups that look like others' (``proofs.duplicates``): they are
+    replayed beside those that the draw picks. Raises ``WorkerError`` where a child fails."""
+    domain, rollout = case.domain, case.rollout
+    try:
+        submission = Submission.parse(data, domain.recipe)
+    except PeerError:
+        return checks.result("malformed")
+    if not checks.header_matches(submission, domain.id, case.author, rollout):
+        return checks.result("wrong-header")
+    seeds = [schedule.seed(domain.id, rollout.weights, case.author, group.counter) for group in submission.groups]
+    items = [schedule.choose_task(seed, [task.weight for task in domain.tasks]) for seed in seeds]
+    # Prompts are cheap to make: those of all groups are checked, so that nobody answers others' in between.
+    asked = zip(await tasks.questions(items), seeds, strict=True)
+    told = [schedule.prompt(question, seed, domain.recipe) for question, seed in asked]
+    prompts = dict(enumerate(map(unpack, await engine.encode(told))))
+    before = audit.inspect(submission, prompts, domain.recipe, engine.end_token, engine.vocabulary)
+    if before.reason != "ok":
+        return before
+    drawn = schedule.audited_groups(draw, len(submission.groups), case.share)
+    alike = set(suspect(submission))
+    picked = sorted(alike.union(drawn))
+    replay = await engine.replay([(seeds[i], submission.groups[i]) for i in picked], case.thresholds.deficit_clip)
+    replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}
+    before = audit.audit_replay(submission, replays, case.thresholds, case.standing)
+    if before.reason == "sampling" and any(
+        checks.sampling_reason([replays[i]], case.thresholds) == "sampling" for i in alike
+    ):
+        before = checks.result("copied", score=before.score, audited=before.audited)
+    if before.reason != "ok":
+        return before
+    texts = dict(zip(picked, replay["texts"], strict=True))
+    flat = [(*items[i], text) for i in picked for text in texts[i]]
+    claimed = [response.reward for i in picked for response in submission.groups[i].responses]
+    scores = iter(await _score(tasks, flat, claimed))
+    rewards = {i: tuple(next(scores) for _ in texts[i]) for i in picked}
+    return audit.audit_rewards(submission, rewards, before)
+
+
+async def _score(tasks: Scoring, flat: list[tuple[int, int, str]], claimed: list[int]) -> list[int | None]:
+    """The rewards; a claim is called false only after it was tried again with more patience. One is enough."""
+    rewards = await tasks.score(flat)
+    for place, (item, claim) in enumerate(zip(flat, claimed, strict=True)):
+        if rewards[place] != claim:
+            (rewards[place],) = await tasks.confirm([item], [claim])
+            if rewards[place] not in (None, claim):
+                break
+    return rewards

@@ -1,0 +1,252 @@
+"""``farflung proofs calibrate``: runs the calibration child and writes limits, figures and a report.
+
+The folder gets ``thresholds.toml`` (a ``[thresholds]`` section, to be put into a ``domain.toml``), ``calibration.json``
+(all figures; a ``domain.toml`` may name it as its ``calibration``) and ``report.html``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from node import __version__
+from node.errors import UserError
+from node.plot import Series, legend, plot
+from node.starter import defaults
+from node.store.files import write_new
+from node.workers.client import WorkerError, open_worker
+from proofs import calibrate as figures
+from protocol.constants import MILLION
+from protocol.domain import Recipe, Thresholds
+
+PREPARE_TIMEOUT: Final = 3_600.0
+WORK_TIMEOUT: Final = 3_600.0
+AT_ONCE: Final = 4
+"""Groups of one call to the child."""
+STYLES: Final = ("c1", "c2", "c4", "c2 faint")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure; see ``farflung proofs calibrate --help``."""
+
+    model: Path
+    dtype: str = "float32"
+    groups: int = 64
+    forged: int = 8
+    group_size: int = 8
+    tokens: int = 64
+    threads: int = 1
+    learning_rate: float = 1e-6
+    prompts: Path | None = None
+
+    def recipe(self) -> Recipe:
+        """The recipe that authors and trainer follow. Raises ``UserError``."""
+        rate = round(self.learning_rate * 10**12)
+        if min(self.groups, self.forged, self.threads) < 1 or not 1 <= self.group_size <= 256 or self.tokens < 1:
+            raise UserError("groups, forgeries, responses, tokens and threads are counted from 1", "ask for more")
+        if not 0 < rate <= 10**12:
+            raise UserError(f"--learning-rate {self.learning_rate}: expected more than 0 and at most 1")
+        return replace(
+            defaults.RECIPE,
+            group_size=self.group_size,
+            max_prompt_tokens=256,
+            max_response_tokens=self.tokens,
+            learning_rate=rate,
+        )
+
+
+def read_prompts(path: Path | None) -> list[str]:
+    """The prompts of a file, one a line; none where there is no file: the child makes some. Raises ``UserError``."""
+    if path is None:
+        return []
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})", "name a text file with a prompt on each line") from None
+    if not lines:
+        raise UserError(f"{path}: there is no prompt in it", "write one on each line")
+    return lines
+
+
+async def calibrate(wanted: Wanted, out: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, and write the three files into the new folder ``out``. Returns what calibration.json holds."""
+    recipe = wanted.recipe()
+    prompts = await trio.to_thread.run_sync(_check, wanted, out)
+    try:
+        found = await _measure(wanted, recipe, prompts, tell)
+    except WorkerError as error:
+        if error.kind == "user":
+            raise UserError(str(error).split(": prepare: ", 1)[-1]) from None
+        raise UserError(f"the model cannot be measured: {error}", "see farflung doctor") from None
+    await trio.to_thread.run_sync(_write, out, found)
+    return found
+
+
+def _check(wanted: Wanted, out: Path) -> list[str]:
+    """The prompts. Raises ``UserError`` for what would come to nothing in the end."""
+    if out.exists():
+        raise UserError(f"{out}: it is there already and is not overwritten", "name another folder")
+    if not (wanted.model / "config.json").is_file():
+        raise UserError(f"{wanted.model}: there is no config.json in it", "name a Hugging Face model's folder")
+    return read_prompts(wanted.prompts)
+
+
+def _write(out: Path, found: Mapping[str, Any]) -> None:
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made ({error.strerror})", "name another folder") from None
+    write_new(out / "calibration.json", (json.dumps(found, indent=1) + "\n").encode(), mode=0o644)
+    write_new(out / "thresholds.toml", toml(found).encode(), mode=0o644)
+    write_new(out / "report.html", render(found).encode(), mode=0o644)
+
+
+async def _measure(
+    wanted: Wanted, recipe: Recipe, prompts: Sequence[str], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    honest: dict[str, list[Any]] = {}
+    forged: dict[str, list[Any]] = {}
+    async with open_worker("node.workers.calibrate", name="calibration") as worker:
+        tell(f"loading {wanted.model} and training the versions that stale weights come from")
+        about = await worker.call(
+            "prepare",
+            timeout=PREPARE_TIMEOUT,
+            model=str(wanted.model.absolute()),
+            dtype=wanted.dtype,
+            recipe=asdict(recipe),
+            prompts=list(prompts),
+            threads=wanted.threads,
+        )
+        engines = sorted({engine for engine, _, _ in about["ways"]})
+        for engine in engines:
+            ways = [number for number, (name, _, _) in enumerate(about["ways"]) if name == engine]
+            for place, start in enumerate(range(0, wanted.groups, AT_ONCE)):
+                count = min(AT_ONCE, wanted.groups - start)
+                way = ways[place % len(ways)]
+                answer = await worker.call("honest", timeout=WORK_TIMEOUT, way=way, first=start, count=count)
+                honest.setdefault(engine, []).extend(answer["groups"])
+            tell(f"{len(honest[engine])} honest groups by {engine}")
+        for name, _ in about["forgers"]:
+            for start in range(0, wanted.forged, AT_ONCE):
+                count = min(AT_ONCE, wanted.forged - start)
+                answer = await worker.call("forged", timeout=WORK_TIMEOUT, name=name, first=start, count=count)
+                forged.setdefault(name, []).extend(answer["groups"])
+            tell(f"{len(forged[name])} groups by {name}")
+    limits = figures.thresholds(honest, forged)
+    everybody = [row for part in honest.values() for row in part]
+    refused = sum(figures.run([[row]], limits).reasons != ("ok",) for row in everybody)
+    return {
+        "agent": f"farflung/{__version__}",
+        "model": str(wanted.model),
+        "dtype": wanted.dtype,
+        "emulated": about["emulated"],
+        "engines": engines,
+        "learning_rate": wanted.learning_rate,
+        "thresholds": dict(zip((name for name, _ in Thresholds.SCHEMA), limits.to_value(), strict=True)),
+        "honest": {engine: _summary(rows) for engine, rows in honest.items()},
+        "honest_groups": len(everybody),
+        "honest_refused": refused,
+        "honest_refused_upper": figures.upper_bound(refused, len(everybody)),
+        "forgers": [_forger(name, saves, everybody, forged[name], limits) for name, saves in about["forgers"]],
+    }
+
+
+def _summary(rows: Sequence[Any]) -> dict[str, Any]:
+    tokens = sum(row[0] for row in rows)
+    return {
+        "groups": len(rows),
+        "tokens": tokens,
+        "differ": sum(len(row[1]) for row in rows) / tokens,
+        **{f"largest {one.name}": max(map(one.of, rows)) for one in figures.STATISTICS},
+    }
+
+
+def _forger(name: str, saves: str, honest: Sequence[Any], rows: Sequence[Any], limits: Thresholds) -> dict[str, Any]:
+    alone = [figures.run([[row]], limits) for row in rows]
+    chain = figures.run([[row] for row in rows], limits)
+    curves = {
+        one.name: figures.roc([one.of(row) for row in honest], [one.of(row) for row in rows])
+        for one in figures.STATISTICS
+    }
+    return {
+        "name": name,
+        "saves": saves,
+        "groups": len(rows),
+        "caught": sum(found.until is not None for found in alone),
+        "until": chain.until,
+        "by": chain.reasons[-1] if chain.until is not None else "nothing",
+        **_summary(rows),
+        "roc": curves,
+        "area": {key: figures.area(points) for key, points in curves.items()},
+    }
+
+
+def toml(found: Mapping[str, Any]) -> str:
+    """The ``[thresholds]`` section of a ``domain.toml``."""
+    lines = [
+        f"# Calibrated by {found['agent']} for {found['dtype']} audited in float32.",
+        f"# Engines: {', '.join(found['engines'])}.",
+        f"# {found['honest_refused']} of {found['honest_groups']} honest groups exceed them.",
+        "[thresholds]",
+    ]
+    for name, value in found["thresholds"].items():
+        whole, rest = divmod(value, MILLION)
+        lines.append(f"{name} = {whole}.{rest:06d}".rstrip("0").rstrip("."))
+    return "\n".join(lines) + "\n"
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """The report: one HTML file that needs nothing else."""
+    style = Path(__file__).with_name("report.css").read_text(encoding="ascii")
+    rows = "".join(
+        f"<tr><td>{escape(row['name'])}</td><td>{escape(row['saves'])}</td><td>{row['caught']} of {row['groups']}</td>"
+        f"<td>{'never' if row['until'] is None else row['until']}</td><td>{escape(row['by'])}</td>"
+        + "".join(f"<td>{row['area'][one.name]:.3f}</td>" for one in figures.STATISTICS)
+        + "</tr>"
+        for row in found["forgers"]
+    )
+    heads = "".join(f"<th>area, {escape(one.name)}</th>" for one in figures.STATISTICS)
+    engines = "".join(
+        f"<tr><td>{escape(engine)}</td><td>{row['groups']}</td><td>{row['tokens']:,}</td><td>{row['differ']:.2e}</td>"
+        + "".join(f"<td>{row[f'largest {one.name}']:.3g}</td>" for one in figures.STATISTICS)
+        + "</tr>"
+        for engine, row in found["honest"].items()
+    )
+    largest = "".join(f"<th>largest {escape(one.name)}</th>" for one in figures.STATISTICS)
+    plots = "".join(_roc_plot(row) for row in found["forgers"])
+    limits = "".join(
+        f"<tr><td>{name}</td><td>{value / MILLION:g}</td></tr>" for name, value in found["thresholds"].items()
+    )
+    how = ", with bfloat16 emulated by rounding" if found["emulated"] else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>Farflung calibration</title><style>{style}</style></head>\n<body><main>"
+        f"<header><h1>Calibration of {escape(Path(found['model']).name)}</h1>"
+        f"<p>Generated in {found['dtype']}{how}, audited in float32. {found['honest_refused']} of "
+        f"{found['honest_groups']} honest groups exceed the limits: a rate of at most "
+        f"{found['honest_refused_upper']:.2g} (95 %).</p></header>\n"
+        f"<section><h2>Limits</h2><table><tbody>{limits}</tbody></table></section>\n"
+        f"<section><h2>Honest engines</h2><table><thead><tr><th>engine</th><th>groups</th><th>tokens</th>"
+        f"<th>tokens that differ</th>{largest}</tr></thead><tbody>{engines}</tbody></table></section>\n"
+        "<section><h2>Forgers</h2><table><thead><tr><th>forger</th><th>saves</th><th>caught by one audit</th>"
+        f"<th>submissions until caught</th><th>for</th>{heads}</tr></thead><tbody>{rows}</tbody></table></section>\n"
+        "<section><h2>ROC curves</h2><p>Share of forged groups found against share of honest groups blamed, as the "
+        f"limit of one statistic moves.</p>{plots}</section></main></body></html>\n"
+    )
+
+
+def _roc_plot(row: Mapping[str, Any]) -> str:
+    series = [
+        Series(name, [(x, y) for x, y in points], style)
+        for (name, points), style in zip(row["roc"].items(), STYLES, strict=True)
+    ]
+    drawn = plot(series, size=(420, 260), title=f"ROC of {row['name']}", x_label="honest groups blamed")
+    return f"<figure><figcaption>{escape(row['name'])}</figcaption>{legend(series)}{drawn}</figure>"

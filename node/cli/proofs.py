@@ -1,0 +1,179 @@
+"""``farflung proofs``: replay a verdict, and calibrate the limits of a new domain's model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shtab
+
+from node.cli import options, tables
+
+if TYPE_CHECKING:
+    from node.replaying import Replayed
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser(
+        "proofs",
+        help="replay a verdict, or calibrate limits",
+        description="What shows that a submission came from the weights it names (docs/ATTACKS.md).",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    replay = actions.add_parser(
+        "replay",
+        help="judge again what a validator judged",
+        description="Replay a verdict with the validator's own draw: check its signature, replay the groups that it "
+        "picks, and compare. Needs the log, the submission's file and the version, as validators and the trainer hold "
+        "them. Works beside a running daemon. Exit code 0 where the verdict comes out again, 1 where it does not.",
+    )
+    replay.add_argument("verdict", metavar="VERDICT", help="the verdict entry's id, or its first 8 or more digits")
+    replay.add_argument("--all", action="store_true", help="replay all groups, not only those that the draw picks")
+    options.add_data_dir(replay)
+    options.add_json(replay)
+    replay.set_defaults(command=_replay)
+    calibrate = actions.add_parser(
+        "calibrate",
+        help="measure what limits a model needs",
+        description="Generate with a model as honest nodes do (with every engine that is installed) and as forgers do, "
+        "and write into the folder OUT: thresholds.toml, a [thresholds] section for a domain.toml; calibration.json, "
+        "all figures; report.html, with a ROC curve for each statistic and forger.",
+    )
+    options.complete(
+        calibrate.add_argument("model", type=Path, metavar="MODEL", help="a Hugging Face folder"), shtab.DIRECTORY
+    )
+    options.complete(
+        calibrate.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="a new folder"),
+        shtab.DIRECTORY,
+    )
+    calibrate.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="what nodes compute in")
+    calibrate.add_argument("--groups", type=int, default=64, metavar="N", help="honest groups of each engine (64)")
+    calibrate.add_argument("--forged", type=int, default=8, metavar="N", help="groups of each forger (8)")
+    calibrate.add_argument("--group-size", type=int, default=8, metavar="N", help="responses of a group (8)")
+    calibrate.add_argument("--tokens", type=int, default=64, metavar="N", help="longest response (64)")
+    calibrate.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads (1)")
+    calibrate.add_argument(
+        "--learning-rate", type=float, default=1e-6, metavar="RATE", help="of the steps that stale weights lack (1e-6)"
+    )
+    options.complete(
+        calibrate.add_argument("--prompts", type=Path, metavar="FILE", help="a text file with a prompt on each line"),
+        shtab.FILE,
+    )
+    options.add_json(calibrate)
+    calibrate.set_defaults(command=_calibrate)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    # Imported here, so that other commands start without loading what they do not use.
+    import trio
+
+    from node import replaying
+
+    directory = options.existing_directory(arguments)
+    found: Replayed = trio.run(lambda: replaying.replay(directory, arguments.verdict, everything=arguments.all))
+    told = _values(found)
+    if arguments.json:
+        options.print_json(told)
+    else:
+        tables.facts(_lines(told), title="the verdict holds" if found.confirmed else "the verdict is not confirmed")
+    return 0 if found.confirmed else 1
+
+
+def _values(found: Replayed) -> dict[str, Any]:
+    from node.api.words import words
+    from protocol.records import Rollout, Verdict
+
+    verdict, rollout = found.verdict.payload, found.rollout.payload
+    assert isinstance(verdict, Verdict)
+    assert isinstance(rollout, Rollout)
+    result = found.result
+    return {
+        "confirmed": found.confirmed,
+        "verdict": found.verdict.id.hex(),
+        "validator": found.verdict.author.hex(),
+        "author": found.rollout.author.hex(),
+        "rollout": found.rollout.id.hex(),
+        "said": {
+            "outcome": verdict.outcome,
+            "severity": verdict.severity,
+            "reason": verdict.reason,
+            "words": words(verdict.reason),
+            "score": verdict.score,
+            "audited": verdict.audited,
+        },
+        "draw_holds": found.draw_holds,
+        "share": found.share / 1e6,
+        "drawn": list(found.drawn),
+        "groups": found.groups,
+        "replayed": None
+        if result is None
+        else {
+            "outcome": result.outcome,
+            "severity": result.severity,
+            "reason": result.reason,
+            "words": result.words,
+            "score": result.score,
+            "audited": result.audited,
+            "all_groups": found.whole,
+        },
+        "note": found.note,
+    }
+
+
+def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
+    said, replayed = told["said"], told["replayed"]
+    drawn = ", ".join(map(str, told["drawn"]))
+    lines = [
+        ("verdict", told["verdict"]),
+        ("by", told["validator"]),
+        ("about", f"submission {told['rollout']} of {told['author']}"),
+        ("said", f"{said['words']} ({said['outcome']}, {said['reason']}; score {said['score']})"),
+        ("draw", "its author's signature over the submission" if told["draw_holds"] else "not its author's signature"),
+        ("drawn", f"group {drawn} of 0 to {told['groups'] - 1}: a share of {told['share']:g} was to be replayed"),
+    ]
+    if replayed is not None:
+        what = "all groups" if replayed["all_groups"] else "the drawn groups"
+        found = f"{replayed['outcome']}, {replayed['reason']}; score {replayed['score']}"
+        lines.append(("replayed", f"{what}: {replayed['words']} ({found})"))
+    if told["note"]:
+        lines.append(("mind", told["note"]))
+    return lines
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    import trio
+
+    from node import calibrating
+
+    wanted = calibrating.Wanted(
+        model=arguments.model,
+        dtype=arguments.dtype,
+        groups=arguments.groups,
+        forged=arguments.forged,
+        group_size=arguments.group_size,
+        tokens=arguments.tokens,
+        threads=arguments.threads,
+        learning_rate=arguments.learning_rate,
+        prompts=arguments.prompts,
+    )
+    found = trio.run(lambda: calibrating.calibrate(wanted, arguments.out, options.note))
+    if arguments.json:
+        options.print_json(found)
+    else:
+        tables.table(
+            ("forger", "groups", "caught at once", "submissions until caught", "by"),
+            [
+                (
+                    row["name"],
+                    str(row["groups"]),
+                    f"{row['caught']}/{row['groups']}",
+                    "never" if row["until"] is None else str(row["until"]),
+                    row["by"],
+                )
+                for row in found["forgers"]
+            ],
+        )
+        print(f"{arguments.out / 'thresholds.toml'} is for a domain.toml, {arguments.out / 'report.html'} for people")
+    return 0

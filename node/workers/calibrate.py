@@ -1,0 +1,285 @@
+"""The calibration child: honest and forged work with one model, measured as an audit measures it.
+
+1. Audits are in float32, whatever dtype is generated in. In a bfloat16 domain weights are published in bfloat16, and so
+   is what audits load.
+2. Honest work is done by every engine that is here: our own at several batch sizes, Hugging Face transformers where it
+   is installed. Where the processor has no bfloat16 instructions, products are computed by float32 kernels and every
+   result is rounded, as accelerators do: it is five times faster than emulated instructions, with the same rounding.
+3. Stale weights are versions that real optimizer steps lead through (``node.workers.zoo``).
+
+A row of figures is ``[tokens, [positive deficits in micro], largest error of a log-probability in micro, activation
+values, mismatches, mantissa sum, mantissa median]`` for each group.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from node.starter import defaults
+from node.workers import child, transformers_engine, zoo
+from node.workers.child import UserError
+from node.workers.engine import Measured, Settings, Texts, Written, generate, measure
+from node.workers.model import CausalLM, read_config
+from node.workers.weights import load_into, read_safetensors
+from node.workers.zoo import Job, Scorer, Stage, claim_of
+from protocol.constants import MILLION
+from protocol.domain import Recipe
+from protocol.errors import LocalError
+from protocol.rollout import Group
+
+STARTER_PROMPTS = 256
+TRAINED_GROUPS = 2
+"""Groups that each step between versions learns from."""
+
+
+class Wide(nn.Linear):
+    """A bfloat16 layer as accelerators compute it: products added up in float32, the result rounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] → [..., out], bfloat16."""
+        return functional.linear(x.float(), self.weight, self.bias).to(torch.bfloat16)
+
+
+class Rounding(CausalLM):
+    """A model that computes in bfloat16, with ``Wide`` layers."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] in float32, rounded to bfloat16, of final-norm states [..., H]."""
+        head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return functional.linear(hidden.float(), head.float()).to(torch.bfloat16).float()
+
+
+def widened(model: Any) -> Any:
+    """``model`` (float32) made to compute in bfloat16 with ``Wide`` layers."""
+    model = model.to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight = nn.Parameter(module.weight.float(), requires_grad=False)
+            module.__class__ = Wide
+    return model
+
+
+def rounding(model: CausalLM) -> CausalLM:
+    """A copy of ``model`` (float32) that computes in bfloat16."""
+    made: CausalLM = widened(copy.deepcopy(model))
+    made.__class__ = Rounding
+    return made
+
+
+def native_bfloat16() -> bool:
+    """Whether the processor has instructions for bfloat16."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    return "avx512_bf16" in flags or "amx_bf16" in flags or " bf16 " in flags
+
+
+def figures(found: Measured) -> list[Any]:
+    """A group's row of figures."""
+    deficits = found.deficits[found.deficits > 0].double() * MILLION
+    told = found.activations
+    return [
+        len(found.deficits),
+        [round(value, 1) for value in deficits.tolist()],
+        int(found.logprob_errors.max()),
+        told.values,
+        told.mismatches,
+        told.mantissa_sum,
+        told.mantissa_median,
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way in which an honest author works: ``engine``, groups made ``at_once``, processor ``threads``."""
+
+    engine: str
+    at_once: int
+    threads: int
+    make: Callable[[Job], list[Group]]
+
+
+class Laboratory:
+    """A model with the versions of its weights that authors and forgers use, and the float32 one that judges.
+
+    ``training`` is what the steps between versions learn from; ``cache`` a file that keeps the versions. Raises
+    ``UserError`` for a folder that is no model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        recipe: Recipe,
+        training: Callable[[Laboratory], Job],
+        score: Scorer | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        config = read_config(folder / "config.json")
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.dtype = dtype
+        self.recipe = recipe
+        self.settings = Settings.of(recipe, config)
+        self.texts = Texts(folder / "tokenizer.json", config)
+        base = CausalLM(config).requires_grad_(False)
+        tensors = read_safetensors(folder)
+        if config.tied:
+            tensors.pop("lm_head.weight", None)
+        load_into(base, tensors)
+        if cache is not None and cache.exists():
+            states = torch.load(cache)
+        else:
+            versions = zoo.aged(base, training(self), self.settings, recipe, score, 3)
+            states = [versions[number].state_dict() for number in (3, 2, 0)]
+            if cache is not None:
+                torch.save(states, cache)
+        made = []
+        for state in states:
+            one = CausalLM(config).requires_grad_(False)
+            one.load_state_dict({name: value.to(dtype).float() for name, value in state.items()})
+            made.append(one)
+        self.judge = made[0]
+        self.wide = dtype == torch.bfloat16 and not native_bfloat16()
+        if dtype != torch.float32:
+            made = [rounding(one) if self.wide else copy.deepcopy(one).to(dtype) for one in made]
+        self.model = made[0]
+        self.stage = Stage(made[0], self.settings, made[1], made[2], zoo.no_reward if score is None else score)
+        self._second: Any = None
+
+    def ways(self, most: int) -> list[Way]:
+        """The ways in which ``most`` groups or fewer are made at once here."""
+        sizes = sorted({1, min(3, most), most})
+        found = [Way("ours", size, threads, self._ours(size)) for size in sizes for threads in (1, 2)]
+        if find_spec("transformers") is not None:
+            found.append(Way("transformers", most, 1, self._theirs))
+        return found
+
+    def _ours(self, at_once: int) -> Callable[[Job], list[Group]]:
+        def make(job: Job) -> list[Group]:
+            parts: list[list[Written]] = []
+            for start in range(0, len(job.prompts), at_once):
+                part = slice(start, start + at_once)
+                parts += generate(self.model, job.prompts[part], job.seeds[part], self.settings)
+            return self.stage.groups(job, parts)
+
+        return make
+
+    def _theirs(self, job: Job) -> list[Group]:
+        if self._second is None:
+            made = transformers_engine.build(self.judge, self.config)
+            self._second = widened(made) if self.wide else made.to(self.dtype)
+        return self.stage.groups(job, transformers_engine.generate(self._second, job.prompts, job.seeds, self.settings))
+
+    def work(self, way: Way, job: Job) -> list[Group]:
+        """Honest groups, made in this way."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(way.threads)
+        try:
+            return way.make(job)
+        finally:
+            torch.set_num_threads(threads)
+
+    def judged(self, job: Job, groups: Sequence[Group]) -> list[list[Any]]:
+        """A row of figures for each group."""
+        claims = [claim_of(seed, group) for seed, group in zip(job.seeds, groups, strict=True)]
+        return [figures(found) for found in measure(self.judge, claims, self.settings)] if claims else []
+
+
+def starter_prompts() -> list[str]:
+    """Questions of the task that the starter model is trained on."""
+    # Imported here: whoever brings prompts need not wait for it.
+    from node.tasks.reasoning import ReasoningTask
+
+    task = defaults.TASKS[0]
+    made = ReasoningTask(task.name, task.parameters, task.version, sandboxed=False)
+    return [made.question(item) for item in range(STARTER_PROMPTS)]
+
+
+class Calibration:
+    """The child's state; its public methods are the operations."""
+
+    def __init__(self) -> None:
+        self._laboratory: Laboratory | None = None
+        self._prompts: list[str] = []
+
+    def prepare(
+        self, model: str, dtype: str, recipe: dict[str, Any], prompts: list[str], threads: int
+    ) -> dict[str, Any]:
+        """Load the model, and train the versions that stale weights come from. Returns the engines and the forgers."""
+        torch.set_num_threads(threads)
+        self._prompts = prompts or starter_prompts()
+        try:
+            made = Laboratory(
+                Path(model),
+                getattr(torch, dtype),
+                Recipe(**recipe),
+                lambda made: self._job(made, "training", 0, TRAINED_GROUPS),
+            )
+        except OSError as error:
+            raise UserError(f"{model}: cannot be read ({error.strerror})") from None
+        self._laboratory = made
+        return {
+            "ways": [[way.engine, way.at_once, way.threads] for way in made.ways(4)],
+            "forgers": [[forger.name, forger.saves] for forger in zoo.ZOO if forger.name in REPLAYED],
+            "hidden": made.model.config.hidden,
+            "emulated": made.wide,
+        }
+
+    def honest(self, way: int, first: int, count: int) -> dict[str, Any]:
+        """Figures of ``count`` honest groups, made in the way of this number."""
+        made = self._ready()
+        job = self._job(made, f"honest {way}", first, count)
+        return {"groups": made.judged(job, made.work(made.ways(4)[way], job))}
+
+    def forged(self, name: str, first: int, count: int) -> dict[str, Any]:
+        """Figures of ``count`` groups of a forger."""
+        made = self._ready()
+        job = self._job(made, f"forger {name}", first, count)
+        if name.startswith("cop"):
+            job = replace(job, other=made.stage.honest(self._job(made, "another", first, count)))
+        forger = next(forger for forger in zoo.ZOO if forger.name == name)
+        return {"groups": made.judged(job, forger.make(made.stage, job))}
+
+    def _ready(self) -> Laboratory:
+        if self._laboratory is None:
+            raise LocalError("prepare comes first")
+        return self._laboratory
+
+    def _job(self, made: Laboratory, node: str, first: int, count: int) -> Job:
+        return zoo.job(
+            [
+                made.texts.encode(self._prompts[number % len(self._prompts)], made.settings.max_prompt_tokens)
+                for number in range(first, first + count)
+            ],
+            node,
+            first,
+        )
+
+
+REPLAYED = tuple(
+    forger.name
+    for forger in zoo.ZOO
+    if forger.name not in ("responses broken off", "invented rewards", "copy under another key")
+)
+"""Forgers that statistics find; the others fail checks that need no limits."""
+
+
+def operations() -> dict[str, child.Operation]:
+    """The operations over one fresh state."""
+    state = Calibration()
+    return {"prepare": state.prepare, "honest": state.honest, "forged": state.forged}
+
+
+if __name__ == "__main__":
+    child.run(operations)

@@ -1,0 +1,352 @@
+"""The forger zoo: every cheap way we know to make what an honest author makes, for calibration and for tests.
+
+A forger answers prescribed prompts and seeds with protocol groups, as an honest author does, and saves work or gains
+reward by it. Each is the strongest of its kind that costs less than honest work does:
+
+1. Those who generate with other weights come in two forms: with their own log-probabilities and proofs, and with those
+   of a prefill on the right weights ("+ prefill"), which costs about half of generating and hides everything but the
+   choice of tokens.
+2. Quantised weights are rounded to symmetric grids: int8 with a scale for each row, int4 with one for each 32 values.
+   So they differ from the Q4_1 grid (with offsets) that published GGUF files are made on.
+3. The smaller model is the right one without its last third of layers: no other small model is as close to it.
+4. Stale weights are real ones: the versions that the trainer's own steps lead through, at the domain's learning rate.
+
+Needs torch, and so runs in child processes only.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import cycle, islice
+from typing import Final
+
+import numpy as np
+import torch
+
+from node.workers.engine import Claim, Settings, Written, build_proofs, generate, prefill, states_array
+from node.workers.learner import Learner, Sample
+from node.workers.model import CausalLM
+from node.workers.policy import Policy
+from node.workers.sharding import Group as Ranks
+from proofs import activation, sampling
+from protocol import schedule
+from protocol.constants import FIELD_PRIME, MILLION, PROOF_CHUNK_TOKENS
+from protocol.domain import Recipe
+from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, Group, Response
+
+Scorer = Callable[[int, Sequence[int]], int]
+"""The reward (micro) of the response (tokens) to the prompt of this index."""
+
+BEST_OF: Final = 4
+"""Seeds that the cherry-picker draws from for each response."""
+COLDER: Final = 0.9
+"""The factor of the temperature that is not the recipe's."""
+
+
+def no_reward(prompt: int, tokens: Sequence[int]) -> int:
+    """For where no task scores: everything is wrong."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What an author is to answer: ``prompts`` (tokens) under ``seeds``, counters from ``first`` on; ``number`` is the
+    index of the first prompt for the scorer. ``other`` are the honest groups of another node."""
+
+    prompts: Sequence[Sequence[int]]
+    seeds: Sequence[bytes]
+    first: int = 0
+    number: int = 0
+    other: Sequence[Group] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forger:
+    """``make`` answers a job; ``saves`` says what the forger gains, for people."""
+
+    name: str
+    saves: str
+    make: Callable[[Stage, Job], list[Group]]
+
+
+@dataclass(slots=True)
+class Stage:
+    """The right weights (``model``), and versions one and three steps older; how responses are sampled and scored."""
+
+    model: CausalLM
+    settings: Settings
+    before: CausalLM
+    long_before: CausalLM
+    score: Scorer = no_reward
+    _cheap: dict[str, CausalLM] = field(default_factory=dict)
+
+    def cheap(self, name: str) -> CausalLM:
+        """The right weights made cheaper: "int8", "int4" or "smaller"."""
+        if name not in self._cheap:
+            make = {"int8": lambda m: quantised(m, 8), "int4": lambda m: quantised(m, 4), "smaller": smaller}[name]
+            self._cheap[name] = make(self.model)
+        return self._cheap[name]
+
+    def groups(
+        self, job: Job, written: Sequence[Sequence[Written]], proofs: Sequence[bytes] | None = None
+    ) -> list[Group]:
+        """Protocol groups of what was written, scored; with own proofs unless others are given."""
+        made = build_proofs(written) if proofs is None else proofs
+        found = []
+        for index, (prompt, group, proof) in enumerate(zip(job.prompts, written, made, strict=True)):
+            responses = tuple(
+                Response(tuple(w.tokens), tuple(w.logprobs), self.score(job.number + index, w.tokens), w.finish)
+                for w in group
+            )
+            found.append(Group(job.first + index, tuple(prompt), responses, proof))
+        return found
+
+    def honest(self, job: Job) -> list[Group]:
+        """What an honest author sends."""
+        return self.groups(job, generate(self.model, job.prompts, job.seeds, self.settings))
+
+    def prefilled(self, job: Job, written: Sequence[Sequence[Written]]) -> list[Group]:
+        """Others' tokens with the log-probabilities and proofs of a prefill on the right weights."""
+        states = prefill(self.model, claims_of(job, written))
+        groups = []
+        for group, hidden in zip(written, states, strict=True):
+            tokens = torch.tensor([token for one in group for token in one.tokens])
+            with torch.inference_mode():
+                values = sampling.logprobs(self.model.logits(hidden), tokens, self.settings.temperature)
+            micro = (values.double() * -MILLION).round().clamp(0, MAX_LOGPROB).long()
+            lines = torch.split(micro, [len(one.tokens) for one in group])
+            groups.append([replace(one, logprobs=line.tolist()) for one, line in zip(group, lines, strict=True)])
+        return self.groups(job, groups, activation.build_many([states_array(hidden) for hidden in states]))
+
+
+def claims_of(job: Job, written: Sequence[Sequence[Written]]) -> list[Claim]:
+    """What replay takes of groups without proofs."""
+    return [
+        Claim(seed, prompt, [one.tokens for one in group], [one.logprobs for one in group], b"")
+        for seed, prompt, group in zip(job.seeds, job.prompts, written, strict=True)
+    ]
+
+
+def claim_of(seed: bytes, group: Group) -> Claim:
+    """What replay takes of a protocol group."""
+    return Claim(
+        seed, group.prompt, [r.tokens for r in group.responses], [r.logprobs for r in group.responses], group.proofs
+    )
+
+
+def job(prompts: Sequence[Sequence[int]], node: str, first: int = 0, number: int = 0) -> Job:
+    """A job for a node of this name, with the seeds that the protocol prescribes in a domain made up."""
+    ids = [sha256(part.encode()).digest() for part in ("domain", "weights", node)]
+    seeds = [schedule.seed(ids[0], ids[1], ids[2], counter) for counter in range(first, first + len(prompts))]
+    return Job(prompts, seeds, first, number)
+
+
+# Cheaper weights
+
+
+@torch.no_grad()
+def quantised(model: CausalLM, bits: int) -> CausalLM:
+    """A copy whose matrices lie on symmetric grids (rule 2); norms and biases stay as they are."""
+    made = copy.deepcopy(model)
+    most = 2 ** (bits - 1) - 1
+    for parameter in made.parameters():
+        if parameter.dim() != 2:
+            continue
+        block = parameter.shape[1] if bits == 8 or parameter.shape[1] % 32 else 32
+        rows = parameter.float().reshape(-1, block)
+        scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / most
+        parameter.copy_(((rows / scale).round().clamp(-most, most) * scale).reshape(parameter.shape))
+    return made
+
+
+def smaller(model: CausalLM) -> CausalLM:
+    """A model of the first two thirds of the layers, with the same weights otherwise."""
+    kept = max(1, math.floor(model.config.layers * 2 / 3))
+    made = copy.deepcopy(model)
+    made.config = replace(model.config, layers=kept)
+    made.model.layers = made.model.layers[:kept]
+    return made
+
+
+def aged(
+    model: CausalLM, job: Job, settings: Settings, recipe: Recipe, score: Scorer | None, steps: int
+) -> list[CausalLM]:
+    """``model`` and the versions after each of ``steps`` training steps on its own answers to ``job``.
+
+    Without a scorer, rewards are made up (every second response is right): how far an optimizer step moves the weights
+    is set by the learning rate, hardly by what it learns.
+    """
+    versions = [model]
+    policy = Policy(copy.deepcopy(model).float().requires_grad_(True), recipe.temperature / MILLION)
+    learner = Learner(policy, replace(recipe, kl=0), Ranks(0, 1, model.device))
+    learner.updates = recipe.warmup_steps  # versions in the middle of a run, at the full learning rate
+    for _ in range(steps):
+        newest = versions[-1]
+        samples = []
+        for index, group in enumerate(generate(newest, job.prompts, job.seeds, settings)):
+            rewards = [
+                (MILLION * (place % 2) if score is None else score(job.number + index, one.tokens))
+                for place, one in enumerate(group)
+            ]
+            samples.append(Sample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards))
+        learner.train(samples)
+        versions.append(copy.deepcopy(learner.policy.model).to(model.dtype).requires_grad_(False))
+    return versions
+
+
+# The forgers
+
+
+def _own(name: str) -> Callable[[Stage, Job], list[Group]]:
+    return lambda stage, job: stage.groups(job, generate(_weights(stage, name), job.prompts, job.seeds, stage.settings))
+
+
+def _hidden(name: str) -> Callable[[Stage, Job], list[Group]]:
+    return lambda stage, job: stage.prefilled(
+        job, generate(_weights(stage, name), job.prompts, job.seeds, stage.settings)
+    )
+
+
+def _weights(stage: Stage, name: str) -> CausalLM:
+    if name == "v-1":
+        return stage.before
+    return stage.long_before if name == "v-3" else stage.cheap(name)
+
+
+def _colder(stage: Stage, job: Job) -> list[Group]:
+    settings = replace(stage.settings, temperature=stage.settings.temperature * COLDER)
+    return stage.prefilled(job, generate(stage.model, job.prompts, job.seeds, settings))
+
+
+def _greedy(stage: Stage, job: Job) -> list[Group]:
+    settings = replace(stage.settings, temperature=stage.settings.temperature / 1000, group_size=1)
+    once = generate(stage.model, job.prompts, job.seeds, settings)
+    return stage.prefilled(job, [list(islice(cycle(group), stage.settings.group_size)) for group in once])
+
+
+def _best_of(stage: Stage, job: Job) -> list[Group]:
+    """Of ``BEST_OF`` seeds the response of the highest reward; where rewards are equal, of the highest probability."""
+    tries = []
+    for number in range(BEST_OF):
+        seeds = [bytes([number ^ seed[0]]) + seed[1:] for seed in job.seeds]
+        tries.append(generate(stage.model, job.prompts, seeds, stage.settings))
+    best = []
+    for index in range(len(job.prompts)):
+        rows = zip(*(attempt[index] for attempt in tries), strict=True)
+        best.append(
+            [max(row, key=lambda w: (stage.score(job.number + index, w.tokens), -sum(w.logprobs))) for row in rows]
+        )
+    return stage.prefilled(job, best)
+
+
+def _repeated(stage: Stage, job: Job) -> list[Group]:
+    """One response a group, sent as all of them."""
+    settings = replace(stage.settings, group_size=1)
+    once = generate(stage.model, job.prompts, job.seeds, settings)
+    return stage.prefilled(job, [group * stage.settings.group_size for group in once])
+
+
+def _shorter(stage: Stage, job: Job, end: bool) -> list[Group]:
+    """Each response is broken off in its middle; with ``end`` an end token makes it look finished."""
+    written = []
+    for group in generate(stage.model, job.prompts, job.seeds, stage.settings):
+        line = []
+        for one in group:
+            half = max(1, len(one.tokens) // 2)
+            tokens = [*one.tokens[: half - 1], stage.settings.end_token] if end else one.tokens[:half]
+            finish = FINISH_END if tokens[-1] == stage.settings.end_token else FINISH_LENGTH
+            line.append(Written(tokens, one.logprobs[:half], finish, one.states[:half]))
+        written.append(line)
+    return stage.prefilled(job, written)
+
+
+def _full_marks(stage: Stage, job: Job) -> list[Group]:
+    return [
+        replace(group, responses=tuple(replace(response, reward=MILLION) for response in group.responses))
+        for group in stage.honest(job)
+    ]
+
+
+def _copied(stage: Stage, job: Job, own_prompt: bool) -> list[Group]:
+    """Another node's groups under own counters; with ``own_prompt`` behind the prescribed prompts."""
+    return [
+        replace(group, counter=job.first + index, prompt=tuple(job.prompts[index]) if own_prompt else group.prompt)
+        for index, group in enumerate(islice(cycle(job.other), len(job.prompts)))
+    ]
+
+
+def _proofs(change: Callable[[Stage, Sequence[Group], int], bytes]) -> Callable[[Stage, Job], list[Group]]:
+    """Honest groups with other proofs: no work is saved by it alone, so it must be told by itself."""
+
+    def make(stage: Stage, job: Job) -> list[Group]:
+        groups = stage.honest(job)
+        return [replace(group, proofs=change(stage, groups, index)) for index, group in enumerate(groups)]
+
+    return make
+
+
+def _chunks(stage: Stage, group: Group) -> list[bytes]:
+    size = activation.proof_bytes(PROOF_CHUNK_TOKENS, stage.model.config.hidden)
+    return [group.proofs[start : start + size] for start in range(0, len(group.proofs), size)]
+
+
+def _constant(stage: Stage, groups: Sequence[Group], index: int) -> bytes:
+    """The polynomial that is 4.0 everywhere: a usual magnitude of the largest values."""
+    head = FIELD_PRIME.to_bytes(2, "big") + (0x4080).to_bytes(2, "big")
+    return b"".join(head + bytes(len(chunk) - 4) for chunk in _chunks(stage, groups[index]))
+
+
+def _of_other_text(stage: Stage, groups: Sequence[Group], index: int) -> bytes:
+    """The proof of another group's states, as many as this one has."""
+    other, wanted = groups[index - 1], sum(len(response.tokens) for response in groups[index].responses)
+    (states,) = prefill(stage.model, [claim_of(bytes(32), other)])
+    line = states_array(states)[::-1]  # backwards, so that a group alone is not its own other
+    return activation.build(np.concatenate([line] * (wanted // len(line) + 1))[:wanted])
+
+
+def _of_other_prompt(stage: Stage, groups: Sequence[Group], index: int) -> bytes:
+    """The proof of the same responses behind another prompt."""
+    prompt = groups[index - 1].prompt if len(groups) > 1 else groups[index].prompt[::-1]
+    (states,) = prefill(stage.model, [claim_of(bytes(32), replace(groups[index], prompt=prompt))])
+    return activation.build(states_array(states))
+
+
+def _modulus(value: int) -> Callable[[Stage, Sequence[Group], int], bytes]:
+    def change(stage: Stage, groups: Sequence[Group], index: int) -> bytes:
+        return b"".join(value.to_bytes(2, "big") + chunk[2:] for chunk in _chunks(stage, groups[index]))
+
+    return change
+
+
+ZOO: Final = (
+    Forger("constant polynomial", "computing no activations", _proofs(_constant)),
+    Forger("proof of another text", "computing no activations", _proofs(_of_other_text)),
+    Forger("proof behind another prompt", "computing no activations", _proofs(_of_other_prompt)),
+    Forger("missing chunks", "computing no activations", _proofs(lambda s, g, i: b"".join(_chunks(s, g[i])[:-1]))),
+    Forger("modulus 0", "crashing the verifier", _proofs(_modulus(0))),
+    Forger("modulus 1", "one value stands for all", _proofs(_modulus(1))),
+    Forger("smaller model", "a third of the layers", _own("smaller")),
+    Forger("smaller model + prefill", "a third of decoding", _hidden("smaller")),
+    Forger("int8 weights", "half of bfloat16's memory traffic", _own("int8")),
+    Forger("int8 weights + prefill", "memory traffic of decoding", _hidden("int8")),
+    Forger("int4 weights", "three quarters of the memory traffic", _own("int4")),
+    Forger("int4 weights + prefill", "memory traffic of decoding", _hidden("int4")),
+    Forger("weights one version old", "waiting for the newest", _own("v-1")),
+    Forger("weights one version old + prefill", "waiting for the newest", _hidden("v-1")),
+    Forger("weights three versions old", "fetching three versions", _own("v-3")),
+    Forger("weights three versions old + prefill", "fetching three versions", _hidden("v-3")),
+    Forger("temperature 0.9 of the recipe's", "higher rewards", _colder),
+    Forger("no noise (greedy)", "higher rewards, one response for all", _greedy),
+    Forger("best of 4 seeds", "higher rewards", _best_of),
+    Forger("one response for all", "all decoding but one response", _repeated),
+    Forger("responses broken off", "half of decoding", lambda s, j: _shorter(s, j, False)),
+    Forger("responses ended early", "half of decoding", lambda s, j: _shorter(s, j, True)),
+    Forger("invented rewards", "higher rewards", _full_marks),
+    Forger("copy under another key", "everything", lambda s, j: _copied(s, j, False)),
+    Forger("copied responses", "everything", lambda s, j: _copied(s, j, True)),
+)
+"""Every forger, by name unique."""
