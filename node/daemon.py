@@ -1,7 +1,8 @@
 """The wiring of one node: which services run, and in which order they start and stop.
 
 Start: lock, key, genesis, log, network, own head confirmed, join, presence, role; each step needs the earlier ones.
-Stop: everything is cancelled at once; what was acknowledged is on disk already, and stopping appends nothing.
+Stop: everything is cancelled at once; what was acknowledged is on disk already, and stopping appends nothing. After a
+signal the process ends within ``STOP_SECONDS``, in the midst of anything.
 The daemon imports neither torch nor any task library: children do (``node.workers``, ``node.tasks``).
 
 Once it serves, nothing but a signal or its owner's wish ends it: a part that fails is begun again, with a warning.
@@ -11,9 +12,13 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import os
 import signal
+import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -59,6 +64,9 @@ TWIN_LOOKS = (1.5, 4.0, 8.0)
 """Presence intervals after which a node asks whether its twin appeared meanwhile."""
 PAUSE = 5.0
 """Seconds until a part of the daemon that failed begins again."""
+STOP_SECONDS: Final = 1.2
+"""From a signal to the end of the process. A thread that hashes or syncs a version cannot be broken off, and need not
+end its work: files and log are sound at any moment, as for a power cut, and the children end with the daemon."""
 NO_MANAGER = systemd.Manager()
 ROOM = 200 << 20
 """Free bytes without which a node does not start: a log that cannot be written would stop it at once."""
@@ -85,13 +93,19 @@ def run(directory: DataDirectory, config: Config | None = None) -> None:
 
 def _run(directory: DataDirectory, config: Config, manager: systemd.Manager) -> None:
     try:
-        trio.run(main, directory, config, manager)
+        trio.run(main, directory, config, manager, _end_in_time)
     except* (UserError, PortBusy, AddressError) as group:
         raise UserError(str(innermost(group))) from None
 
 
-async def main(directory: DataDirectory, config: Config, manager: systemd.Manager = NO_MANAGER) -> None:
-    """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops."""
+async def main(
+    directory: DataDirectory,
+    config: Config,
+    manager: systemd.Manager = NO_MANAGER,
+    on_signal: Callable[[], None] = lambda: None,
+) -> None:
+    """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops; ``on_signal`` is
+    called when a signal asks for the end."""
     fresh = not directory.exists()
     identity = directory.identity()
     async with trio.open_nursery() as nursery:
@@ -100,7 +114,7 @@ async def main(directory: DataDirectory, config: Config, manager: systemd.Manage
             manager.stopping()
             nursery.cancel_scope.cancel()
 
-        nursery.start_soon(_stop_on_signal, stop)
+        nursery.start_soon(_stop_on_signal, stop, on_signal)
         domain = joining.held(directory)
         if domain is None:
             manager.status("asks for the domain's genesis")
@@ -337,8 +351,19 @@ def _refuse_unfit(config: Config, domain: Domain) -> None:
         chosen(config.engine, 0, installed=vllm_start.installed())
 
 
-async def _stop_on_signal(stop: Callable[[], None]) -> None:
+async def _stop_on_signal(stop: Callable[[], None], on_signal: Callable[[], None]) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
+            on_signal()
             stop()
             return
+
+
+def _end_in_time() -> None:
+    """End this process within ``STOP_SECONDS``, whatever its threads do."""
+
+    def end() -> None:
+        time.sleep(STOP_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=end, daemon=True, name="end-in-time").start()

@@ -44,7 +44,7 @@ AGREE_DEADLINE: Final = 30.0
 STALL: Final = 120.0
 """Seconds without a step after which the display says so."""
 GRACE: Final = 10.0
-GRACE_INTERRUPTED: Final = 2.0
+GRACE_INTERRUPTED: Final = 1.5
 SAMPLE_EVERY: Final = 1.0
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from node import fleet
-from node.config import CHEATS, WILLING, BulkConfig, Config, DevnetConfig, write
+from node.config import BulkConfig, Config, DevnetConfig, write
+from node.config_keys import CHEATS, WILLING
 from node.errors import UserError
 from node.fleet import Member
 from node.store.directory import DataDirectory

@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from node.config import address_problem
+from node.config_keys import address_problem
 from node.errors import UserError
 from node.joining import PROTOCOL
 from node.net.discovery import AddressError

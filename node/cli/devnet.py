@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from node.config import CHEATS, ENGINES
+from node.cli.leaving import leave
+from node.config_keys import CHEATS, ENGINES
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,4 +75,4 @@ def _devnet(arguments: argparse.Namespace) -> int:
         engine=arguments.engine,
         threads=arguments.threads,
     )
-    return trio.run(devnet.run, options, lambda: open_display(Console()))
+    leave(trio.run(devnet.run, options, lambda: open_display(Console())))

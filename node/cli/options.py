@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import shtab
 
-from node.config import KEYS, Config, resolve
+from node.config import Config, resolve
+from node.config_keys import KEYS
 from node.errors import UserError
 from node.store.directory import DataDirectory
 

@@ -8,6 +8,7 @@ import os
 import signal
 
 from node.cli import options
+from node.cli.leaving import leave
 from node.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from node import daemon
 
     daemon.run(directory, config)
-    return 0
+    leave(0)
 
 
 def _die_with_parent() -> None:

@@ -24,7 +24,8 @@ from node import deltas, entrusting, offering
 from node.api.weights import Pulls
 from node.bulk.client import Bulk
 from node.bulk.handout import Routes
-from node.config import WILLING, Config, DevnetConfig
+from node.config import Config, DevnetConfig
+from node.config_keys import WILLING
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
 from node.log.opening import load

@@ -8,13 +8,13 @@ import numpy as np
 import trio
 import trio.testing
 
-from node import cheats, config
+from node import cheats, config_keys
 from protocol.manifest import Manifest
 from tests.node.fakes import WHOLE_0, Faults, open_cluster
 
 
 def test_the_configuration_knows_the_same_cheats() -> None:
-    assert set(config.CHEATS) == {"", *cheats.CHEATS}
+    assert set(config_keys.CHEATS) == {"", *cheats.CHEATS}
 
 
 def test_full_marks_for_everything() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node import config
-from node.config import KEYS, BulkConfig, Config, DevnetConfig, TrainerConfig, resolve
+from node import config, config_keys
+from node.config import BulkConfig, Config, DevnetConfig, TrainerConfig, resolve
+from node.config_keys import KEYS
 from node.errors import UserError
 from protocol.identity import Identity, peer_id
 
@@ -213,7 +214,7 @@ def test_a_devnets_nodes_read_their_files_only() -> None:
             "threads": st.integers(1, 1024),
             "listen": st.just(["/ip4/127.0.0.1/tcp/0"]),
             "trainer.processes": st.integers(1, 64),
-            "devnet.cheat": st.sampled_from(config.CHEATS),
+            "devnet.cheat": st.sampled_from(config_keys.CHEATS),
         },
     )
 )

@@ -378,3 +378,17 @@ def test_a_process_of_its_own_says_the_line_and_no_traceback(tmp_path: Path) -> 
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"farflung: {directory.genesis_file}: not a valid genesis")
+
+
+def test_a_thread_that_cannot_be_broken_off_does_not_hold_a_daemon_that_is_told_to_stop() -> None:
+    hold = """
+import time, trio
+from node import daemon
+async def main():
+    daemon._end_in_time()
+    with trio.move_on_after(0.01):
+        await trio.to_thread.run_sync(time.sleep, 600)
+trio.run(main)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", hold], env=environment, timeout=120, check=False).returncode == 0

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.config import WILLING
+from node.config_keys import WILLING
 from node.entrusting import PROTOCOL, entrust
 from node.log.service import News
 from node.net.rpc import Refused
