@@ -121,12 +121,14 @@ class Weights:
             nursery.cancel_scope.cancel()
 
     async def _cancel_once_gone(self, entry: Entry, scope: trio.CancelScope) -> None:
-        """End the fetch of a version that newer ones have displaced everywhere: nobody is left to give it."""
+        """End the fetch of a version that newer ones have displaced everywhere: nobody is left to give it. Or nobody
+        has to be: one holder that trickles would keep this node from all newer ones."""
         seen = 0
         while True:
             newest, others = self.newest(), self._node.presences.live()
             displaced = newest is not None and newest.id != entry.id and newest.id not in self._held
-            if displaced and not any(entry.id in p.versions for n, p in others.items() if n != self._node.id):
+            held = any(entry.id in p.versions for n, p in others.items() if n != self._node.id)
+            if displaced and (not held or self.outdated(entry.id)):
                 scope.cancel()
             seen = await self._node.log.wait_change(seen, timeout=1)
 
