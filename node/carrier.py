@@ -36,6 +36,9 @@ NO_ROUTE_SECONDS: Final = 15.0
 """How long a holder that gave no token is left to libp2p."""
 MOST: Final = 30
 """Holders that a child is told of."""
+REDRAW: Final = 30.0
+REDRAW_IDLE: Final = 5.0
+"""Seconds between two draws of them, and where nothing arrived for as long."""
 RELAYED: Final = 8
 """Requests over libp2p on behalf of the child, at a time."""
 
@@ -69,6 +72,9 @@ class _Job:
     """When a holder is to be asked for a token (again)."""
     rows: list[list[Any]] = field(default_factory=list)
     """What the child was told of the holders."""
+    drawn_at: float = 0.0
+    asking: set[bytes] = field(default_factory=set)
+    """Holders that are being asked over libp2p which chunks they have."""
 
 
 class Carrier:
@@ -184,11 +190,22 @@ class Carrier:
                 preference = int(1000 * holding.preference)
                 rows.append([peer, address, token, int(holding.whole), preference, int(holding.spared)])
         if len(rows) > MOST:
-            known = {row[0] for row in job.rows}
-            rows = sorted(rows, key=lambda row: (not row[3], row[0] not in known, row[0]))[:MOST]
+            rows = self._drawn(job, rows, now)
         if rows != job.rows:
             job.rows = rows
             self._node.bulk.tell("holders", digest=job.listing.digest, rows=rows)
+
+    def _drawn(self, job: _Job, rows: list[list[Any]], now: float) -> list[list[Any]]:
+        """``MOST`` of the rows by chance: the author's, those that the child knows, and others. Some give way now and
+        then, half of them where nothing arrives: anybody can say that he holds something, under many names."""
+        known = {row[0] for row in job.rows}
+        idle = now - job.moved > REDRAW_IDLE
+        if now >= job.drawn_at + (REDRAW_IDLE if idle else REDRAW):
+            job.drawn_at = now
+            known -= set(self._chance.sample(sorted(known), len(known) // (2 if idle else 3)))
+        chance = {row[0]: self._chance.random() for row in rows}
+        drawn = sorted(rows, key=lambda row: (not row[5], row[0] not in known, chance[row[0]]))[:MOST]
+        return sorted(drawn, key=lambda row: bytes(row[0]))
 
     async def _ask_route(self, job: _Job, peer: bytes) -> None:
         try:
@@ -206,14 +223,16 @@ class Carrier:
     async def _relay(self, job: _Job, peer: bytes, index: int) -> None:
         """Fetch a chunk for the child, or what the peer has."""
         node, digest = self._node, job.listing.digest
+        if index < 0:
+            try:
+                bitmap = await chunks.ask_have(node.network, peer, job.listing)
+            except (Unreachable, PeerError):
+                bitmap = b""
+            finally:
+                job.asking.discard(peer)
+            node.bulk.tell("haves", digest=digest, node=peer, bitmap=bitmap)
+            return
         async with self._relayed:
-            if index < 0:
-                try:
-                    bitmap = await chunks.ask_have(node.network, peer, job.listing)
-                except (Unreachable, PeerError):
-                    bitmap = b""
-                node.bulk.tell("haves", digest=digest, node=peer, bitmap=bitmap)
-                return
             outcome = "ok"
             try:
                 data = await chunks.ask_chunk(node.network, peer, digest, index)
@@ -262,4 +281,8 @@ class Carrier:
     def _fallback(self, digest: bytes, node: bytes, index: int) -> None:
         job = self._jobs.get(digest)
         if job is not None and job.nursery is not None and node in job.routes and index < len(job.listing.chunks):
+            if index < 0:
+                if node in job.asking:
+                    return  # the child asks again and again, and a holder may take its time
+                job.asking.add(node)
             job.nursery.start_soon(self._relay, job, node, index)

@@ -64,13 +64,21 @@ class CatchingUp:
             if not chain_pays(missing, lacking, manifest.size, speed):
                 return
             for link, listing in zip(chain, listings, strict=True):
-                target = manifest if link.id == entry.id else await self._weights.manifest(link)
-                if not await self.make(listing, target, lambda link=link: self._holders(link)):  # type: ignore[misc]
+                if link.id == entry.id:
+                    await self._make(listing, manifest, link)
                     return
-                if link.id != entry.id:
-                    self._weights.adopt(link)
+                target = await self._weights.manifest(link)
+                if self._weights.is_made(target.digest):
+                    return  # somebody else fetches it; waiting for each other might have no end
+                async with self._weights.alone(target.digest):
+                    if not await self._make(listing, target, link):
+                        return
+                self._weights.adopt(link)
         except (Unreachable, PeerError) as error:
             self._fall_back(str(error))
+
+    async def _make(self, listing: DeltaManifest, target: Manifest, link: Entry) -> bool:
+        return await self.make(listing, target, lambda: self._holders(link))
 
     async def make(self, listing: DeltaManifest, target: Manifest, holders: Holders) -> bool:
         """Fetch a delta and make its target. False where something of the target lacks afterwards.

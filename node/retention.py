@@ -110,7 +110,7 @@ def clean(store: VersionStore, lineage: Lineage, *, dry_run: bool) -> Cleaned:
             gone.append(digest)
     lacking = excess()
     if not dry_run:
-        store.retain(set(present) - set(gone))
+        store.delete(gone)  # by name: the trainer may have put a new version here meanwhile
     return {
         **room(store),
         "gone": [{"digest": digest.hex(), "size": sizes[digest]} for digest in gone],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,7 @@ class Weights:
         self._held: dict[bytes, bytes] = {}  # weights entry id -> manifest hash, oldest first
         self._entrusted: tuple[bytes, ...] = ()  # what the trainer made and may be about to publish, its delta too
         self._spare: tuple[bytes, ...] = ()
+        self._making: dict[bytes, trio.Lock] = {}
         self._arriving: list[bytes] = []
         self._offers: dict[bytes, dict[bytes, None]] = {}  # weights entry id -> relays that offered it
         self._version_0: Manifest | None = None
@@ -120,12 +121,14 @@ class Weights:
             nursery.cancel_scope.cancel()
 
     async def _cancel_once_gone(self, entry: Entry, scope: trio.CancelScope) -> None:
-        """End the fetch of a version that newer ones have displaced everywhere: nobody is left to give it."""
+        """End the fetch of a version that newer ones have displaced everywhere: nobody is left to give it. Or nobody
+        has to be: one holder that trickles would keep this node from all newer ones."""
         seen = 0
         while True:
             newest, others = self.newest(), self._node.presences.live()
             displaced = newest is not None and newest.id != entry.id and newest.id not in self._held
-            if displaced and not any(entry.id in p.versions for n, p in others.items() if n != self._node.id):
+            held = any(entry.id in p.versions for n, p in others.items() if n != self._node.id)
+            if displaced and (not held or self.outdated(entry.id)):
                 scope.cancel()
             seen = await self._node.log.wait_change(seen, timeout=1)
 
@@ -140,9 +143,31 @@ class Weights:
                 await trio.lowlevel.checkpoint()
                 return
             wanted = payload(entry)
-            if not await trio.to_thread.run_sync(self._node.versions.complete, wanted.manifest):
-                await self._fetch(entry, wanted)
-            self._note(entry)
+            async with self.alone(wanted.manifest):
+                if entry.id in self._held:
+                    return
+                if not await trio.to_thread.run_sync(self._node.versions.complete, wanted.manifest):
+                    await self._fetch(entry, wanted)
+                self._note(entry)
+
+    @asynccontextmanager
+    async def alone(self, digest: bytes) -> AsyncIterator[None]:
+        """Be the only one that makes an object whole, once nobody else does.
+
+        A chunk that a delta has made right and another fetch still receives in place would be served meanwhile.
+        """
+        lock = self._making.setdefault(digest, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            statistics = lock.statistics()
+            if not statistics.locked and not statistics.tasks_waiting and self._making.get(digest) is lock:
+                del self._making[digest]
+
+    def is_made(self, digest: bytes) -> bool:
+        """Whether somebody makes an object whole at the moment."""
+        return digest in self._making
 
     def adopt(self, entry: Entry) -> None:
         """Our own new version, whose file the store has already."""
@@ -209,9 +234,10 @@ class Weights:
         def holders() -> dict[bytes, Holding]:
             return {trainer: Holding()}
 
-        if delta is not None:
-            await self.catching_up.take_entrusted(delta, manifest, holders)
-        await self.bring(manifest, holders)
+        async with self.alone(manifest.digest):
+            if delta is not None:
+                await self.catching_up.take_entrusted(delta, manifest, holders)
+            await self.bring(manifest, holders)
         if delta is not None:
             await self.bring(delta, holders)
         await trio.to_thread.run_sync(self._node.versions.sync, manifest.digest)

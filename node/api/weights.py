@@ -25,6 +25,9 @@ from protocol.delta import DeltaManifest
 from protocol.entry import Entry
 from protocol.errors import Error
 
+ABANDONED: Final = 5.0
+"""Seconds after which nobody waits for a pull any more: the command asks several times a second."""
+
 OPS: Final = ("weights", "weights-gc", "weights-pull")
 
 
@@ -92,6 +95,8 @@ class _Pull:
     """A version that somebody wants now."""
 
     entry: Entry
+    asked: float
+    """When somebody last asked (trio's clock)."""
     error: str | None = None
 
 
@@ -134,10 +139,14 @@ class Pulls:
         if entry.id in weights.held():
             return {**told, "done": True, "have": size, "rate": 0, "peers": 0, "part": "whole"}
         pull = self._pulls.get(entry.id)
+        now = trio.current_time()
         if pull is not None and pull.error is not None:
             del self._pulls[entry.id]
-            return {"error": f"version {number} does not arrive: {pull.error}"}
+            if now - pull.asked < ABANDONED:
+                return {"error": f"version {number} does not arrive: {pull.error}"}
+            pull = None  # what somebody gave up on is no answer to this one
         if pull is None:
-            self._pulls[entry.id] = pull = _Pull(entry)
+            self._pulls[entry.id] = pull = _Pull(entry, now)
             self._send.send_nowait(pull)
+        pull.asked = now
         return {**told, "done": False, **weights.progress(entry)}

@@ -76,6 +76,15 @@ class Routes:
         log = self._node.log
         return not self._bulk.private or (log.ledger.joined(peer) and not log.replica.frozen(peer))
 
+    def may_read(self, peer: bytes, digest: bytes) -> bool:
+        """Whether ``peer`` may read the blob ``digest``. What the genesis names is read by those who are about to join;
+        the rest (manifests, submissions) tells of the weights and what they do."""
+        if self.may_have(peer):
+            return True
+        model, tasks = self._node.domain.model, self._node.domain.tasks
+        blobs = [model.manifest, model.config, model.tokenizer, *(task.data for task in tasks)]
+        return any(blob is not None and blob.hash == digest for blob in blobs)
+
     async def _answer(self, peer: bytes, request: bytes) -> bytes:
         bulk = self._bulk
         if not self.may_have(peer):

@@ -1,7 +1,7 @@
 """How much the data plane gives, and to whom: connections, requests and bytes, of each peer and in all.
 
 1. A connection belongs to nobody until its first valid token; of those there are at most half of all, of one host only
-   what two peers may have, and not for long.
+   what two peers may have, and not for long. Of one host there are at most half of all with tokens too: keys are free.
 2. A peer has so many connections and so many requests a second; above it hears 429 and is to ask elsewhere.
 3. Rates are token buckets of ``BURST`` seconds. A sender over its rate sleeps, on its own thread.
 
@@ -114,6 +114,7 @@ class Gate:
         self._lock = Lock()
         self._count = 0
         self._strangers: Counter[bytes] = Counter()
+        self._hosts: Counter[bytes] = Counter()
         self._peers: dict[bytes, _Peer] = {}
         self._bucket = Bucket(limits.rate, limits.rate * BURST)
         # Pieces so small that several senders share a low rate evenly, and so large that a high one is not slowed.
@@ -127,6 +128,7 @@ class Gate:
             limits = self.limits
             crowded = not limits.proxied and (
                 self._strangers.total() >= limits.total // 2
+                or (host != LOCAL and self._hosts[host] >= max(limits.total // 2, limits.of_peer))
                 # Of this machine itself there may be many nodes.
                 or (host != LOCAL and self._strangers[host] >= 2 * limits.of_peer)
             )
@@ -134,6 +136,7 @@ class Gate:
                 return None
             self._count += 1
             self._strangers[host] += 1
+            self._hosts[host] += 1
             return Ticket(self, host)
 
     @property
@@ -171,6 +174,9 @@ class Gate:
     def _leave(self, ticket: Ticket) -> None:
         with self._lock:
             self._count -= 1
+            self._hosts[ticket.host] -= 1
+            if not self._hosts[ticket.host]:
+                del self._hosts[ticket.host]
             self._release(ticket)
 
     def _prune(self) -> None:

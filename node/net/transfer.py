@@ -44,12 +44,21 @@ ReadChunk = Callable[[bytes, int], Awaitable[bytes | None] | bytes | None]
 ReadHave = Callable[[bytes], bytes | None]
 
 
-def serve_blobs(network: Network, read: ReadBlob, *, protocol: str = BLOB_PROTOCOL) -> None:
-    """Serve blobs to all peers. ``read(BLAKE3 digest)``, plain or async, returns the whole blob or None."""
+def serve_blobs(
+    network: Network,
+    read: ReadBlob,
+    *,
+    protocol: str = BLOB_PROTOCOL,
+    may_read: Callable[[bytes, bytes], bool] = lambda peer, digest: True,
+) -> None:
+    """Serve blobs to all peers that ``may_read(peer, digest)``. ``read(BLAKE3 digest)``, plain or async, returns the
+    whole blob or None."""
     kept: list[tuple[bytes, bytes]] = []  # the last blob of many ranges: its reader comes back at once
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         digest, offset, length = codec.parse(request, BLOB_REQUEST, max_bytes=MAX_REQUEST, what="blob request")
+        if not may_read(peer, digest):
+            raise Refused("only nodes that joined this domain get its blobs")
         blob: bytes | None
         if kept and kept[0][0] == digest:
             blob = kept[0][1]
@@ -89,13 +98,22 @@ def serve_chunks(
     network.serve(protocol, handler, max_request=MAX_REQUEST)
 
 
-def serve_haves(network: Network, read: ReadHave, *, protocol: str = HAVE_PROTOCOL) -> None:
-    """Tell all peers which chunks are here. ``read(manifest hash)`` returns the bitmap, None for what is not held."""
+def serve_haves(
+    network: Network,
+    read: ReadHave,
+    *,
+    protocol: str = HAVE_PROTOCOL,
+    may_have: Callable[[bytes], bool] = lambda peer: True,
+) -> None:
+    """Tell all peers that ``may_have`` them which chunks are here. ``read(manifest hash)`` returns the bitmap, None for
+    what is not held."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
         if len(request) != 32:
             raise PeerError("have request: not a hash")
+        if not may_have(peer):
+            raise Refused("only nodes that joined this domain get its weights")
         bitmap = read(request)
         if bitmap is None:
             raise Refused("not held")

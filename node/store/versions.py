@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections import Counter
@@ -34,6 +35,9 @@ from protocol.manifest import ChunkList, verify_chunk
 
 MAX_MAPPED: Final = 16
 """Objects kept open, three descriptors each."""
+
+_OBJECT: Final = re.compile("[0-9a-f]{64}")
+_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}")
 
 
 class NoRoom(OSError):
@@ -65,7 +69,8 @@ class VersionStore:
         if owner:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for leftover in folder.glob(".*"):
-                shutil.rmtree(leftover)
+                if _TEMPORARY.fullmatch(leftover.name):
+                    shutil.rmtree(leftover)
             for digest in self.held():
                 found = self._find(digest)
                 if found is None:
@@ -168,7 +173,8 @@ class VersionStore:
 
     def held(self) -> list[bytes]:
         """Digests of all objects here, whole or partial, ascending."""
-        return sorted(bytes.fromhex(item.name) for item in self.folder.iterdir() if not item.name.startswith("."))
+        names = [item.name for item in self.folder.iterdir() if _OBJECT.fullmatch(item.name)]  # no lost+found
+        return sorted(map(bytes.fromhex, names))
 
     # Room
 
@@ -220,6 +226,13 @@ class VersionStore:
             for digest in gone:
                 self._drop(digest)
             return gone
+
+    def delete(self, digests: Iterable[bytes]) -> None:
+        """Delete these objects but for the pinned ones, and no other, whatever came here meanwhile."""
+        with self._lock:
+            for digest in digests:
+                if not self._pinned[digest]:
+                    self._drop(digest)
 
     def _make_room(self, size: int, digest: bytes) -> None:
         shortage = self._shortage(size)

@@ -15,6 +15,7 @@ from node.weights import payload
 from node.workers.client import WorkerError
 from protocol.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest
 from protocol.entry import Entry
+from protocol.manifest import ChunkList, Manifest
 from protocol.records import Blob
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
 
@@ -68,6 +69,41 @@ async def test_a_version_comes_by_its_delta_where_that_is_quicker(
         other = cluster.running["j"]
         await other.node.weights.hold(version, timeout=30)
         assert whole(other, version) == raw(1)
+
+
+async def test_two_who_want_a_version_do_not_both_make_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        first, receiver = await stage(cluster)
+        weights = receiver.node.weights
+        versions = await chain(cluster, first, 2)
+        made: list[bytes] = []
+        under_way: set[bytes] = set()
+        make, bring = weights.catching_up.make, weights.bring
+
+        async def note_make(listing: DeltaManifest, target: Manifest, *rest: Any) -> bool:
+            assert target.digest not in under_way
+            under_way.add(target.digest)
+            made.append(target.digest)
+            try:
+                return await make(listing, target, *rest)
+            finally:
+                under_way.remove(target.digest)
+
+        async def note_bring(listing: ChunkList, *rest: Any, **named: Any) -> None:
+            assert listing.digest not in under_way
+            await bring(listing, *rest, **named)
+
+        monkeypatch.setattr(weights.catching_up, "make", note_make)
+        monkeypatch.setattr(weights, "bring", note_bring)
+        async with trio.open_nursery() as nursery:
+            for version in (versions[1], versions[2], versions[1], versions[2]):
+                nursery.start_soon(weights.hold, version)
+        assert [whole(receiver, version) for version in versions[1:]] == [raw(1), raw(2)]
+        assert len(made) == len(set(made))
+        assert made
+        assert not any(weights.is_made(payload(version).manifest) for version in versions)
 
 
 async def test_the_whole_comes_where_it_is_quicker(

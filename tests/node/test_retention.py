@@ -132,6 +132,19 @@ def test_cleaning_makes_room_down_to_what_is_in_use(store: VersionStore) -> None
     assert found["shortage"] == "1 MiB more are needed than may be spared"
 
 
+def test_what_comes_while_it_cleans_stays(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, late = store.free, Manifest.of_file([("late", "F32", (4,))], bytes(16), 1)
+
+    def slow() -> int:
+        monkeypatch.setattr(store, "free", free)
+        store.begin(late)  # on another thread
+        return free()
+
+    monkeypatch.setattr(store, "free", slow)
+    clean(store, lineage(), dry_run=False)
+    assert late.digest in store.held()
+
+
 def test_the_reserve_counts_as_well(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     lineage = fill(store, 6)
     monkeypatch.setattr(store, "free", lambda: CHUNK_BYTES)

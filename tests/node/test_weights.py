@@ -98,6 +98,39 @@ async def test_a_version_that_everybody_dropped_meanwhile_is_given_up_for_the_ne
         await cluster.until(lambda: weights.newest_held() == versions[-1], 10)
 
 
+async def test_one_liar_that_holds_an_old_version_keeps_nobody_from_the_newest(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        versions = [await stage(cluster)]
+        running, liar = cluster.running["i"], cluster.running["t"].node
+        weights = running.node.weights
+        fetch = weights._fetch
+
+        async def trickle(entry: Entry, wanted: Weights) -> None:
+            if entry.id == versions[0].id:
+                await trio.sleep_forever()
+            await fetch(entry, wanted)
+
+        live = running.node.presences.live
+
+        def lie() -> Any:
+            found = dict(live())
+            presence = found.get(liar.id)
+            if presence is not None and versions[0].id not in presence.versions:
+                found[liar.id] = replace(presence, versions=(*presence.versions[:4], versions[0].id))
+            return found
+
+        monkeypatch.setattr(Versions, "_fetch", lambda self, entry, wanted: trickle(entry, wanted))
+        running.node.presences.live = lie  # type: ignore[method-assign]
+        running.nursery.start_soon(weights.run)
+        for number in range(1, KEPT_VERSIONS + 1):
+            await trio.sleep(1)
+            assert weights.newest_held() is None
+            versions.append(await cluster.announce("t", raw(number), versions[-1]))
+        await cluster.until(lambda: weights.newest_held() == versions[-1], 20)
+
+
 async def test_a_full_disk_is_waited_out(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:

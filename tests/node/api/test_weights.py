@@ -87,3 +87,7 @@ async def test_a_pull_that_fails_says_why(
         running.node.weights.hold = refuse  # type: ignore[method-assign]
         found = await pulled(running, 1)
         assert found == {"error": "version 1 does not arrive: [Errno 28] no room"}
+        # Somebody gave up on one before it failed. Who asks later wants to know of now.
+        assert "error" not in await ask(running, "weights-pull", version=1)
+        await trio.sleep(60)
+        assert "error" not in await ask(running, "weights-pull", version=1)

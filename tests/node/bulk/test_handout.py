@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +206,21 @@ async def test_an_answer_that_breaks_the_rules(tmp_path: Path, answer: bytes) ->
         assert routes is not None
         with pytest.raises(PeerError):
             await routes.route(first.node)
+
+
+@pytest.mark.parametrize("private", [0, 1])
+async def test_strangers_read_what_the_genesis_names(tmp_path: Path, private: int) -> None:
+    await trio.lowlevel.checkpoint()
+    member, stranger = identity(2).node, identity(3).node
+    some = Some(tmp_path, identity(1), network=SimpleNamespace(), private=private, joined=[member])
+    named = [SimpleNamespace(hash=bytes([n]) * 32) for n in range(4)]
+    some.domain.model = SimpleNamespace(manifest=named[0], config=named[1], tokenizer=named[2])
+    some.domain.tasks = [SimpleNamespace(data=None), SimpleNamespace(data=named[3])]
+    routes = some.routes
+    assert routes is not None
+    assert all(routes.may_read(node, blob.hash) for blob in named for node in (member, stranger))
+    assert routes.may_read(member, b"?" * 32)
+    assert routes.may_read(stranger, b"?" * 32) is not bool(private)
 
 
 async def test_which_of_many_addresses(tmp_path: Path) -> None:

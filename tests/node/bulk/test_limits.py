@@ -53,6 +53,26 @@ def test_strangers_of_one_host_are_few_but_for_this_machines() -> None:
     assert gate.enter(HOST) is not None
 
 
+def test_one_host_with_many_keys_leaves_half_to_others() -> None:
+    gate = Gate(Limits(total=20, of_peer=2))
+    tickets = []
+    for number in range(40):
+        ticket = gate.enter(HOST)
+        if ticket is not None and ticket.claim(bytes([number]) * 32):
+            tickets.append(ticket)
+    assert len(tickets) == gate.count == 10
+    others = [gate.enter(host_of(f"192.0.2.{number}")) for number in range(2, 12)]
+    for number, other in enumerate(others, 100):
+        assert other is not None
+        assert other.claim(bytes([number]) * 32)
+    assert gate.count == 20
+    for ticket in tickets:
+        ticket.leave()
+    assert gate.enter(HOST) is not None
+    proxied = Gate(Limits(total=20, of_peer=2, proxied=True))
+    assert all(proxied.enter(HOST) for _ in range(20))
+
+
 def test_a_connection_that_ends_gives_its_place_back() -> None:
     gate = Gate(Limits(total=2, of_peer=1))
     for _ in range(5):

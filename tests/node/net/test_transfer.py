@@ -182,6 +182,24 @@ async def test_a_private_domains_chunks_are_for_those_who_joined() -> None:
         assert await asker.request(holder.node, CHUNK_PROTOCOL, request, timeout=5, max_response=5) == b"chunk"
 
 
+async def test_a_private_domains_blobs_and_bitmaps_are_for_those_who_joined() -> None:
+    async with networks(2) as (asker, holder):
+        members: set[bytes] = set()
+        genesis = digest(SMALL)
+        held = {genesis: SMALL, digest(LARGE): LARGE}
+        serve_blobs(holder, held.get, may_read=lambda peer, name: peer in members or name == genesis)
+        serve_haves(holder, lambda name: b"\xa0", may_have=members.__contains__)
+        assert await fetch_blob(asker, [holder.node], genesis, len(SMALL)) == SMALL
+        with pytest.raises(Unreachable, match="only nodes that joined"):
+            await fetch_blob(asker, [holder.node], digest(LARGE), len(LARGE))
+        with pytest.raises(Refused, match="only nodes that joined"):
+            await asker.request(holder.node, HAVE_PROTOCOL, MANIFEST, timeout=5, max_response=1)
+        assert holder.scores.reasons(asker.node) == {}
+        members.add(asker.node)
+        assert await fetch_blob(asker, [holder.node], digest(LARGE), len(LARGE)) == LARGE
+        assert await asker.request(holder.node, HAVE_PROTOCOL, MANIFEST, timeout=5, max_response=1) == b"\xa0"
+
+
 async def test_a_holder_tells_which_chunks_it_has() -> None:
     async with networks(2) as (asker, holder):
         serve_haves(holder, lambda name: b"\xa0" if name == MANIFEST else None)

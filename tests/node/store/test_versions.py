@@ -118,9 +118,26 @@ def test_damaged_versions_are_begun_anew(store: VersionStore, name: str) -> None
 
 
 def test_leftovers_of_a_crash_are_removed(store: VersionStore) -> None:
-    (store.folder / ".half").mkdir()
+    (store.folder / f".{bytes(8).hex()}").mkdir()
     assert VersionStore(store.folder).held() == []
-    assert not (store.folder / ".half").exists()
+    assert not (store.folder / f".{bytes(8).hex()}").exists()
+
+
+def test_what_others_put_there_is_left_alone(store: VersionStore) -> None:
+    digest = store.begin(MANIFEST)
+    (store.folder / "lost+found").mkdir()
+    (store.folder / ".nfs0001").write_text("")
+    (store.folder / "notes").write_text("")
+    again = VersionStore(store.folder)
+    assert again.held() == [digest]
+    assert (again.folder / ".nfs0001").exists()
+
+
+def test_deleting_by_name_spares_all_else(store: VersionStore) -> None:
+    gone, stays = store.begin(MANIFEST), store.begin(OTHER)
+    with store.pin(stays):
+        store.delete([gone, stays, bytes(32)])
+    assert store.held() == [stays]
 
 
 def test_adopt(store: VersionStore, tmp_path: Path) -> None:
