@@ -1,7 +1,8 @@
 """How much the data plane gives, and to whom: connections, requests and bytes, of each peer and in all.
 
 1. A connection belongs to nobody until its first valid token; of those there are at most half of all, of one host only
-   what two peers may have, and not for long. Of one host there are at most half of all with tokens too: keys are free.
+   what two peers may have, and not for long. Of one host there is at most half of all, or two peers' share: keys are
+   free.
 2. A peer has so many connections and so many requests a second; above it hears 429 and is to ask elsewhere.
 3. Rates are token buckets of ``BURST`` seconds. A sender over its rate sleeps, on its own thread.
 
@@ -128,7 +129,7 @@ class Gate:
             limits = self.limits
             crowded = not limits.proxied and (
                 self._strangers.total() >= limits.total // 2
-                or (host != LOCAL and self._hosts[host] >= max(limits.total // 2, limits.of_peer))
+                or (host != LOCAL and self._hosts[host] >= max(limits.total // 2, 2 * limits.of_peer))
                 # Of this machine itself there may be many nodes.
                 or (host != LOCAL and self._strangers[host] >= 2 * limits.of_peer)
             )

@@ -183,14 +183,14 @@ async def test_a_delta_that_fails_is_told_and_the_whole_comes(
                 return [0]
             raise WorkerError("delta: apply: it did not go well", "user" if how == "damaged" else "died")
 
-        monkeypatch.setattr(deltas, "apply", apply)
-        await receiver.node.weights.hold(versions[1], timeout=10)
+        with monkeypatch.context() as patched:  # the cluster's own patches stay
+            patched.setattr(deltas, "apply", apply)
+            await receiver.node.weights.hold(versions[1], timeout=10)
         assert whole(receiver, versions[1]) == raw(1)
         warning = receiver.node.health.warnings["delta"]
         assert warning.startswith("a delta did not serve, the whole version is fetched instead: ")
         assert "1 of 1 chunks came out wrong" in warning if how == "wrong" else "did not go well" in warning
         # The next one that serves clears it.
-        monkeypatch.undo()
         await receiver.node.weights.hold(versions[2], timeout=10)
         assert whole(receiver, versions[2]) == raw(2)
 
