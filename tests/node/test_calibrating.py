@@ -41,9 +41,13 @@ def test_it_writes_limits_figures_and_a_report(calibrated: Path) -> None:
     assert found["honest_refused"] == 0
     caught = {row["name"]: row for row in found["forgers"]}
     assert len(caught) == 22
-    for name in ("constant polynomial", "missing chunks", "smaller model", "best of 4 seeds", "copied responses"):
-        assert caught[name]["until"] == 1
-        assert caught[name]["by"] in ("activations", "malformed", "sampling")
+    # So few tokens give limits that are wide, but not for what is no proof at all.
+    for name, by in (
+        ("constant polynomial", "activations"),
+        ("missing chunks", "malformed"),
+        ("modulus 1", "malformed"),
+    ):
+        assert (caught[name]["until"], caught[name]["by"]) == (1, by)
         assert max(caught[name]["area"].values()) == 1.0
     section = tomllib.loads((calibrated / "thresholds.toml").read_text())["thresholds"]
     assert list(section) == NAMES
