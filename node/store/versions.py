@@ -190,7 +190,7 @@ class VersionStore:
         return sum(self.size(digest) for digest in self.held())
 
     def free(self) -> int:
-        """The bytes that are free for this user on the file system, without those that objects on their way will take."""
+        """The bytes free for this user on the file system, without those that objects on their way will take."""
         status = os.statvfs(self.folder)
         return status.f_bavail * status.f_frsize - sum(map(self._unwritten, self.held()))
 
