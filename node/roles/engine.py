@@ -69,17 +69,15 @@ class Engine(Prefill):
         The engine's own tensors must give the manifest's checksum: a reload that silently kept old ones is an error.
         """
         manifest, whole = self._node.weights.paths(weights)
-        size = (await trio.Path(whole).stat()).st_size
         wanted = (weights, raw or whole)
         if self._loaded == wanted:
             return
         self._loaded = None
-        timeout = LOAD_TIMEOUT + size / LOAD_SPEED
+        described = Manifest.parse(await trio.Path(manifest).read_bytes())
+        timeout = LOAD_TIMEOUT + described.size / LOAD_SPEED
         answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(wanted[1]))
-        if raw is None:
-            data = await trio.Path(manifest).read_bytes()
-            if answer["checksum"] != Manifest.parse(data).checksum:
-                raise LocalError("the engine loaded other tensors than the manifest describes")
+        if raw is None and answer["checksum"] != described.checksum:
+            raise LocalError("the engine loaded other tensors than the manifest describes")
         self._loaded = wanted
 
     async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
@@ -131,7 +129,7 @@ async def open_engine(node: Node, dtype: str = "float32", *, generates: bool = F
     that ``generates`` need not be able to replay."""
     config = node.config
     found = "torch"
-    if generates:
+    if generates and config.engine != "torch" and (config.engine == "vllm" or vllm_start.installed()):
         blob = node.domain.model.manifest
         data = await trio.Path(await node.blob_path(blob.hash, blob.size)).read_bytes()
         found = chosen(config.engine, Manifest.parse(data).size, installed=vllm_start.installed())

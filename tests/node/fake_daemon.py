@@ -1,8 +1,9 @@
 """A stand-in for a daemon in tests of the devnet: the control socket's answers and nothing behind them.
 
 It makes a step every tenth of a second up to ``devnet.pause_at_step``. A file ``behaviour`` in its data directory
-changes it: "different" has another heads root, "dies" dies once at step 2, "mistake" ends as for its user's mistake,
-"deaf" ignores SIGTERM and has a child that outlives it. It imports nothing of ours, so that it starts at once.
+changes it: "different" has another heads root, "dies" dies once at step 2, "slow" makes two steps a second, "mistake"
+ends as for its user's mistake, "deaf" ignores SIGTERM and has a child that outlives it.
+It imports nothing of ours, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def serve(folder: Path, behaviour: str) -> None:
                 connection.recv(1000)
                 config = tomllib.loads(Path("farflung.toml").read_text())
                 limit = config["devnet"]["pause_at_step"]
-                step = int((time.monotonic() - began) * 10)
+                step = int((time.monotonic() - began) * (2 if behaviour == "slow" else 10))
                 if behaviour == "dies" and step >= 2 and not Path("died").exists():
                     Path("died").touch()
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -156,8 +156,9 @@ async def test_keep_running_goes_on_after_the_summary(fakes: dict[str, str], tmp
 
 async def test_a_stall_is_told_of(fakes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devnet, "STALL", 0.02)
+    fakes |= {f"node-{number}": "slow" for number in range(1, 5)}
     display = Recorder()
-    assert await run(Options(tmp_path / "run", nodes=4, steps=20), display) == 0
+    assert await run(Options(tmp_path / "run", nodes=4, steps=4), display) == 0
     assert any(text.startswith("no step for") for text in display.said)
 
 
