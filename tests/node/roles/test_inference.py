@@ -84,14 +84,11 @@ async def test_counters_go_on_after_a_restart(
         await stage(cluster)
         running = cluster.running["i"]
         faults.seconds["generate"] = 0.3
-        restarts = 0
-        # Threads do not run by the mock clock: a start may see its time pass before they are done.
-        while len(announced(running)) < 3 or restarts < 4:
-            restarts += 1
-            assert restarts < 100
-            await for_seconds(running, 0.8)
+        for _ in range(4):
+            await for_seconds(running, 2.4)
         counters = [rollout.first_counter for rollout in announced(running)]
         assert counters == list(range(0, 2 * len(counters), 2))
+        assert len(counters) >= 3
 
 
 async def test_only_one_batch_waits_while_a_newer_version_is_on_its_way(
