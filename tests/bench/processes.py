@@ -45,7 +45,9 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=env,
-                start_new_session=True,
+                # A group and no session: kernels that share the processor out among sessions first would let a node's
+                # background work push another node's daemon aside, which on a machine of its own it cannot.
+                process_group=0,
                 preexec_fn=_end_with_parent,
             )
         self._read = b""
