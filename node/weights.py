@@ -48,7 +48,6 @@ class Weights:
         self._arriving: list[bytes] = []
         self._offers: dict[bytes, dict[bytes, None]] = {}  # weights entry id -> relays that offered it
         self._version_0: Manifest | None = None
-        self._changed = trio.Event()
         self._stirred = trio.Event()
         self.carrier = Carrier(node)
         self.catching_up = CatchingUp(node, self)
@@ -84,11 +83,6 @@ class Weights:
         if weights not in self._held:
             raise Unreachable("the version is not held any more")
         return self._node.versions.paths(self._held[weights])
-
-    async def wait_changed(self, timeout: float) -> None:
-        """Return when another version is held, or after ``timeout`` seconds."""
-        with trio.move_on_after(timeout):
-            await self._changed.wait()
 
     async def wait_stirred(self, timeout: float) -> None:
         """Return when a version is held, begins to arrive or is offered, or after ``timeout`` seconds."""
@@ -183,8 +177,6 @@ class Weights:
         self._offers.pop(entry.id, None)
         for gone in self._node.versions.retain(self.kept()):
             self._node.bulk.tell("forget", digest=gone)
-        self._changed.set()
-        self._changed = trio.Event()
         self._stir()
         self._node.presences.announce_soon()
 

@@ -62,8 +62,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     export = actions.add_parser(
         "export",
         help="write a version as a model directory",
-        description="Write a version with its configuration and tokenizer as a directory that transformers and vLLM "
-        "load as it is. Every byte is verified on the way.",
+        description="Write a version with its configuration and tokenizer as a directory that transformers "
+        "loads as it is. Every byte is verified on the way.",
     )
     options.complete(
         export.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder"), shtab.DIRECTORY
@@ -227,7 +227,7 @@ def _export(arguments: argparse.Namespace) -> int:
             chosen, arguments.folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
     print(arguments.folder)
-    options.note(f"version {chosen.number}, {_size(chosen.manifest.size)}: load it with transformers or vLLM")
+    options.note(f"version {chosen.number}, {_size(chosen.manifest.size)}: load it with transformers")
     sys.stdout.flush()
     return 0
 

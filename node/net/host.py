@@ -68,7 +68,6 @@ class Network:
         self._servers: dict[str, rpc.Server] = {}
         self._peers: dict[bytes, Peer] = {}
         self._on_connect: list[Callable[[bytes], None]] = []
-        self._on_disconnect: list[Callable[[bytes], None]] = []
         self._book = AddressBook(identity.node)
         self._manager = PeerManager(self._book, dial=self._dial, connected=self.is_connected, may_dial=self._may_dial)
         self._gossip = Gossip(
@@ -113,10 +112,6 @@ class Network:
     def on_connect(self, callback: Callable[[bytes], None]) -> None:
         """Call ``callback(node id)`` whenever a peer appears. It must not block."""
         self._on_connect.append(callback)
-
-    def on_disconnect(self, callback: Callable[[bytes], None]) -> None:
-        """Call ``callback(node id)`` whenever a peer's last connection is gone. It must not block."""
-        self._on_disconnect.append(callback)
 
     async def add_peer(self, address: str) -> None:
         """Remember a seed: it is dialled whenever it is not connected, for ever. Raises ``AddressError``."""
@@ -276,7 +271,6 @@ class Network:
             self._tell(self._on_connect, node)
         elif not connections and self._peers.pop(node, None) is not None:
             self._book.disconnected(node, trio.current_time())
-            self._tell(self._on_disconnect, node)
 
     def _tell(self, callbacks: list[Callable[[bytes], None]], node: bytes) -> None:
         for callback in callbacks:

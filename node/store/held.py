@@ -68,7 +68,7 @@ class Held:
             os.close(descriptor)
 
     def buffer(self, index: int) -> memoryview:
-        """The bytes of chunk ``index`` as mapped, to be written to. Raises ``LocalError`` where there is none."""
+        """The bytes of chunk ``index`` as mapped. Raises ``LocalError`` where there is none."""
         start = index * CHUNK_BYTES
         return self._bytes[start : start + self.listing.chunk_size(index)]
 

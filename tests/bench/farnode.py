@@ -138,7 +138,7 @@ class Control:
                 if held.payload.number >= number:
                     say("done", time.monotonic())
                     return
-            await weights.wait_changed(60)
+            await weights.wait_stirred(60)
 
     async def _answer(self, peer: bytes, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()

@@ -42,7 +42,7 @@ class Following:
             while True:
                 held = node.weights.newest_held()
                 if held is None or held.id == loaded:
-                    await node.weights.wait_changed(60)
+                    await node.weights.wait_stirred(60)
                     continue
                 assert isinstance(held.payload, Weights)
                 took, self._took = self._took, {}

@@ -40,7 +40,7 @@ async def test_the_newest_version_is_followed_and_five_are_kept(
         assert weights.newest_held() is None
         assert weights.newest_number() == 0
         running.nursery.start_soon(weights.run)
-        await weights.wait_changed(10)
+        await cluster.until(lambda: bool(weights.held()), 10)
         assert weights.held() == [versions[0].id]
         for number in range(1, KEPT_VERSIONS + 2):
             versions.append(await cluster.announce("t", raw(number), versions[-1]))
