@@ -14,8 +14,7 @@ from pathlib import Path
 import trio
 
 from node.store.files import sync_directory
-from node.store.hashing import hash_bytes as hash_bytes
-from node.store.hashing import hash_file as hash_file
+from node.store.hashing import hash_bytes
 from protocol.constants import MAX_BLOB_BYTES
 
 
@@ -61,20 +60,6 @@ class BlobStore:
                 raise
         return digest
 
-    def adopt(self, path: Path) -> tuple[bytes, int]:
-        """Move the file ``path`` (same file system, no longer written to) in; returns its hash and size."""
-        digest, size = hash_file(path)
-        if self.has(digest):
-            path.unlink()
-        else:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            self._place(path, digest)
-        return digest, size
-
     def _place(self, temporary: Path, digest: bytes) -> None:
         target = self.path(digest)
         if not target.parent.is_dir():
@@ -114,10 +99,6 @@ class BlobStore:
     async def put_async(self, data: bytes) -> bytes:
         """``put`` in a thread."""
         return await trio.to_thread.run_sync(self.put, data)
-
-    async def adopt_async(self, path: Path) -> tuple[bytes, int]:
-        """``adopt`` in a thread."""
-        return await trio.to_thread.run_sync(self.adopt, path)
 
     async def get_async(self, digest: bytes, *, max_bytes: int = MAX_BLOB_BYTES, verify: bool = True) -> bytes | None:
         """``get`` in a thread."""

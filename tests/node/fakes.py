@@ -38,8 +38,9 @@ from node.presences import Presences
 from node.roles import engine as engine_role
 from node.roles import trainer as trainer_role
 from node.roles.manager import RoleManager
-from node.store.blobs import BlobStore, hash_bytes
+from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
+from node.store.hashing import hash_bytes
 from node.store.versions import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights

@@ -13,7 +13,7 @@ from node.errors import UserError
 from node.invitation import Invitation
 from node.net.host import Network, open_network
 from node.net.transfer import serve_blobs
-from node.store.blobs import hash_bytes
+from node.store.hashing import hash_bytes
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id
 from tests.node.fakes import CONFIG, WHOLE_0, genesis, manifest_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from node.store.blobs import BlobStore, hash_file
+from node.store.blobs import BlobStore
 
 
 @pytest.fixture
@@ -43,16 +43,6 @@ def test_a_damaged_blob_is_not_here(blobs: BlobStore) -> None:
     assert blobs.get(blobs.put(b"hello"), max_bytes=5) == b"hello"
 
 
-def test_adopt(blobs: BlobStore, tmp_path: Path) -> None:
-    for _ in range(2):
-        path = tmp_path / "file"
-        path.write_bytes(b"x" * 3_000_000)
-        digest, size = blobs.adopt(path)
-        assert (digest, size) == (blake3(b"x" * 3_000_000).digest(), 3_000_000)
-        assert not path.exists()
-        assert hash_file(blobs.path(digest)) == (digest, size)
-
-
 def test_a_failed_write_leaves_nothing(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -71,10 +61,6 @@ def test_leftovers_of_a_crash_are_removed(blobs: BlobStore) -> None:
     assert list((blobs.folder / "tmp").iterdir()) == []
 
 
-async def test_async(blobs: BlobStore, tmp_path: Path) -> None:
+async def test_async(blobs: BlobStore) -> None:
     digest = await blobs.put_async(b"hello")
     assert await blobs.get_async(digest, max_bytes=5) == b"hello"
-    (tmp_path / "file").write_bytes(b"bye")
-    adopted, size = await blobs.adopt_async(tmp_path / "file")
-    assert size == 3
-    assert await blobs.get_async(adopted, max_bytes=5) == b"bye"
