@@ -5,6 +5,7 @@
 3. The groups that the draw picks are replayed first. Where that does not give the verdict, all groups are: a validator
    replays others beside those of its draw where they look like another's, and an author's lie may stand in any.
 4. A verdict is *confirmed* where the outcome comes out again. Some cannot be: what was missing or late is not so now.
+5. A daemon may run on the folder: nothing is written to it, and the stores are opened as another's.
 """
 
 from __future__ import annotations
@@ -84,13 +85,14 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
         return replace(none, note="the draw is not its author's signature over the submission: the verdict is void")
     if verdict.reason in BEYOND_REPLAY:
         return replace(none, note="it says how things were when it was given, which nobody can replay")
-    data = BlobStore(directory.blobs).get(rollout.submission)
+    blobs = BlobStore(directory.blobs, owner=False)
+    data = blobs.get(rollout.submission)
     if data is None:
         raise UserError(
             f"{directory.path}: the submission's file is not here",
             "its author, its validators and the trainer have it: replay in one of their folders",
         )
-    versions = VersionStore(directory.versions)
+    versions = VersionStore(directory.versions, owner=False)
     if not versions.complete(weights.manifest):
         raise UserError(
             f"{directory.path}: version {weights.number} is not held any more", "verdicts on the newest can be replayed"
@@ -101,7 +103,7 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
         return range(len(submission.groups))
 
     try:
-        async with _children(directory, domain, versions.paths(weights.manifest)) as (engine, tasks):
+        async with _children(blobs, domain, versions.paths(weights.manifest)) as (engine, tasks):
             first = all_of if everything else auditing.nothing_more
             result = await auditing.examine(case, data, verdict.draw, engine, tasks, first)
             whole = everything
@@ -116,13 +118,11 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
 
 @asynccontextmanager
 async def _children(
-    directory: DataDirectory, domain: Domain, paths: tuple[Path, Path]
+    blobs: BlobStore, domain: Domain, paths: tuple[Path, Path]
 ) -> AsyncIterator[tuple[Prefill, TaskService]]:
-    blobs = BlobStore(directory.blobs)
-
     def path(blob: Blob) -> str:
         if not blobs.has(blob.hash):
-            raise UserError(f"{directory.path}: a file of the domain is not here", "start the node once, it fetches it")
+            raise UserError(f"{blobs.folder}: a file of the domain is not here", "start the node once, it fetches it")
         return str(blobs.path(blob.hash))
 
     rows = [{**asdict(task), "data": None if task.data is None else path(task.data)} for task in domain.tasks]

@@ -133,6 +133,10 @@ def test_verdicts_are_replayed_by_anybody_who_has_the_files(cheated: Run) -> Non
     validator = Ledger(log.replica).name(verdicts[0].author)
     newest = {verdict.payload.reason: verdict for verdict in verdicts if isinstance(verdict.payload, Verdict)}
     assert newest.keys() >= {"ok", "sampling", "reward"}
+    half = cheated.folder / validator / "blobs" / "tmp" / "half"  # as a daemon leaves it that is writing
+    half.write_bytes(b"he")
+    marks = {path: path.read_bytes() for path in (cheated.folder / validator / "versions").glob("*/chunks")}
+    assert marks
     for reason in ("ok", "sampling", "reward"):
         folder = ("--data-dir", str(cheated.folder / validator))
         done = subprocess.run(
@@ -149,6 +153,8 @@ def test_verdicts_are_replayed_by_anybody_who_has_the_files(cheated: Run) -> Non
         assert told["said"]["reason"] == told["replayed"]["reason"] == reason
         assert told["said"]["score"] == told["replayed"]["score"]
         assert told["drawn"] == list(range(8))
+    assert half.exists()
+    assert {path: path.read_bytes() for path in marks} == marks
 
 
 @pytest.mark.parametrize("name", ["honest", "cheated"])

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 
 from node import joining
 from node.errors import UserError
+from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.files import sync_directory
-from node.store.hashing import hash_bytes
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.manifest import Manifest, verify_chunk
@@ -81,13 +81,11 @@ def choose(directory: DataDirectory, rows: list[dict[str, Any]], version: int) -
 
 
 def _blob(directory: DataDirectory, blob: Blob) -> bytes:
-    # Not through BlobStore, which cleans up as it opens: a daemon may be writing there.
-    name = blob.hash.hex()
     try:
-        data = (directory.blobs / name[:2] / name).read_bytes()
+        data = BlobStore(directory.blobs, owner=False).get(blob.hash)
     except OSError:
-        data = b""
-    if hash_bytes(data) != blob.hash:
+        data = None
+    if data is None:
         raise UserError(
             f"{directory.path}: the model's configuration or tokenizer is not here yet",
             "let the node run until it has taken a role",

@@ -19,14 +19,16 @@ from protocol.constants import MAX_BLOB_BYTES
 
 
 class BlobStore:
-    """The blobs below one folder."""
+    """The blobs below one folder. Where ``owner`` is false another process owns the store, and may be writing: this one
+    only reads what is there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, owner: bool = True) -> None:
         self.folder = folder
         self._temporary = folder / "tmp"
-        self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in self._temporary.iterdir():
-            leftover.unlink()
+        if owner:
+            self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for leftover in self._temporary.iterdir():
+                leftover.unlink()
 
     def path(self, digest: bytes) -> Path:
         """Where the blob is or would be."""

@@ -61,6 +61,14 @@ def test_leftovers_of_a_crash_are_removed(blobs: BlobStore) -> None:
     assert list((blobs.folder / "tmp").iterdir()) == []
 
 
+def test_another_process_reads_and_cleans_nothing_up(blobs: BlobStore) -> None:
+    digest = blobs.put(b"hello")
+    half = blobs.folder / "tmp" / "half"
+    half.write_bytes(b"he")
+    assert BlobStore(blobs.folder, owner=False).get(digest) == b"hello"
+    assert half.exists()  # its owner is writing it
+
+
 async def test_async(blobs: BlobStore) -> None:
     digest = await blobs.put_async(b"hello")
     assert await blobs.get_async(digest, max_bytes=5) == b"hello"
