@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -34,15 +35,16 @@ def write(
     published = {name: parameters[name] for name in dtypes}
     state = learner.state()
     if not learner.group.first:
-        for _ in (*learner.whole(published), *learner.whole(state)):
+        for _ in chain(learner.whole(published), learner.whole(state)):
             pass
         return [], 0
     with weight_files.replacing(output) as version:
 
         def written() -> Iterator[Tensor]:
             for tensor, dtype in zip(learner.whole(published), dtypes.values(), strict=True):
-                weight_files.write_tensor(tensor.to(dtype), version)
-                yield tensor.to(dtype)
+                rounded = tensor.to(dtype)
+                weight_files.write_tensor(rounded, version)
+                yield rounded
 
         checksum = value_checksum(written())
         described = {name: (tensor.dtype, tensor.shape) for name, tensor in state.items()}

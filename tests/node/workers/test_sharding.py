@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 import torch.distributed as dist
 import trio
 from safetensors.torch import load_file
+from torch import Tensor
 
+from node.workers import checkpoint as checkpoints
 from node.workers import launch, rows, sharding
 from node.workers import learner as learners
 from node.workers.client import Worker, WorkerError, open_worker
@@ -151,6 +154,24 @@ def test_every_rank_has_as_many_passes_and_every_token_one(
     assert sorted(int(place) for one in working for place in one.rows.places) == list(range(tokens))
     idle = [one for each in plans for one in each.passes if not bool(one.tokens.weight.any())]
     assert len(working) + len(idle) == sum(len(each.passes) for each in plans)
+
+
+def test_a_rank_that_writes_nothing_holds_one_tensor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def whole(learner: Learner, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        for tensor in tensors.values():
+            made = tensor.detach().clone()
+            alive.append(weakref.ref(made))
+            assert sum(reference() is not None for reference in alive) <= 2  # the one before, while this one is made
+            yield made
+
+    monkeypatch.setattr(Learner, "whole", whole)
+    learner = Learner(Policy(small.model(PLANNED), 1.0), RECIPE_SMALL, Group(1, 2, CPU))
+    dtypes = dict.fromkeys(learner.parameters(), torch.float32)
+    assert checkpoints.write(learner, dtypes, tmp_path / "version", tmp_path / "state") == ([], 0)
+    assert len(alive) == 2 * len(dtypes)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bfloat16_computes_with_what_is_published_and_keeps_float32(tmp_path: Path, single: Group) -> None:
