@@ -117,7 +117,10 @@ class Child:
             certificate = self.doorkeeper.certificate_of(node)
             if not place.secure or certificate is None:
                 raise Unreachable("weights of a private domain travel encrypted only")
-            context = client_context(self.setup.own, certificate)
+            try:
+                context = client_context(self.setup.own, certificate)
+            except ssl.SSLError as error:
+                raise Unreachable(f"its certificate cannot be used ({error.reason})") from None
         elif place.secure:
             context = ssl.create_default_context()  # a proxy's certificate, of a name that others know
         path = place.base_path(self.setup.domain)

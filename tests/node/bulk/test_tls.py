@@ -97,6 +97,18 @@ def test_a_peer_that_changed_its_certificate_is_known_by_the_new_one(
     new.close()
 
 
+def test_a_certificate_that_openssl_takes_for_none_keeps_nobody_else_out(
+    certificates: dict[Identity, tuple[str, bytes]],
+) -> None:
+    keeper = Doorkeeper(certificates[SERVER][0], {b"rubbish": OTHER})  # as a child that was started anew
+    keeper.admit(PEER, certificates[CLIENT][1])
+    assert keeper.context().cert_store_stats()["x509"] == 1
+    keeper.admit(PEER, b"other rubbish")
+    assert keeper.context().cert_store_stats()["x509"] == 0
+    keeper.admit(OTHER, certificates[STRANGER][1])
+    assert keeper.context().cert_store_stats()["x509"] == 1
+
+
 def test_an_impostor_at_the_address_is_found_out(
     private: Origin, certificates: dict[Identity, tuple[str, bytes]]
 ) -> None:
