@@ -29,6 +29,8 @@ from protocol.errors import Error, LocalError
 
 _CLOSE_SECONDS = 3.0
 _STDERR_TAIL = 8192
+_STDERR_READS = 4
+"""Pipes full of standard error that are read at a time."""
 # What a child may inherit: where programs, libraries, temporary files and GPUs are. Nothing else of the operator's.
 _INHERITED = ("PATH", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
@@ -132,7 +134,7 @@ class Process:
     def _drain_stderr(self) -> bool:
         """Keep the tail of what the child wrote to standard error; False once it is closed."""
         with suppress(BlockingIOError):
-            while True:
+            for _ in range(_STDERR_READS):  # one that never stops writing must not hold up the loop
                 part = os.read(self._stderr, 65536)
                 if not part:
                     return False

@@ -68,6 +68,14 @@ async def test_death_is_told_at_once_with_the_last_words() -> None:
             await worker.call("echo", timeout=60)
 
 
+async def test_a_child_that_never_stops_writing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_worker(ECHO, name="scorer") as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "read", lambda descriptor, size: b"x" * size)  # it writes as fast as it is read
+            assert worker._drain_stderr()
+        assert await worker.call("echo", timeout=20, value=1) == {"value": 1}
+
+
 async def test_death_is_noticed_although_a_descendant_holds_the_socket() -> None:
     async with open_worker(ECHO, name="scorer") as worker:
         other = (await worker.call("grandchild", timeout=20))["pid"]
