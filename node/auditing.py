@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import trio
+
 from proofs import audit, checks
 from proofs.audit import AuditResult
 from protocol import schedule
@@ -71,11 +73,12 @@ async def examine(
     tasks: Scoring,
     suspect: Callable[[Submission], Collection[int]] = nothing_more,
 ) -> AuditResult:
-    """Judge the file ``data``. ``suspect`` names groups that look like others' (``proofs.duplicates``): they are
-    replayed beside those that the draw picks. Raises ``WorkerError`` where a child fails."""
+    """Judge the file ``data``. ``suspect`` names groups that look like others' (``proofs.duplicates``), called in a
+    thread: they are replayed beside those that the draw picks. Raises ``WorkerError`` where a child fails."""
     domain, rollout = case.domain, case.rollout
     try:
-        submission = Submission.parse(data, domain.recipe)
+        # In a thread, like whatever looks at each token: the largest file has millions of them.
+        submission = await trio.to_thread.run_sync(Submission.parse, data, domain.recipe)
     except PeerError:
         return checks.result("malformed")
     if not checks.header_matches(submission, domain.id, case.author, rollout):
@@ -90,7 +93,7 @@ async def examine(
     if before.reason != "ok":
         return before
     drawn = schedule.audited_groups(draw, len(submission.groups), case.share)
-    alike = set(suspect(submission))
+    alike = set(await trio.to_thread.run_sync(suspect, submission))
     picked = sorted(alike.union(drawn))
     replay = await engine.replay([(seeds[i], submission.groups[i]) for i in picked], case.thresholds.deficit_clip)
     replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}

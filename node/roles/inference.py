@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
+
 from node import cheats
 from node.context import Node
 from node.roles.engine import Engine, open_engine, open_tasks
@@ -94,7 +96,7 @@ class _Life:
             for counter, group, scores in zip(counters, answer["groups"], rewards, strict=True)
         )
         submission = Submission(node.domain.id, version.id, node.id, first, groups)
-        data = submission.encode()
+        data = await trio.to_thread.run_sync(submission.encode)
         digest = await node.blobs.put_async(data)
         tokens = sum(len(r.tokens) for g in groups for r in g.responses)
         responses = sum(len(g.responses) for g in groups)

@@ -246,7 +246,7 @@ class _Life:
             # The validators fetched it to judge it, and hold it; its author may be busy or gone.
             peers = [*node.log.ledger.verdicts(entry.id), entry.author]
             data = await node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
-            submission = Submission.parse(data, self._recipe)
+            submission = await trio.to_thread.run_sync(Submission.parse, data, self._recipe)
         except PeerError as error:
             self._refused.add(entry.id)
             node.network.blame(entry.author, error)

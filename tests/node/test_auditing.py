@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,6 +87,7 @@ async def judge(
 ) -> AuditResult:
     def suspect(seen: Submission) -> Collection[int]:
         assert seen == made
+        assert threading.current_thread() is not threading.main_thread()  # it looks at every token
         return alike
 
     return await examine(about or case(), made.encode(), draw, engine, Tasks(), suspect if alike else nothing_more)
