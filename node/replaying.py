@@ -18,7 +18,7 @@ from typing import Final
 
 from node import auditing
 from node.errors import UserError
-from node.roles.engine import LOAD_TIMEOUT, Prefill
+from node.roles.engine import LOAD_TIMEOUT, Prefill, load_timeout
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.prove import find_entry
@@ -135,11 +135,12 @@ async def _children(
             recipe=asdict(domain.recipe),
             threads=1,
         )
-        loaded = await worker.call("load", timeout=LOAD_TIMEOUT, manifest=str(paths[0]), weights=str(paths[1]))
         try:
             manifest = Manifest.parse(paths[0].read_bytes())
         except (OSError, PeerError) as error:
             raise UserError(f"{paths[0]}: {error}") from None
+        timeout = load_timeout(manifest.size)
+        loaded = await worker.call("load", timeout=timeout, manifest=str(paths[0]), weights=str(paths[1]))
         if loaded["checksum"] != manifest.checksum:
             raise UserError(f"{paths[1]}: not the version's tensors", "delete it, and the node fetches it again")
         yield Prefill(worker, answer["end_token"], answer["vocabulary"]), tasks

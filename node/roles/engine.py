@@ -29,7 +29,7 @@ LOAD_SPEED = 50e6
 """Bytes a second that loading a large version reaches at least."""
 WORK_TIMEOUT = 300.0
 WORK_SPEED = 20.0
-"""Response tokens a second that generation reaches at least, all sequences together."""
+"""Response tokens a second that generation and replay reach at least, all sequences together."""
 VLLM_START_TIMEOUT = 600.0
 AUTO_BYTES = 64 << 20
 """Weights of fewer bytes are generated with by torch, which starts in three seconds and takes little memory."""
@@ -52,7 +52,9 @@ class Prefill:
     async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
         """Replay (seed, group) pairs on the loaded version; ``clip`` is the domain's ``deficit_clip``."""
         sent = [wire(seed, group) for seed, group in groups]
-        return await self._worker.call("replay", timeout=WORK_TIMEOUT, groups=sent, clip=clip)
+        tokens = sum(len(response.tokens) for _, group in groups for response in group.responses)
+        timeout = WORK_TIMEOUT + tokens / WORK_SPEED
+        return await self._worker.call("replay", timeout=timeout, groups=sent, clip=clip)
 
 
 class Engine(Prefill):
@@ -74,7 +76,7 @@ class Engine(Prefill):
             return
         self._loaded = None
         described = Manifest.parse(await trio.Path(manifest).read_bytes())
-        timeout = LOAD_TIMEOUT + described.size / LOAD_SPEED
+        timeout = load_timeout(described.size)
         answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(wanted[1]))
         if raw is None and answer["checksum"] != described.checksum:
             raise LocalError("the engine loaded other tensors than the manifest describes")
@@ -89,6 +91,11 @@ class Engine(Prefill):
         if answer["seconds"] > 0:
             self._node.tokens_per_second = int(answer["tokens"] / answer["seconds"])
         return answer
+
+
+def load_timeout(size: int) -> float:
+    """Seconds that a child may take to load files of ``size`` bytes in all."""
+    return LOAD_TIMEOUT + size / LOAD_SPEED
 
 
 def wire(seed: bytes, group: Group) -> dict[str, Any]:

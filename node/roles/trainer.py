@@ -33,7 +33,7 @@ from node import deltas
 from node.context import Node
 from node.entrusting import entrust
 from node.net.rpc import Unreachable
-from node.roles.engine import LOAD_TIMEOUT, configuration
+from node.roles.engine import configuration, load_timeout
 from node.weights import payload as weights_payload
 from node.workers import launch
 from node.workers.client import Worker, WorkerError, open_worker
@@ -198,12 +198,13 @@ class _Life:
     async def _load(self, base: Entry) -> None:
         manifest, whole = self._node.weights.paths(base.id)
         checkpoint = self._checkpoint(base)
+        state = checkpoint.stat().st_size if checkpoint.exists() else None
         await self._worker.call(
             "load",
-            timeout=LOAD_TIMEOUT,
+            timeout=load_timeout(weights_payload(base).size + (state or 0)),
             manifest=str(manifest),
             weights=str(whole),
-            checkpoint=str(checkpoint) if checkpoint.exists() else None,
+            checkpoint=None if state is None else str(checkpoint),
             reference=await self._reference(),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -13,9 +13,19 @@ import trio.testing
 
 from node.errors import UserError
 from node.roles import engine as engine_role
-from node.roles.engine import AUTO_BYTES, chosen, open_engine, open_tasks, wire
+from node.roles.engine import (
+    AUTO_BYTES,
+    LOAD_TIMEOUT,
+    WORK_SPEED,
+    Prefill,
+    chosen,
+    load_timeout,
+    open_engine,
+    open_tasks,
+    wire,
+)
 from node.workers import vllm_start
-from node.workers.client import WorkerError
+from node.workers.client import Worker, WorkerError
 from protocol.errors import LocalError
 from protocol.rollout import Group, Response, pack
 from tests.node.fakes import END, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
@@ -88,6 +98,22 @@ def test_a_group_on_its_way_to_replay() -> None:
         "responses": [[pack([3, 4]), pack([500_000, 0]), 1]],
         "proofs": b"proofs",
     }
+
+
+async def test_large_versions_and_long_responses_have_their_time() -> None:
+    given: list[float] = []
+
+    class Child:
+        async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
+            given.append(timeout)
+            return {}
+
+    response = Response((3,) * 5000, (0,) * 5000, 0, 0)
+    judge = Prefill(cast("Worker", Child()), END, VOCABULARY)
+    for responses in (1, 16):
+        await judge.replay([(digest("seed"), Group(0, (1,), (response,) * responses, b""))], 1000)
+    assert given[1] - given[0] == 15 * 5000 / WORK_SPEED
+    assert load_timeout(62_000_000_000) > 1200 > load_timeout(0) == LOAD_TIMEOUT
 
 
 @pytest.mark.parametrize(
