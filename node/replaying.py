@@ -28,9 +28,9 @@ from node.tasks.service import TaskService
 from node.workers.client import WorkerError, open_worker
 from proofs.audit import AuditResult
 from protocol.domain import Domain
+from protocol.draws import check_draw
 from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.ledger import check_draw
 from protocol.manifest import Manifest
 from protocol.records import Blob, Rollout, Verdict, Weights
 from protocol.rollout import Submission

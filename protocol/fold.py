@@ -23,65 +23,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from protocol.constants import KEPT_VERSIONS, MILLION, VERDICT_CUTS
 from protocol.credit import PENDING, Account, Status, Tally
 from protocol.decision import Counting, Submission, decision, lapsed
-from protocol.domain import Domain, Thresholds
 from protocol.entry import Entry
 from protocol.evidence import NEWCOMER, Standing
+from protocol.foldrules import Closed, Rules
 from protocol.lineage import Lineage, Version
-from protocol.quorum import CertifiedGrant
 from protocol.records import Rollout, Step, Verdict, Weights
 from protocol.schedule import due_validators
 
 KEPT_DECISIONS: Final = 4096
 """Decisions that are listed, and decided submissions that are kept, the newest."""
-
-
-class Rules(Protocol):
-    """What a fold asks the ledger."""
-
-    @property
-    def domain(self) -> Domain:
-        """The domain whose log this is."""
-
-    @property
-    def grants(self) -> Mapping[int, CertifiedGrant]:
-        """The grants, by term."""
-
-    def height(self, cut_id: bytes) -> int | None:
-        """The height of a cut."""
-
-    def eligible(self, author: bytes, height: int) -> bool:
-        """Whether the author's join is covered by the cut of this height."""
-
-    def audience(self, height: int) -> frozenset[bytes]:
-        """The validators of versions that anchor on the cut of this height."""
-
-    def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
-        """Whether the verdict's draw is its author's signature over the submission's hash."""
-
-    def share(self, author: bytes, height: int) -> int:
-        """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
-
-    def thresholds(self, height: int) -> Thresholds:
-        """The limits in force at the cut of this height."""
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, each with
-    the verdicts that count, and those of them that were never taken up; and (rollout id, verdict id) of verdicts whose
-    submission did not come in time."""
-
-    decided: Mapping[bytes, Status]
-    unread: Sequence[bytes]
-    submissions: Mapping[bytes, frozenset[bytes]]
-    verdicts: Sequence[tuple[bytes, bytes]]
 
 
 class Fold:
@@ -316,8 +272,13 @@ class Fold:
     def _take_out(self, submission: Submission) -> None:
         """End the waiting of a submission that was never taken up."""
         submission.due, submission.early = (), {}
-        self._queues[submission.entry.author].remove(submission)
-        self._advance(submission.entry.author)
+        author, wanted = submission.entry.author, submission.rollout.weights
+        self._queues[author].remove(submission)
+        waiting = self._waiting.get(wanted, set())
+        waiting.discard(author)
+        if not waiting:
+            self._waiting.pop(wanted, None)
+        self._advance(author)
 
     def _end(self, submission: Submission) -> None:
         self.version += 1
@@ -372,11 +333,6 @@ class Fold:
             del self._settled[rollout], self.submissions[rollout]
 
     # Reading
-
-    def status(self, rollout: bytes) -> Status:
-        """What was decided about the submission that this entry announces; "pending" for one that is not kept."""
-        submission = self.submissions.get(rollout)
-        return PENDING if submission is None else submission.status
 
     def due(self, rollout: bytes) -> tuple[bytes, ...]:
         """The validators that are due, none where the submission is refused without them or not taken up yet."""

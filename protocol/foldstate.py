@@ -17,7 +17,8 @@ from protocol.decision import Counting, Submission
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.evidence import FLOOR
-from protocol.fold import Fold, Rules
+from protocol.fold import Fold
+from protocol.foldrules import Rules
 from protocol.lineage import ENTRY, Lineage, pack, unpack
 from protocol.records import Rollout, Verdict
 

@@ -23,13 +23,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from protocol import identity
+from protocol import trust
 from protocol.credit import Account, Status, reputation
 from protocol.domain import Domain, Thresholds
+from protocol.draws import Draws
 from protocol.entry import Entry
-from protocol.errors import LocalError, PeerError
+from protocol.errors import LocalError
 from protocol.evidence import NEWCOMER, Standing
-from protocol.fold import Closed, Fold
+from protocol.fold import Fold
+from protocol.foldrules import Closed
 from protocol.foldstate import copy_fold, fold_from_value, fold_to_value
 from protocol.history import History
 from protocol.lineage import Version
@@ -38,7 +40,6 @@ from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
 from protocol.schedule import audit_share
 
-MAX_DRAWN = 65_536
 BEHIND = 4096
 """Entries, of those that leave memory, that the live fold does not count one by one where it has not yet."""
 
@@ -58,7 +59,8 @@ class Ledger:
         self._live = Fold(self)
         self._live.follow()
         self._final = Fold(self)
-        self._drawn: dict[bytes, bool] = {}
+        self.draws = Draws()
+        """What is known of verdicts' draws; whoever checks some elsewhere notes it."""
         self._audiences: dict[int, frozenset[bytes]] = {}
         # The number of grants that the final fold, and that the live one has taken notice of.
         self._granted = self._seen = 0
@@ -176,22 +178,7 @@ class Ledger:
             self.final_entries += head.seq + 1 - first
             self._next[head.author] = head.seq + 1
         closed = self._final.close(cut.height)
-        endings = self.replica.endings
-        ended = endings.at(cut.height)
-        for author in ended:
-            self._history.end(author, cut.height)
-        touched = self._final.touched
-        for author in {endings.owner(author, cut.height) for author in (*touched, *ended)}:
-            standing = self._final.standing([author, *endings.lost(author, cut.height)])
-            self._history.judge(author, cut.height, standing)
-        if self.domain.policy.validator_reputation > 0:
-            touched.update(head.author for head in cut.changes)
-            touched.update(ended)
-            for author in {endings.owner(author, cut.height) for author in touched}:
-                if self._history.tracked(author) or self._history.role(author, cut.height) == "validator":
-                    account = self._final.account([author, *endings.lost(author, cut.height)])
-                    self._history.trust(author, cut.height, account.reputation)
-        touched.clear()
+        trust.note(self._history, self._final, cut, self.replica.endings, self.domain.policy)
         return closed
 
     # What the folds ask
@@ -230,11 +217,7 @@ class Ledger:
 
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
         """Whether a verdict's draw is its author's signature over the submission's hash."""
-        found = self._drawn.get(verdict.id)
-        if found is None:
-            found = check_draw(verdict, rollout)
-            self.note_drawn(verdict.id, found)
-        return found
+        return self.draws.right(verdict, rollout)
 
     def share(self, author: bytes, height: int) -> int:
         """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
@@ -243,17 +226,6 @@ class Ledger:
     def thresholds(self, height: int) -> Thresholds:
         """The limits in force at the cut of this height."""
         return self.replica.thresholds_at(height)
-
-    def knows_draw(self, verdict_id: bytes) -> bool:
-        """Whether the draw of this verdict was checked."""
-        return verdict_id in self._drawn
-
-    def note_drawn(self, verdict_id: bytes, right: bool) -> None:
-        """Take notice of a draw that was checked elsewhere."""
-        if len(self._drawn) >= MAX_DRAWN:
-            for old in list(islice(self._drawn, MAX_DRAWN // 2)):
-                del self._drawn[old]
-        self._drawn[verdict_id] = right
 
     def announced(self, rollout_id: bytes) -> Rollout | None:
         """The payload of a rollout entry whose submission is kept. Does not take notice of anything new."""
@@ -366,10 +338,6 @@ class Ledger:
         self.update()
         return self._history.standing(author, height)
 
-    def rollout_status(self, rollout_id: bytes, final: bool = False) -> Status:
-        """What was decided about a submission; "pending" for one that is unknown or not kept any more."""
-        return self._fold(final).status(rollout_id)
-
     def verdicts(self, rollout_id: bytes) -> Mapping[bytes, Entry]:
         """The verdict entries that count for a submission, by validator."""
         return self._fold(False).votes(rollout_id)
@@ -430,13 +398,3 @@ class Ledger:
             for entry in entries
             if isinstance(entry.payload, Rollout) and position(entry.payload.weights) is not None
         ]
-
-
-def check_draw(verdict: Entry, rollout: Rollout) -> bool:
-    """Whether a verdict's draw is its author's signature over the submission's hash. Takes 0.1 ms."""
-    assert isinstance(verdict.payload, Verdict)
-    try:
-        identity.verify(verdict.author, identity.DRAW, rollout.submission, verdict.payload.draw, "draw")
-    except PeerError:
-        return False
-    return True

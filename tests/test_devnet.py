@@ -28,6 +28,7 @@ from protocol.constants import MILLION
 from protocol.ledger import Ledger
 from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
+from tests.protocol.builders import status_of
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,7 +177,7 @@ def test_a_steps_reward_is_the_mean_of_what_it_was_trained_on(name: str, request
             entry = log.replica.entry(rollout)
             assert entry is not None
             assert isinstance(entry.payload, Rollout)
-            assert ledger.rollout_status(rollout).outcome == "accepted"
+            assert status_of(ledger, rollout).outcome == "accepted"
             submission = Submission.parse(blobs.get(entry.payload.submission) or b"", log.domain.recipe)
             rewards += [response.reward for group in submission.groups for response in group.responses]
         assert step.reward == sum(rewards) // len(rewards)

@@ -98,7 +98,7 @@ class Verifier:
         bad = {id(entry) for entry, fits in zip(unknown, right, strict=False) if not fits}
         for (entry, _), fits in zip(drawn, right[len(unknown) :], strict=True):
             if id(entry) not in bad:
-                self._ledger.note_drawn(entry.id, fits)
+                self._ledger.draws.note(entry.id, fits)
         result.errors += [PeerError("entry: the signature is wrong") for _ in bad]
         return [entry for entry in new if id(entry) not in bad]
 
@@ -138,7 +138,7 @@ def draws_of(ledger: Ledger, items: Iterable[Item], find: Find) -> list[tuple[En
     rollouts = {entry.id: entry.payload for entry in some if isinstance(entry.payload, Rollout)}
     pairs: list[tuple[Entry, Rollout]] = []
     for entry in some:
-        if isinstance(entry.payload, Verdict) and not ledger.knows_draw(entry.id):
+        if isinstance(entry.payload, Verdict) and entry.id not in ledger.draws:
             rollout = rollouts.get(entry.payload.rollout) or find(entry.payload.rollout)
             if rollout is not None:
                 pairs.append((entry, rollout))
@@ -150,7 +150,7 @@ async def check_draws(ledger: Ledger, items: Iterable[Item], find: Find, checkin
     pairs = draws_of(ledger, items, find)
     if pairs:
         for (entry, _), right in zip(pairs, await checking([*map(_draw, pairs)]), strict=True):
-            ledger.note_drawn(entry.id, right)
+            ledger.draws.note(entry.id, right)
 
 
 def _draw(pair: tuple[Entry, Rollout]) -> Check:

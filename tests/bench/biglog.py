@@ -99,7 +99,7 @@ class Run:
                     validator = by_node[node]
                     draw = validator.author.sign(identity.DRAW, file)
                     verdict = validator.say(anchor, Verdict(rollout.id, "accepted", "none", "ok", 0, draw, 2))
-                    self.ledger.note_drawn(verdict.id, True)
+                    self.ledger.draws.note(verdict.id, True)
                     yield self._take(verdict)
             number += 1
             trained = responses * len(self.inference)

@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from protocol import identity
 from protocol.branches import Outcome
+from protocol.credit import PENDING, Status
 from protocol.domain import (
     Domain,
     Model,
@@ -21,7 +22,7 @@ from protocol.domain import (
 from protocol.entry import NO_PREV, Entry, make
 from protocol.errors import Evidence
 from protocol.feed import ForkProof
-from protocol.heads import heads_root
+from protocol.heads import RangeRequest, heads_root
 from protocol.identity import Identity
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, commit, grant_vote
@@ -309,3 +310,14 @@ def take(replica: Replica, thing: Entry | CertifiedCut | CertifiedGrant | ForkPr
             return replica.add_grant(thing)
         case _:
             return replica.add_fork(thing)
+
+
+def status_of(ledger: Ledger, rollout: bytes, *, final: bool = False) -> Status:
+    """What was decided about the submission that this entry announces; "pending" for one that is not kept."""
+    submission = ledger._fold(final).submissions.get(rollout)
+    return PENDING if submission is None else submission.status
+
+
+def missing_for(replica: Replica, cut: Cut) -> list[RangeRequest]:
+    """What to ask for so that ``cut`` can be taken."""
+    return [wanted for head in cut.changes if (wanted := replica.missing_for_head(head)) is not None]

@@ -19,7 +19,7 @@ from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut
 from protocol.records import Role, Rollout
 from protocol.replica import Replica
-from tests.protocol.builders import Story, take
+from tests.protocol.builders import Story, status_of, take
 
 
 def cut_often(story: Story, times: int) -> None:
@@ -45,11 +45,11 @@ def test_missing_verdicts_lapse(given_verdicts: tuple[str, ...], expected: Statu
         story.judge(f"v{number}", rollout, outcome)
     story.cut()
     cut_often(story, VERDICT_CUTS - 1)
-    assert story.ledger.rollout_status(rollout.id) == story.ledger.rollout_status(rollout.id, final=True) == PENDING
+    assert status_of(story.ledger, rollout.id) == status_of(story.ledger, rollout.id, final=True) == PENDING
     assert story.ledger.outstanding() == [rollout]
     cut_often(story, 1)
-    assert story.ledger.rollout_status(rollout.id, final=True) == expected
-    assert story.ledger.rollout_status(rollout.id) == expected
+    assert status_of(story.ledger, rollout.id, final=True) == expected
+    assert status_of(story.ledger, rollout.id) == expected
     assert story.ledger.outstanding() == story.ledger.pending_for(story.node("v3")) == []
     account = story.ledger.accounts()[story.node("i1")]
     assert (account.pending, account.accepted, account.reasons.get("unjudged", 0)) == (
@@ -61,7 +61,7 @@ def test_missing_verdicts_lapse(given_verdicts: tuple[str, ...], expected: Statu
     audited = story.ledger.accounts()[story.node("v3")].audited
     story.judge("v3", rollout)
     story.cut()
-    assert story.ledger.rollout_status(rollout.id) == expected
+    assert status_of(story.ledger, rollout.id) == expected
     assert story.ledger.accounts()[story.node("v3")].audited == audited == 0
     assert credits(story.ledger) == story.ledger.accounts()
 
@@ -73,14 +73,16 @@ def test_a_submission_whose_weights_never_come_lapses_and_lets_the_next_one_by()
     story.cut()
     cut_often(story, VERDICT_CUTS - 1)
     story.judge("v1", behind)
-    assert story.ledger.rollout_status(behind.id) == PENDING
+    assert status_of(story.ledger, behind.id) == PENDING
     cut_often(story, 1)
-    assert story.ledger.rollout_status(unknown.id, final=True) == Status("void", "soft", "unjudged")
+    assert status_of(story.ledger, unknown.id, final=True) == Status("void", "soft", "unjudged")
     # The one behind was final as long: it lapsed as well, though with the verdict that waited for it.
-    assert story.ledger.rollout_status(behind.id).outcome == "accepted"
+    assert status_of(story.ledger, behind.id).outcome == "accepted"
     after = story.rollout("i1", 2)
     story.judge("v1", after)
-    assert story.ledger.rollout_status(after.id) == Status("accepted", "none", "ok")
+    assert status_of(story.ledger, after.id) == Status("accepted", "none", "ok")
+    for final in (False, True):  # nothing is kept of weights that anybody may name
+        assert story.ledger._fold(final)._waiting == {}
 
 
 def test_a_verdict_whose_submission_comes_too_late_counts_for_nothing() -> None:
@@ -92,7 +94,7 @@ def test_a_verdict_whose_submission_comes_too_late_counts_for_nothing() -> None:
     story.ledger.update()
     assert story.replica.add_entry(entry)
     story.cut()
-    assert story.ledger.rollout_status(entry.id, final=True) == story.ledger.rollout_status(entry.id) == PENDING
+    assert status_of(story.ledger, entry.id, final=True) == status_of(story.ledger, entry.id) == PENDING
 
 
 def test_the_live_fold_adopts_what_the_final_one_decided_in_another_order() -> None:
@@ -102,10 +104,10 @@ def test_the_live_fold_adopts_what_the_final_one_decided_in_another_order() -> N
     # Live, two soft rejections come first; in the cut the hard ones of lower keys do.
     for name, outcome in ((names[2], "soft"), (names[1], "hard"), (names[0], "hard")):
         story.judge(name, rollout, outcome)
-    assert story.ledger.rollout_status(rollout.id).severity == "soft"
+    assert status_of(story.ledger, rollout.id).severity == "soft"
     story.cut()
-    assert story.ledger.rollout_status(rollout.id, final=True).severity == "hard"
-    assert story.ledger.rollout_status(rollout.id).severity == "hard"
+    assert status_of(story.ledger, rollout.id, final=True).severity == "hard"
+    assert status_of(story.ledger, rollout.id).severity == "hard"
     assert story.ledger.accounts() == credits(story.ledger)
     assert len(story.ledger.decisions()) == story.ledger.decided() == 2
 
@@ -118,11 +120,11 @@ def test_what_nothing_can_change_is_forgotten() -> None:
     for _ in range(KEPT_VERSIONS + 1):
         story.train()
     # As long as no cut covers it, the final fold might decide otherwise.
-    assert story.ledger.rollout_status(decided.id).outcome == "accepted"
+    assert status_of(story.ledger, decided.id).outcome == "accepted"
     story.cut()
-    assert story.ledger.rollout_status(decided.id).outcome == "accepted"
+    assert status_of(story.ledger, decided.id).outcome == "accepted"
     story.train()
-    assert story.ledger.rollout_status(decided.id) == PENDING  # not kept
+    assert status_of(story.ledger, decided.id) == PENDING  # not kept
     assert story.ledger.outstanding() == [waiting]
     assert story.ledger.accounts()[story.node("i1")].accepted == 1
     assert [entry.id for entry, _ in story.ledger.decisions()] == [decided.id]
@@ -137,8 +139,8 @@ def test_decisions_are_listed_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
     assert [entry for entry, _ in story.ledger.decisions()] == rollouts[2:]
     assert [entry for entry, _ in story.ledger.decisions(4)] == rollouts[4:]
     assert story.ledger.decided() == 5
-    assert story.ledger.rollout_status(rollouts[0].id) == PENDING
-    assert story.ledger.rollout_status(rollouts[4].id).outcome == "accepted"
+    assert status_of(story.ledger, rollouts[0].id) == PENDING
+    assert status_of(story.ledger, rollouts[4].id).outcome == "accepted"
 
 
 def long_story(seed: int) -> Story:
@@ -226,7 +228,7 @@ def test_a_fold_begins_again_from_its_value() -> None:
     same(ledger, LONG.ledger)
     assert ledger.accounts() == LONG.ledger.accounts()
     for entry in (thing for thing in LONG.objects if isinstance(thing, Entry)):
-        assert ledger.rollout_status(entry.id, final=True) == LONG.ledger.rollout_status(entry.id, final=True)
+        assert status_of(ledger, entry.id, final=True) == status_of(LONG.ledger, entry.id, final=True)
 
 
 @pytest.mark.parametrize("asked", [None, 13, 1])

@@ -17,14 +17,14 @@ from protocol.records import Leave, Role, Rollout, Step, Weights
 from protocol.replica import Replica
 from protocol.rollout import max_bytes
 from protocol.snapshot import Snapshot
-from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, take
+from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, status_of, take
 
 TRUSTED = dataclasses.replace(POLICY, validator_reputation=600_000)
 
 
 def statuses(story: Story, *rollouts: Entry) -> list[str]:
     """The outcomes of these rollout entries."""
-    return [story.ledger.rollout_status(rollout.id).outcome for rollout in rollouts]
+    return [status_of(story.ledger, rollout.id).outcome for rollout in rollouts]
 
 
 # Nodes
@@ -181,7 +181,7 @@ def test_a_grant_whose_base_comes_late_is_overruled_by_a_later_one() -> None:
         if thing not in late:
             take(replica, thing)
             ledger.update()
-    assert ledger.rollout_status(rollout.id).outcome == "accepted"
+    assert status_of(ledger, rollout.id).outcome == "accepted"
     assert not feed_all(replica, story.objects)
     assert [entry.id for entry in ledger.lineage()] == [zero.id, one.id, mine.id]
     assert ledger.accounts() == story.ledger.accounts()
@@ -309,8 +309,8 @@ def test_three_validators_of_many_are_due() -> None:
 def test_a_single_validator_decides() -> None:
     story = Story()
     first, second, third, fourth = (story.rollout("i1", counter) for counter in (0, 2, 4, 6))
-    assert story.ledger.rollout_status(first.id) is PENDING
-    assert story.ledger.rollout_status(digest("?")) is PENDING
+    assert status_of(story.ledger, first.id) is PENDING
+    assert status_of(story.ledger, digest("?")) is PENDING
     assert [entry.id for entry in story.ledger.outstanding()] == [first.id, second.id, third.id, fourth.id]
     story.judge("v1", first)
     story.judge("v1", second, "hard", "reward")
@@ -323,14 +323,14 @@ def test_a_single_validator_decides() -> None:
         Status("void", "soft", "undecidable"),
     ]
     entries = [first, second, third, fourth]
-    assert [story.ledger.rollout_status(entry.id) for entry in entries] == expected
+    assert [status_of(story.ledger, entry.id) for entry in entries] == expected
     assert story.ledger.decisions() == list(zip(entries, expected, strict=True))
     assert story.ledger.decisions(3) == [(fourth, expected[3])]
     assert story.ledger.pending_for(story.node("v1")) == []
     assert story.ledger.outstanding() == []
-    assert {story.ledger.rollout_status(entry.id, final=True) for entry in entries} == {PENDING}
+    assert {status_of(story.ledger, entry.id, final=True) for entry in entries} == {PENDING}
     story.cut()
-    assert [story.ledger.rollout_status(entry.id, final=True) for entry in entries] == expected
+    assert [status_of(story.ledger, entry.id, final=True) for entry in entries] == expected
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_a_majority_of_three_decides(given: tuple[str, ...], expected: Status) -
     rollout = story.rollout("i1")
     for number, outcome in enumerate(given, 1):
         story.judge(f"v{number}", rollout, outcome)
-    assert story.ledger.rollout_status(rollout.id) == expected
+    assert status_of(story.ledger, rollout.id) == expected
     assert set(story.ledger.verdicts(rollout.id)) == {story.node(f"v{n + 1}") for n in range(len(given))}
 
 
@@ -407,7 +407,7 @@ def test_a_gap_voids_what_follows() -> None:
     rollouts = [story.rollout("i1", counter) for counter in (0, 4, 2, 6)]
     other = story.rollout("i2")
     assert statuses(story, *rollouts, other) == ["pending", "void", "void", "void", "pending"]
-    assert story.ledger.rollout_status(rollouts[1].id) == Status("void", "soft", "gap")
+    assert status_of(story.ledger, rollouts[1].id) == Status("void", "soft", "gap")
     assert story.ledger.next_counter(story.node("i1"), story.newest.id) == 2
     story.train()
     assert statuses(story, story.rollout("i1")) == ["pending"]  # every version counts anew
@@ -419,7 +419,7 @@ def test_counters_count_once() -> None:
     story = Story()
     first, again, overlapping, next_one = (story.rollout("i1", counter) for counter in (0, 0, 1, 2))
     assert statuses(story, first, again, overlapping, next_one) == ["pending", "void", "void", "pending"]
-    assert story.ledger.rollout_status(again.id).reason == "duplicate"
+    assert status_of(story.ledger, again.id).reason == "duplicate"
 
 
 def test_nobody_goes_back_to_an_older_version() -> None:
@@ -429,14 +429,14 @@ def test_nobody_goes_back_to_an_older_version() -> None:
     story.train()
     new, old = story.rollout("i1"), story.rollout("i1", 2, weights=zero)
     assert statuses(story, before, new, old) == ["pending", "pending", "void"]
-    assert story.ledger.rollout_status(old.id).reason == "ineligible"
+    assert status_of(story.ledger, old.id).reason == "ineligible"
 
 
 def test_a_newcomer_waits_for_a_version_after_its_join() -> None:
     story = Story()
     story.join("newcomer")
     early = story.rollout("newcomer")
-    assert story.ledger.rollout_status(early.id) == Status("void", "soft", "ineligible")
+    assert status_of(story.ledger, early.id) == Status("void", "soft", "ineligible")
     assert story.ledger.due(early) == ()
     story.cut()
     story.train()
@@ -457,7 +457,7 @@ def test_who_announces_more_than_the_recipe_allows_is_rejected(
 ) -> None:
     story = Story()
     entry = story.say("i1", Rollout(story.newest.id, 0, groups, responses, tokens, digest("file"), size))
-    assert story.ledger.rollout_status(entry.id) == Status("rejected", "hard", "malformed")
+    assert status_of(story.ledger, entry.id) == Status("rejected", "hard", "malformed")
     assert story.ledger.accounts()[story.node("i1")].hard == 1
 
 
@@ -474,13 +474,13 @@ def test_verdicts_before_their_rollout_and_rollouts_before_their_weights() -> No
         if thing not in later and thing is not rollout:
             assert take(replica, thing)
     assert replica.entry(verdict.id) is not None
-    assert ledger.rollout_status(rollout.id) is PENDING
+    assert status_of(ledger, rollout.id) is PENDING
     replica.add_entry(rollout)
-    assert ledger.rollout_status(rollout.id) is PENDING
+    assert status_of(ledger, rollout.id) is PENDING
     assert ledger.outstanding() == []
     for thing in later:
         assert take(replica, thing)
-    assert ledger.rollout_status(rollout.id).outcome == "accepted"
+    assert status_of(ledger, rollout.id).outcome == "accepted"
 
 
 def test_without_validators_nothing_is_decided() -> None:
@@ -562,7 +562,7 @@ def test_any_order_tells_the_same_story(seed: int) -> None:
     assert [step.id for step in ledger.steps(final=True)] == [step.id for step in LIVELY.ledger.steps(final=True)]
     for entry in LIVELY.replica.arrivals:
         if isinstance(entry.payload, Rollout):
-            assert ledger.rollout_status(entry.id) == LIVELY.ledger.rollout_status(entry.id)
+            assert status_of(ledger, entry.id) == status_of(LIVELY.ledger, entry.id)
             assert ledger.due(entry) == LIVELY.ledger.due(entry)
 
 

@@ -15,7 +15,7 @@ from protocol.quorum import CertifiedGrant
 from protocol.records import Leave, Role
 from protocol.replica import Replica
 from protocol.snapshot import Snapshot
-from tests.protocol.builders import Story, Writer, feed_all, small_domain, take
+from tests.protocol.builders import Story, Writer, feed_all, small_domain, status_of, take
 from tests.protocol.test_fold import LONG, same
 from tests.protocol.test_log_proof import Amended
 
@@ -75,7 +75,7 @@ def test_it_goes_on_as_if_nothing_had_happened(seed: int) -> None:
         # When something settled is forgotten is each fold's own affair.
         if isinstance(thing, Entry) and thing.id in ledger._live.submissions.keys() & LONG.ledger._live.submissions:
             compared += 1
-            assert ledger.rollout_status(thing.id) == LONG.ledger.rollout_status(thing.id)
+            assert status_of(ledger, thing.id) == status_of(LONG.ledger, thing.id)
             assert ledger.verdicts(thing.id) == LONG.ledger.verdicts(thing.id)
     assert compared > 5
     assert (ledger.rejected(), ledger.rejected_in_steps(), ledger.step_count()) == (

@@ -12,7 +12,7 @@ from protocol.evidence import CONVICTS, NEWCOMER, gain
 from protocol.ledger import Ledger
 from protocol.records import Verdict
 from protocol.replica import Replica
-from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, Story, feed_all
+from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, Story, feed_all, status_of
 
 SHARED = replace(POLICY, audit_share=0)
 JUDGES = ("v1", "v2", "v3")
@@ -59,7 +59,7 @@ def test_a_lone_hard_verdict_on_a_share_brings_full_audits_and_no_disagreement()
     for judge, outcome in zip(JUDGES, ("accepted", "accepted", "hard"), strict=True):
         story.judge(judge, rollout, outcome, audited=1)
     story.cut()
-    assert story.ledger.rollout_status(rollout.id).outcome == "accepted"
+    assert status_of(story.ledger, rollout.id).outcome == "accepted"
     account = credits(story.ledger)[story.node("v3")]
     assert (account.disagreed, account.agreed) == (0, 18)
     story.train()

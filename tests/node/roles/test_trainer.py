@@ -18,7 +18,7 @@ from protocol.constants import MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
 from protocol.rollout import Submission
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, TrainerChild, genesis, open_cluster
-from tests.protocol.builders import RECIPE, digest
+from tests.protocol.builders import RECIPE, digest, status_of
 
 
 async def started(cluster: Cluster, *names: str, pause_at_step: int = 0) -> None:
@@ -61,7 +61,7 @@ async def test_a_step_says_what_it_was_made_of(
                 entry = ledger.replica.entry(rollout)
                 assert entry is not None
                 assert isinstance(entry.payload, Rollout)
-                assert ledger.rollout_status(rollout).outcome == "accepted"
+                assert status_of(ledger, rollout).outcome == "accepted"
                 assert set(verdicts) == {verdict.id for verdict in ledger.verdicts(rollout).values()}
                 lag = step.number - 1 - (ledger.version_number(entry.payload.weights) or 0)
                 submission = Submission.parse(blobs.get(entry.payload.submission) or b"", RECIPE)
