@@ -248,12 +248,9 @@ class Replica(Branches):
         chain = self._chains.get(author)
         return chain is None or self._ungranted(chain, self.certified_head(author)) > seq
 
-    def missing_for(self, cut: Cut) -> list[RangeRequest]:
-        """What to ask for so that ``cut`` can be taken, at most ``MAX_RANGE`` entries an author at a time."""
-        return [wanted for head in cut.changes if (wanted := self.missing_for_head(head)) is not None]
-
     def missing_for_head(self, head: Head) -> RangeRequest | None:
-        """What to ask for so that a cut with this row can be taken; None where its entries are held."""
+        """What to ask for so that a cut with this row can be taken, at most ``MAX_RANGE`` entries; None where they are
+        held."""
         chain = self._chains.get(head.author)
         if chain is not None and chain.id_at(head.seq) == head.entry_id:
             return None

@@ -132,15 +132,6 @@ def unpack(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
-def scaled_logprob(logprob: float) -> int:
-    """A log-probability (at most 0) as rule 4 writes it; ``LocalError`` for a NaN."""
-    if logprob != logprob:
-        raise LocalError("a log-probability is not a number")
-    if logprob * -MILLION >= MAX_LOGPROB:
-        return MAX_LOGPROB
-    return max(0, round(-logprob * MILLION))
-
-
 def _schema(recipe: Recipe) -> Array:
     response = Array(
         (

@@ -15,9 +15,10 @@ from proofs import activation, audit, sampling
 from proofs.audit import AuditResult, GroupReplay
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol import evidence
+from protocol.constants import MILLION
 from protocol.errors import LocalError
 from protocol.evidence import NEWCOMER, Standing
-from protocol.rollout import FINISH_LENGTH, Group, Response, Submission, scaled_logprob
+from protocol.rollout import FINISH_LENGTH, Group, Response, Submission
 from tests.protocol.builders import RECIPE, digest
 
 END, VOCABULARY = 0, 40
@@ -218,7 +219,7 @@ def generate(model: Toy) -> Group:
     rows = torch.stack(tokens, 1).tolist()
     reported = torch.stack(logprobs, 1).tolist()
     responses = tuple(
-        Response(tuple(row), tuple(map(scaled_logprob, values)), 100, FINISH_LENGTH)
+        Response(tuple(row), tuple(round(-value * MILLION) for value in values), 100, FINISH_LENGTH)
         for row, values in zip(rows, reported, strict=True)
     )
     flat = torch.stack(states, 1).reshape(-1, 64).numpy()

@@ -16,7 +16,7 @@ from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit
 from protocol.records import Join, Leave, Role, Weights
 from protocol.replica import Replica
 from protocol.shelf import MAX_SHELF
-from tests.protocol.builders import Story, Writer, cut_for, digest, feed_all, grant_for, key, small_domain
+from tests.protocol.builders import Story, Writer, cut_for, digest, feed_all, grant_for, key, missing_for, small_domain
 
 DOMAIN = small_domain()
 
@@ -127,12 +127,12 @@ def test_a_cut_waits_for_the_cut_before_and_for_its_entries() -> None:
     replica = filled(a[0])
     assert replica.add_cut(second) is Outcome.MISSING_CUT
     assert replica.add_cut(first) is Outcome.MISSING_ENTRIES
-    assert replica.missing_for(first.cut) == [RangeRequest(key("a").node, 1, 1)]
+    assert missing_for(replica, first.cut) == [RangeRequest(key("a").node, 1, 1)]
     assert replica.add_entry(a[1])
-    assert replica.missing_for(first.cut) == []
+    assert missing_for(replica, first.cut) == []
     assert replica.add_cut(first)
     assert replica.add_cut(second) is Outcome.MISSING_ENTRIES
-    assert replica.missing_for(second.cut) == [RangeRequest(key("a").node, 2, 199)]
+    assert missing_for(replica, second.cut) == [RangeRequest(key("a").node, 2, 199)]
     assert not feed_all(replica, [*a[2:200], second])
     assert replica.heads_root() == source.heads_root()
 
@@ -303,11 +303,11 @@ def test_a_cut_of_the_other_branch_brings_it_back() -> None:
     cut = cut_for(source, "elector")
     replica = filled(*A)
     assert replica.add_cut(cut) is Outcome.MISSING_ENTRIES
-    assert replica.missing_for(cut.cut) == [RangeRequest(NODE, 0, 4)]
+    assert missing_for(replica, cut.cut) == [RangeRequest(NODE, 0, 4)]
     with pytest.raises(Evidence):
         replica.add_entry(B[4])
     assert replica.add_cut(cut) is Outcome.MISSING_ENTRIES
-    assert replica.missing_for(cut.cut) == [RangeRequest(NODE, 0, 3)]
+    assert missing_for(replica, cut.cut) == [RangeRequest(NODE, 0, 3)]
     assert not feed_all(replica, [*B, cut])
     assert replica.add_fork(replica.forks[NODE]) is Outcome.KNOWN
     source.add_fork(replica.forks[NODE])
@@ -328,7 +328,7 @@ def test_a_cut_can_bring_back_a_whole_feed() -> None:
     with pytest.raises(Evidence):
         replica.add_entry(renamed)
     assert NODE not in replica.heads
-    assert replica.missing_for(cut.cut) == []
+    assert missing_for(replica, cut.cut) == []
     assert replica.add_cut(cut)
     assert replica.entries(NODE) == [renamed]
     assert replica.head_at(NODE, 0) == Head(NODE, 0, renamed.id, cut.cut.changes[0].feed_root, FROZEN)
@@ -408,7 +408,7 @@ def test_a_certified_branch_is_taken_however_long_it_is() -> None:
     for _ in range(20):
         if victim.add_cut(cut) is not Outcome.MISSING_ENTRIES:
             break
-        for wanted in victim.missing_for(cut.cut):
+        for wanted in missing_for(victim, cut.cut):
             for entry in knows.entries(wanted.author, wanted.first_seq, wanted.last_seq):
                 victim.add_entry(entry)
     assert victim.newest_cut_id == cut.cut.id
@@ -486,7 +486,7 @@ def test_replicas_that_ask_each_other_converge() -> None:
                 feed_all(ours, [*theirs.grants.values(), *theirs.forks.values(), *theirs.cuts])
                 wanted = plan(ours.heads, theirs.heads.values(), ours.id_at)
                 for cut in theirs.cuts[len(ours.cuts) :]:
-                    wanted += ours.missing_for(cut.cut)
+                    wanted += missing_for(ours, cut.cut)
                 for ask in wanted:
                     feed_all(ours, theirs.entries(ask.author, ask.first_seq, ask.last_seq))
     assert len({replica.heads_root() for replica in replicas}) == 1

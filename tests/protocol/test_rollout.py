@@ -24,7 +24,6 @@ from protocol.rollout import (
     Response,
     Submission,
     pack,
-    scaled_logprob,
     unpack,
 )
 from tests.protocol.builders import RECIPE, digest
@@ -180,15 +179,6 @@ def test_words_are_little_endian() -> None:
     assert unpack(pack([1, 2**32 - 1])) == (1, 2**32 - 1)
     with pytest.raises(PeerError):
         unpack(b"123")
-
-
-def test_a_log_probability_is_negated_rounded_and_bounded() -> None:
-    assert scaled_logprob(-1.2345678) == 1_234_568
-    assert scaled_logprob(0.0) == 0
-    assert scaled_logprob(1e-9) == 0
-    assert scaled_logprob(-250.0) == scaled_logprob(float("-inf")) == MAX_LOGPROB
-    with pytest.raises(LocalError):
-        scaled_logprob(float("nan"))
 
 
 def test_the_finish_codes_are_fixed() -> None:

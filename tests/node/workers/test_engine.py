@@ -22,6 +22,7 @@ from proofs import checks, sampling
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from protocol.errors import LocalError
 from protocol.manifest import Manifest
+from protocol.rollout import MAX_LOGPROB
 from tests.node.workers import small
 from tests.node.workers.small import QWEN, SETTINGS, STARTER
 
@@ -255,3 +256,8 @@ async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
         assert again["texts"] == [[one[3] for one in group["responses"]] for group in made["groups"]]
         rate = await worker.call("benchmark", timeout=60)
         assert rate["tokens_per_second"] > 0
+
+
+def test_a_log_probability_is_negated_rounded_and_bounded() -> None:
+    found = engine.micro(torch.tensor([-1.2345678, 0.0, -1e-9, -250.0, -torch.inf]))
+    assert found.tolist() == [1_234_568, 0, 0, MAX_LOGPROB, MAX_LOGPROB]
