@@ -21,7 +21,7 @@ import trio
 
 from node.bulk.handout import Route
 from node.context import Node
-from node.errors import Refused, Unreachable
+from node.errors import Busy, Refused, Unreachable
 from node.net import chunks
 from protocol.errors import PeerError
 from protocol.holders import Holding
@@ -237,10 +237,14 @@ class Carrier:
             try:
                 data = await chunks.ask_chunk(node.network, peer, digest, index)
                 await trio.to_thread.run_sync(node.versions.write_chunk, digest, index, data)
+            except Busy:
+                outcome = "busy"
             except Refused:
                 outcome = "lacks"
-            except (Unreachable, OSError):
+            except Unreachable:
                 outcome = "failed"
+            except OSError:
+                outcome = "unkept"
             except PeerError as error:
                 outcome = "wrong"
                 node.network.blame(peer, error)

@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from typing import Final
 
-from node.bulk.fetch import Busy, Connection, Denied, Missing
+from node.bulk.fetch import Connection, Denied, Missing
 from node.bulk.shared import Shared
-from node.errors import Unreachable
+from node.errors import Busy, Unreachable
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.holders import Run
@@ -158,7 +158,7 @@ class Flows:
             self._shared.swarm.refused(run, now)
             self._shared.doubt(node)
         elif isinstance(outcome, OSError):  # our own disk's: it is tried again for as long as the daemon waits
-            self._shared.swarm.refused(run, now)
+            self._shared.swarm.unkept(run, now)
         elif isinstance(outcome, Busy):
             self._shared.swarm.busy(node, outcome.retry_after, now)
         elif isinstance(outcome, Denied):

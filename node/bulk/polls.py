@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from node.bulk.fetch import Busy, Connection, Denied, Missing
+from node.bulk.fetch import Connection, Denied, Missing
 from node.bulk.shared import Shared
-from node.errors import Unreachable
+from node.errors import Busy, Unreachable
 from protocol.errors import PeerError
 
 POLL: Final = 0.08

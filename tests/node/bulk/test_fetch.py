@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from node.bulk import fetch
 from node.bulk.address import parse
-from node.bulk.fetch import Busy, Connection, Denied, Missing
+from node.bulk.fetch import Connection, Denied, Missing
 from node.bulk.limits import Limits
-from node.errors import Unreachable
+from node.errors import Busy, Unreachable
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from tests.node.bulk.harness import CHUNKS, Raw, connect, origin, token
