@@ -7,7 +7,7 @@ A *holder* has the whole object or a part of it. A *run* is what it is asked for
    where no active one has anything.
 2. How rare a chunk is: how many holders have it or are fetching it, those apart that have the whole.
 3. A holder that failed is left alone for a while, longer with each failure in a row. One that is busy is left alone for
-   as long as it said, so nobody queues. One that sent a wrong chunk is out: it is not asked again, whatever it announces.
+   as long as it said, so nobody queues. One that sent a wrong chunk is out: it is not asked again.
 4. One that refuses what it said it has is believed once: an object may be deleted between the two. From the second time
    on it is left alone as after a failure, and out after ``MAX_REFUSALS``. A chunk that it delivers makes up for one.
 5. Holders that only libp2p reaches (``direct`` false) are drawn last.

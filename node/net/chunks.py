@@ -2,8 +2,8 @@
 
 1. ``protocol.swarm`` decides whom to ask for what; a run's chunks are asked for one after the other.
 2. A chunk is verified before it is written. Its sender is blamed for a wrong one, and not asked again.
-3. A peer that refuses a chunk lacks it, which is no fault the first time. What partial holders have they are asked every ``POLL``
-   seconds.
+3. A peer that refuses a chunk lacks it, which is no fault the first time. What partial holders have they are asked
+   every ``POLL`` seconds.
 """
 
 from __future__ import annotations
