@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -21,7 +22,7 @@ import trio
 
 from node.bulk.handout import Route
 from node.context import Node
-from node.errors import Refused, Unreachable
+from node.errors import Busy, Refused, Unreachable
 from node.net import chunks
 from protocol.errors import PeerError
 from protocol.holders import Holding
@@ -39,8 +40,9 @@ MOST: Final = 30
 REDRAW: Final = 30.0
 REDRAW_IDLE: Final = 5.0
 """Seconds between two draws of them, and where nothing arrived for as long."""
-RELAYED: Final = 8
-"""Requests over libp2p on behalf of the child, at a time."""
+RELAYED: Final = 2
+"""Requests to one peer over libp2p on behalf of the child, at a time: no peer's slowness keeps another's chunks away. A
+transfer asks at most ten peers in this way."""
 
 Holders = Callable[[], Mapping[bytes, Holding]]
 
@@ -85,13 +87,14 @@ class Carrier:
         self._jobs: dict[bytes, _Job] = {}
         self._routes = Routes()
         self._chance = random.Random()  # noqa: S311  whom to ask is no secret
-        self._relayed = trio.CapacityLimiter(RELAYED)
+        self._relayed: dict[bytes, trio.CapacityLimiter] = {}
         for op, handler in (
             ("progress", self._progressed),
             ("done", self._done),
             ("failed", self._failed),
             ("fault", self._fault),
             ("token", self._token),
+            ("misled", self._misled),
             ("fallback", self._fallback),
         ):
             node.bulk.hear(op, handler)
@@ -186,9 +189,12 @@ class Carrier:
                 job.nursery.start_soon(self._ask_route, job, peer)
             if peer in job.routes:
                 route = job.routes[peer]
-                address, token = ("", "") if route is None else (route.address, route.token)
+                address, token, foreign = (
+                    ("", "", False) if route is None else (route.address, route.token, route.foreign)
+                )
                 preference = int(1000 * holding.preference)
-                rows.append([peer, address, token, int(holding.whole), preference, int(holding.spared)])
+                whole, spared = int(holding.whole), int(holding.spared)
+                rows.append([peer, address, token, whole, preference, spared, int(foreign)])
         if len(rows) > MOST:
             rows = self._drawn(job, rows, now)
         if rows != job.rows:
@@ -232,19 +238,34 @@ class Carrier:
                 job.asking.discard(peer)
             node.bulk.tell("haves", digest=digest, node=peer, bitmap=bitmap)
             return
-        async with self._relayed:
+        async with self._slot(peer):
             outcome = "ok"
             try:
                 data = await chunks.ask_chunk(node.network, peer, digest, index)
                 await trio.to_thread.run_sync(node.versions.write_chunk, digest, index, data)
+            except Busy:
+                outcome = "busy"
             except Refused:
                 outcome = "lacks"
-            except (Unreachable, OSError):
+            except Unreachable:
                 outcome = "failed"
+            except OSError:
+                outcome = "unkept"
             except PeerError as error:
                 outcome = "wrong"
                 node.network.blame(peer, error)
             node.bulk.tell("delivered", digest=digest, node=peer, index=index, outcome=outcome)
+
+    @asynccontextmanager
+    async def _slot(self, peer: bytes) -> AsyncIterator[None]:
+        limiter = self._relayed.setdefault(peer, trio.CapacityLimiter(RELAYED))
+        try:
+            async with limiter:
+                yield
+        finally:
+            found = limiter.statistics()
+            if not found.borrowed_tokens and not found.tasks_waiting:
+                self._relayed.pop(peer, None)
 
     # --- what the child says ------------------------------------------------------------------------------------------
 
@@ -277,6 +298,12 @@ class Carrier:
             self._node.routes.spoil(node)
             job.ask_at[node] = 0.0
             job.soon.set()
+
+    def _misled(self, digest: bytes, node: bytes) -> None:
+        job = self._jobs.get(digest)
+        if job is not None and node in job.routes:
+            self._node.routes.misled(node)
+            self._token(digest, node)
 
     def _fallback(self, digest: bytes, node: bytes, index: int) -> None:
         job = self._jobs.get(digest)

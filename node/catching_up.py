@@ -167,7 +167,7 @@ class CatchingUp:
             raise PeerError(f"the delta's manifest has an absurd size ({wanted.delta_size} bytes)")
         peers = list(self._weights.holders(entry))
         data = await self._node.fetch_blob(wanted.delta, wanted.delta_size, peers, timeout=5)
-        listing = DeltaManifest.parse(data)
+        listing = await trio.to_thread.run_sync(DeltaManifest.parse, data)
         if listing.target != wanted.manifest or listing.whole_size != wanted.size:
             raise PeerError("the delta is not one to the version that it came with")
         return listing

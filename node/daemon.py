@@ -1,8 +1,8 @@
 """The wiring of one node: which services run, and in which order they start and stop.
 
 Start: lock, key, genesis, log, network, own head confirmed, join, presence, role; each step needs the earlier ones.
-Stop: everything is cancelled at once; what was acknowledged is on disk already, and stopping appends nothing. After a
-signal the process ends within ``STOP_SECONDS``, in the midst of anything.
+Stop: everything is cancelled at once; what was acknowledged is on disk already, and stopping appends nothing. The
+process ends within ``STOP_SECONDS`` of the signal, or of its owner's wish, in the midst of anything.
 The daemon imports neither torch nor any task library: children do (``node.workers``, ``node.tasks``).
 
 Once it serves, nothing but a signal or its owner's wish ends it: a part that fails is begun again, with a warning.
@@ -65,8 +65,9 @@ TWIN_LOOKS = (1.5, 4.0, 8.0)
 PAUSE = 5.0
 """Seconds until a part of the daemon that failed begins again."""
 STOP_SECONDS: Final = 1.2
-"""From a signal to the end of the process. A thread that hashes or syncs a version cannot be broken off, and need not
-end its work: files and log are sound at any moment, as for a power cut, and the children end with the daemon."""
+"""From the wish to stop to the end of the process. A thread that hashes or syncs a version cannot be broken off, nor
+can SQLite, and libp2p and children that are killed have seconds each; none of them need end its work: files and log are
+sound at any moment, as for a power cut, and the children end with the daemon."""
 NO_MANAGER = systemd.Manager()
 ROOM = 200 << 20
 """Free bytes without which a node does not start: a log that cannot be written would stop it at once."""
@@ -93,7 +94,7 @@ def run(directory: DataDirectory, config: Config | None = None) -> None:
 
 def _run(directory: DataDirectory, config: Config, manager: systemd.Manager) -> None:
     try:
-        trio.run(main, directory, config, manager, _end_in_time)
+        trio.run(main, directory, config, manager, ending())
     except* (UserError, PortBusy, AddressError) as group:
         raise UserError(str(innermost(group))) from None
 
@@ -102,19 +103,20 @@ async def main(
     directory: DataDirectory,
     config: Config,
     manager: systemd.Manager = NO_MANAGER,
-    on_signal: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops; ``on_signal`` is
-    called when a signal asks for the end."""
+    """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops; ``on_stop`` is
+    called when it is to stop, also within a signal's handler."""
     fresh = not directory.exists()
     identity = directory.identity()
     async with trio.open_nursery() as nursery:
 
         def stop() -> None:
+            on_stop()
             manager.stopping()
             nursery.cancel_scope.cancel()
 
-        nursery.start_soon(_stop_on_signal, stop, on_signal)
+        nursery.start_soon(_stop_on_signal, stop, on_stop)
         domain = joining.held(directory)
         if domain is None:
             manager.status("asks for the domain's genesis")
@@ -182,9 +184,9 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     network.on_connect(sync.connected)
     joining.serve(network, node.directory.genesis() or b"")
     serve_blobs(network, node.blobs.get_async, may_read=node.routes.may_read)
-    chunk = partial(trio.to_thread.run_sync, node.versions.read_chunk)
-    serve_chunks(network, chunk, may_have=node.routes.may_have)
-    serve_haves(network, node.versions.bitmap, may_have=node.routes.may_have)
+    read = partial(partial, trio.to_thread.run_sync)
+    serve_chunks(network, read(node.versions.read_chunk), may_have=node.routes.may_have)
+    serve_haves(network, read(node.versions.bitmap), may_have=node.routes.may_have)
     node.routes.serve()
     offering.serve(node)
     entrusting.serve(node)
@@ -351,19 +353,35 @@ def _refuse_unfit(config: Config, domain: Domain) -> None:
         chosen(config.engine, 0, installed=vllm_start.installed())
 
 
-async def _stop_on_signal(stop: Callable[[], None], on_signal: Callable[[], None]) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            on_signal()
-            stop()
-            return
+async def _stop_on_signal(stop: Callable[[], None], on_stop: Callable[[], None]) -> None:
+    """The time to end counts from the signal, also where the loop is busy with something long."""
+    token = trio.lowlevel.current_trio_token()
+
+    def handle(number: int, frame: object) -> None:
+        on_stop()
+        token.run_sync_soon(stop)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        await trio.sleep_forever()
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)
 
 
-def _end_in_time() -> None:
-    """End this process within ``STOP_SECONDS``, whatever its threads do."""
+def ending() -> Callable[[], None]:
+    """What has this process end ``STOP_SECONDS`` after it is first called, whatever its threads do then. A signal's
+    handler may call it: it starts no thread and takes no lock."""
+    reader, writer = os.pipe()
 
     def end() -> None:
+        os.read(reader, 1)
         time.sleep(STOP_SECONDS)
         os._exit(0)
 
+    def begin() -> None:
+        os.write(writer, b"\0")
+
     threading.Thread(target=end, daemon=True, name="end-in-time").start()
+    return begin

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import trio
+
 from node.workers.client import Worker, WorkerError, open_worker
 from protocol.delta import DeltaManifest, Speed
 from protocol.manifest import Manifest
@@ -109,8 +111,8 @@ async def describe(
         answer = await worker.call("describe", timeout=limit, base=None, **arguments)
     found = answer["delta_manifest"]
     return Described(
-        manifest=Manifest.parse(answer["manifest"]),
-        delta=None if found is None else DeltaManifest.parse(found),
+        manifest=await trio.to_thread.run_sync(Manifest.parse, answer["manifest"]),
+        delta=None if found is None else await trio.to_thread.run_sync(DeltaManifest.parse, found),
         seconds=answer["seconds"],
     )
 

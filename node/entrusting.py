@@ -69,12 +69,14 @@ def serve(node: Node) -> None:
             raise Refused("another version is on its way") from None
         try:
             with trio.move_on_after(_patience(whole)) as patience:
-                manifest = Manifest.parse(await node.fetch_blob(digest, size, [peer], timeout=5))
+                data = await node.fetch_blob(digest, size, [peer], timeout=5)
+                manifest = await trio.to_thread.run_sync(Manifest.parse, data)
                 if manifest.size != whole:
                     raise PeerError("an entrusted version of another size")
                 listing = None
                 if delta is not None:
-                    listing = DeltaManifest.parse(await node.fetch_blob(delta, delta_size, [peer], timeout=5))
+                    data = await node.fetch_blob(delta, delta_size, [peer], timeout=5)
+                    listing = await trio.to_thread.run_sync(DeltaManifest.parse, data)
                     if listing.target != digest:
                         raise PeerError("an entrusted version with the delta of another")
                 await node.weights.keep_entrusted(manifest, listing, peer)

@@ -31,3 +31,11 @@ class Unreachable(Error):
 
 class Refused(Unreachable):
     """The peer answered that it will not or cannot serve this request; the text is its reason."""
+
+
+class Busy(Refused):
+    """The peer has no room for us at the moment. ``retry_after`` are the seconds that it is to be left alone."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator
+import operator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ class Weights:
         self._offers: dict[bytes, dict[bytes, None]] = {}  # weights entry id -> relays that offered it
         self._version_0: Manifest | None = None
         self._stirred = trio.Event()
+        self._untidy = trio.Event()
         self.carrier = Carrier(node)
         self.catching_up = CatchingUp(node, self)
         node.versions.spare = lambda: self._spare
@@ -93,6 +95,7 @@ class Weights:
         """Hold the newest version, for ever; a relay its delta as well, for others."""
         seen = 0
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tidy)
             while True:
                 newest = self.newest()
                 if newest is not None and newest.id not in self._held:
@@ -175,14 +178,22 @@ class Weights:
         for weights in list(self._held)[:-KEPT_VERSIONS]:
             del self._held[weights]
         self._offers.pop(entry.id, None)
-        for gone in self._node.versions.retain(self.kept()):
-            self._node.bulk.tell("forget", digest=gone)
+        self._untidy.set()
         self._stir()
         self._node.presences.announce_soon()
 
-    def kept(self) -> set[bytes]:
-        """Digests of what retention leaves alone (``node.retention``)."""
-        return {*self._held.values(), *retention.reasons(self.lineage(), self._node.versions.held())}
+    async def _tidy(self) -> None:
+        """Delete what nothing keeps any more whenever a version has come, for ever: large files take seconds."""
+        keep = partial(trio.from_thread.run_sync, self.kept)
+        while True:
+            await self._untidy.wait()
+            self._untidy = trio.Event()
+            for gone in await trio.to_thread.run_sync(self._node.versions.retain, keep):
+                self._node.bulk.tell("forget", digest=gone)
+
+    def kept(self, present: Collection[bytes]) -> set[bytes]:
+        """Digests of what retention leaves alone (``node.retention``) of what is ``present``."""
+        return {*self._held.values(), *retention.reasons(self.lineage(), present)}
 
     def lineage(self) -> retention.Lineage:
         """What retention goes by."""
@@ -194,12 +205,13 @@ class Weights:
         lineage = self.lineage()
         found = await trio.to_thread.run_sync(partial(retention.clean, self._node.versions, lineage, dry_run=dry_run))
         if not dry_run:
-            self._miss_gone()
+            await self._miss_gone()
         return found
 
-    def _miss_gone(self) -> None:
+    async def _miss_gone(self) -> None:
         """Notice what had to go because room was short."""
-        present = set(self._node.versions.held())
+        with trio.CancelScope(shield=True):
+            present = set(await trio.to_thread.run_sync(self._node.versions.held))
         for weights, digest in list(self._held.items()):
             if digest not in present:
                 del self._held[weights]
@@ -240,15 +252,19 @@ class Weights:
         Raises ``Unreachable`` where it does not arrive within ``stall`` seconds of the chunk before, ``NoRoom`` and
         other ``OSError`` where the disk refuses.
         """
-        self._spare = tuple(retention.spare(self.lineage(), self._node.versions.held()))
-        held = self._node.versions.open(listing.digest)
-        before, began = 0 if held is None else held.present(), trio.current_time()
+        present, before = await trio.to_thread.run_sync(self._look, listing.digest)
+        self._spare, began = tuple(retention.spare(self.lineage(), present)), trio.current_time()
         try:
             await self.carrier.bring(listing, holders, stall=stall)
         finally:
-            self._miss_gone()
+            await self._miss_gone()
         came = (len(listing.chunks) - before) * CHUNK_BYTES
         self.catching_up.rates.received(min(listing.size, came), trio.current_time() - began)
+
+    def _look(self, digest: bytes) -> tuple[list[bytes], int]:
+        """All that is on the disk, and how many chunks of one object are."""
+        held = self._node.versions.open(digest)
+        return self._node.versions.held(), 0 if held is None else held.present()
 
     # What must not be followed is refused before a byte of it is fetched.
 
@@ -272,14 +288,15 @@ class Weights:
         wanted = payload(entry)
         peers = list(self.holders(entry))
         data = await self._node.fetch_blob(wanted.manifest, wanted.manifest_size, peers, timeout=5)
-        manifest = Manifest.parse(data)
+        manifest = await trio.to_thread.run_sync(Manifest.parse, data)
         if manifest.whole != wanted.whole or manifest.size != wanted.size:
             raise PeerError("the manifest is not the one that the weights entry describes")
         await self._refuse_other_model(manifest)
         return manifest
 
     async def _refuse_other_model(self, manifest: Manifest) -> None:
-        if manifest.tensors != (await self._model()).tensors:
+        known = (await self._model()).tensors
+        if await trio.to_thread.run_sync(operator.ne, manifest.tensors, known):
             raise PeerError("the manifest describes other tensors than those of version 0")
 
     async def _model(self) -> Manifest:
@@ -287,7 +304,7 @@ class Weights:
         if self._version_0 is None:
             blob = self._node.domain.model.manifest
             data = await self._node.fetch_blob(blob.hash, blob.size, list(self._node.network.peers), timeout=5)
-            self._version_0 = Manifest.parse(data)
+            self._version_0 = await trio.to_thread.run_sync(Manifest.parse, data)
         return self._version_0
 
     # Who holds what

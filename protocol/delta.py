@@ -27,7 +27,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from blake3 import blake3
@@ -104,11 +104,15 @@ class DeltaManifest:
     size: int
     segments: tuple[Segment, ...]
     chunks: tuple[bytes, ...]
+    _named: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Its digest, once it is known."""
 
     @property
     def digest(self) -> bytes:
         """The BLAKE3 hash (32 bytes) of the encoded manifest, which names the delta."""
-        return blake3(self.encode()).digest()
+        if not self._named:
+            self._named.append(blake3(self.encode()).digest())
+        return self._named[0]
 
     @property
     def changed(self) -> int:
@@ -136,7 +140,9 @@ class DeltaManifest:
         if len(chunks) != 32 * chunk_count(size):
             raise PeerError("delta manifest: wrong number of chunk hashes")
         hashes = tuple(chunks[start : start + 32] for start in range(0, len(chunks), 32))
-        return cls(base, target, unit, whole_size, size, segments, hashes)
+        manifest = cls(base, target, unit, whole_size, size, segments, hashes)
+        manifest._named.append(blake3(data).digest())
+        return manifest
 
     def encode(self) -> bytes:
         """The manifest's bytes; ``LocalError`` for one that others would refuse."""

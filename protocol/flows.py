@@ -40,7 +40,7 @@ class Flows:
 
     def to(self, holder: Holder, now: float) -> int:
         """How many flows to a holder there should be now."""
-        if not holder.active or holder.lied or holder.not_before > now or not self._holders.missing:
+        if not holder.active or holder.out or holder.not_before > now or not self._holders.missing:
             return 0
         if not holder.holding.direct:
             return MAX_FALLBACK_FLOWS

@@ -7,14 +7,17 @@ A *holder* has the whole object or a part of it. A *run* is what it is asked for
    where no active one has anything.
 2. How rare a chunk is: how many holders have it or are fetching it, those apart that have the whole.
 3. A holder that failed is left alone for a while, longer with each failure in a row. One that is busy is left alone for
-   as long as it said, so nobody queues. One that sent a wrong chunk is not asked again.
-4. Holders that only libp2p reaches (``direct`` false) are drawn last.
+   as long as it said, so nobody queues. One that sent a wrong chunk is out: it is not asked again.
+4. One that refuses what it said it has is believed once: an object may be deleted between the two. From the second time
+   on it is left alone as after a failure, and out after ``MAX_REFUSALS``. A chunk that it delivers makes up for one.
+5. Holders that only libp2p reaches (``direct`` false) are drawn last.
 
 Time is an argument (monotonic seconds), and so is chance. Chunks stand in sets (``protocol.chunkset``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,8 +33,11 @@ ROTATE_SECONDS: Final = 10.0
 STARVED_SECONDS: Final = 0.5
 PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE: Final = 16.0
+MAX_REFUSALS: Final = 8
 LACK_SECONDS: Final = 0.5
 """How long a holder is not asked for a chunk that it refused or that was taken from it."""
+MAX_KNOWN: Final = 256
+"""Holders that went, of which it is remembered that they refused or lied."""
 
 LEVELS: Final = 12
 """Holders of a chunk are counted up to here; more are as good."""
@@ -98,7 +104,11 @@ class Holder:
     lacks: int = 0
     """What it is not to be asked for until ``lacks_until``."""
     lacks_until: float = 0.0
-    lied: bool = False
+    refusals: int = 0
+    """How often it refused what it said it has, requests of one moment counted once."""
+    refused_at: float = -math.inf
+    out: bool = False
+    """Not to be asked again in this transfer."""
     active: bool = False
     delivered: int = 0
 
@@ -116,6 +126,8 @@ class Holders:
         self._routes = routes
         self._chance = chance
         self._by_node: dict[bytes, Holder] = {}
+        self._known: dict[bytes, tuple[int, bool]] = {}
+        """Refusals of holders that went, and whether they are out."""
         self._levels: list[int] = []
         """Level k has the chunks that more than k holders have or fetch; empty where they are to be counted anew."""
         self._rotate_at = now + ROTATE_SECONDS
@@ -131,11 +143,13 @@ class Holders:
         """Take these for the holders, and no others; the runs of those that are gone, to be broken off."""
         gone: list[Run] = []
         for node in [node for node in self._by_node if node not in holdings]:
-            gone += self._by_node.pop(node).runs
+            gone += self._remembered(self._by_node.pop(node)).runs
         for node, holding in holdings.items():
             known = self._by_node.get(node)
             if known is None:
-                self._by_node[node] = Holder(node, holding, self.all if holding.whole else 0)
+                refusals, out = self._known.pop(node, (0, False))
+                has = self.all if holding.whole else 0
+                self._by_node[node] = Holder(node, holding, has, refusals=refusals, out=out)
             elif holding != known.holding:
                 if holding.whole:
                     known.has = self.all
@@ -143,6 +157,13 @@ class Holders:
         self._levels.clear()
         self.choose(now)
         return gone
+
+    def _remembered(self, holder: Holder) -> Holder:
+        if holder.refusals or holder.out:
+            self._known[holder.node] = holder.refusals, holder.out
+            while len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+        return holder
 
     def heard(self, node: bytes, has: int, coming: int, now: float) -> None:
         """A holder told which chunks it has, all of them, and which it is fetching."""
@@ -159,10 +180,25 @@ class Holders:
     def failed(self, holder: Holder, now: float) -> None:
         """It could not be reached, broke off or stood still."""
         holder.failures += 1
-        pause = min(PAUSE_SECONDS * 2.0 ** (holder.failures - 1), MAX_PAUSE)
+        self._pause(holder, holder.failures, now)
+
+    def _pause(self, holder: Holder, times: int, now: float) -> None:
+        pause = min(PAUSE_SECONDS * 2.0 ** (times - 1), MAX_PAUSE)
         holder.not_before = max(holder.not_before, now + pause * (0.75 + 0.5 * self._chance.random()))
         self._routes.failed(holder.node, now)
         self.choose(now)
+
+    def refused(self, holder: Holder, chunks: int, now: float) -> None:
+        """It does not have these chunks, whatever it told before."""
+        self.bar(holder, chunks, now)
+        if now < holder.refused_at + LACK_SECONDS:
+            return  # asked for before the other refusal was known
+        holder.refused_at = now
+        holder.refusals += 1
+        if holder.refusals >= MAX_REFUSALS:
+            self.strike(holder, now)
+        elif holder.refusals > 1:
+            self._pause(holder, holder.refusals - 1, now)
 
     def busy(self, holder: Holder, seconds: float, now: float) -> None:
         """It has no room for us for so long. It gets fewer flows afterwards."""
@@ -176,9 +212,9 @@ class Holders:
         holder.failures, holder.not_before = 0, now
         self.choose(now)
 
-    def lied(self, holder: Holder, now: float) -> None:
-        """It sent wrong bytes."""
-        holder.lied = True
+    def strike(self, holder: Holder, now: float) -> None:
+        """It is out."""
+        holder.out = True
         self._levels.clear()
         self.choose(now)
 
@@ -189,7 +225,7 @@ class Holders:
 
     def partial(self) -> list[bytes]:
         """Those worth asking what they have: active ones that lack something that is missing here."""
-        return [h.node for h in self if h.active and not h.lied and self.missing & ~h.has]
+        return [h.node for h in self if h.active and not h.out and self.missing & ~h.has]
 
     def needed(self, holder: Holder, now: float) -> bool:
         """Whether the others bring too little to spare this holder: less than half of what it does."""
@@ -202,7 +238,7 @@ class Holders:
         if not self._levels:
             levels = [0] * LEVELS
             for holder in self:
-                gained = 0 if holder.has == self.all or holder.lied else holder.has | holder.coming
+                gained = 0 if holder.has == self.all or holder.out else holder.has | holder.coming
                 for level in range(LEVELS):
                     if not gained:
                         break
@@ -251,4 +287,4 @@ class Holders:
                 self.choose(now)
 
     def _usable(self, now: float) -> list[Holder]:
-        return [h for h in self if not h.lied and h.not_before <= now]
+        return [h for h in self if not h.out and h.not_before <= now]

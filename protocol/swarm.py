@@ -152,6 +152,7 @@ class Swarm:
         holder = self._holders.get(run.node)
         if holder is not None:
             holder.failures = 0
+            holder.refusals = max(0, holder.refusals - 1)
             holder.delivered += 1
         return run.at < run.end and not run.broken_off
 
@@ -195,6 +196,12 @@ class Swarm:
         """A holder does not have the chunks of this run, whatever it told before."""
         holder = self._holders.get(run.node)
         if holder is not None:
+            self._holders.refused(holder, span(run.at, run.end), now)
+
+    def unkept(self, run: Run, now: float) -> None:
+        """What a holder sent could not be kept here, which is no fault of its: it is asked again a little later."""
+        holder = self._holders.get(run.node)
+        if holder is not None:
             self._holders.bar(holder, span(run.at, run.end), now)
 
     def lied(self, run: Run, now: float) -> None:
@@ -205,7 +212,7 @@ class Swarm:
             for other in holder.runs:
                 if other is not run:
                     self._break_off(other)
-            self._holders.lied(holder, now)
+            self._holders.strike(holder, now)
 
     def tick(self, now: float) -> None:
         """Look after rates, stalls and the number of flows: about ten times a second."""

@@ -29,3 +29,4 @@ def threads_stand_still_with_the_clock(request: pytest.FixtureRequest, monkeypat
     """
     if "autojump_clock" in request.fixturenames or "mock_clock" in request.fixturenames:
         monkeypatch.setattr(trio.to_thread, "run_sync", _inline)
+        monkeypatch.setattr(trio.from_thread, "run_sync", lambda function, *arguments: function(*arguments))

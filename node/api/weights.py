@@ -37,8 +37,9 @@ async def answer(node: Node, request: dict[str, Any]) -> dict[str, Any]:
         case {"op": "weights"}:
             entries, lineage = node.log.ledger.lineage(), node.weights.lineage()
             rows = await trio.to_thread.run_sync(objects, entries, node.versions, lineage)
+            room = await trio.to_thread.run_sync(retention.room, node.versions)
             told = {"domain": node.domain.id.hex(), "applied": node.weights.catching_up.applied}
-            return {**retention.room(node.versions), **told, "objects": rows}
+            return {**room, **told, "objects": rows}
         case {"op": "weights-gc", "dry_run": bool(dry_run)}:
             return await node.weights.clean(dry_run=dry_run)
         case {"op": "weights-pull", "version": int(version)} if not isinstance(version, bool):

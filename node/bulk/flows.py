@@ -12,9 +12,9 @@ import time
 from collections import Counter
 from typing import Final
 
-from node.bulk.fetch import Busy, Connection, Denied, Missing
+from node.bulk.fetch import Connection, Denied, Missing
 from node.bulk.shared import Shared
-from node.errors import Unreachable
+from node.errors import Busy, Unreachable
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.holders import Run
@@ -43,7 +43,7 @@ class Flows:
 
     def tend(self, node: bytes, now: float) -> None:
         """Begin what flows to a holder there are too few of. To be called holding ``changed``."""
-        for _ in range(self._shared.swarm.flows(node, now) - self._count[node]):
+        for _ in range(self._shared.flows(node, now) - self._count[node]):
             self._count[node] += 1
             if not self._shared.thread(self._flow, node):
                 self._count[node] -= 1
@@ -88,7 +88,8 @@ class Flows:
                 self._shared.unreached(node, place, error, now)
             return None
         with self._shared.changed:
-            place.failures = 0
+            if not self._shared.strange(place):
+                place.failures = 0
             self._shared.swarm.connected(node, seconds)
         return connection
 
@@ -98,7 +99,7 @@ class Flows:
                 now = time.monotonic()
                 if (
                     self._shared.over
-                    or self._count[node] > self._shared.swarm.flows(node, now)
+                    or self._count[node] > self._shared.flows(node, now)
                     or node not in self._shared.places
                 ):
                     return None
@@ -122,6 +123,8 @@ class Flows:
                 if not right:
                     raise Wrong
                 self._shared.fresh = True
+                if (place := self._shared.places.get(run.node)) is not None and not place.proven:
+                    self._shared.met(place)
                 if not swarm.arrived(run, now) and index != last:
                     raise Ended
 
@@ -148,7 +151,10 @@ class Flows:
         if isinstance(outcome, Ended) or run.broken_off or self._shared.over:
             return
         self._shared.why = str(outcome) or "wrong bytes"
-        if isinstance(outcome, Wrong):
+        place = self._shared.places.get(node)
+        if place is not None and self._shared.strange(place) and isinstance(outcome, Unreachable):
+            self._shared.unreached(node, place, outcome, now)
+        elif isinstance(outcome, Wrong):
             self._shared.swarm.lied(run, now)
             self._shared.fault(node, f"chunk {run.at} has the wrong hash")
         elif isinstance(outcome, PeerError):
@@ -158,7 +164,7 @@ class Flows:
             self._shared.swarm.refused(run, now)
             self._shared.doubt(node)
         elif isinstance(outcome, OSError):  # our own disk's: it is tried again for as long as the daemon waits
-            self._shared.swarm.refused(run, now)
+            self._shared.swarm.unkept(run, now)
         elif isinstance(outcome, Busy):
             self._shared.swarm.busy(node, outcome.retry_after, now)
         elif isinstance(outcome, Denied):

@@ -7,16 +7,22 @@ empty.
 1. In a private domain only a node whose ``join`` is held, and whose feed is not ended, gets a token.
 2. Certificates travel between peers that libp2p has authenticated, and name them as libp2p's TLS does; each side then
    trusts that certificate alone (``node.bulk.tls``).
+   Each has one for as long as it runs: it is not taken for a new one's that comes within ``CERTIFICATE_SECONDS``.
 3. A route is asked for once and kept for most of its token's life. A peer that gave none is left alone for a while.
+4. A *foreign* address is another than those where libp2p reached the peer. It may be a proxy's, or that of somebody who
+   knows nothing of all this. Where it gave no weights, nobody is sent there again for ``MISLED_SECONDS``, then twice as
+   long, and so on: neither to that host, whoever names it, nor by that peer, whatever it names. Naming another one
+   counts as well.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -35,7 +41,11 @@ MAX_LIFETIME: Final = 86400
 MAX_ADDRESSES: Final = 4
 RENEW: Final = 0.7
 """The share of a token's life after which a new one is asked for."""
+MIN_ROUTE_SECONDS: Final = 10.0
 MAX_ROUTES: Final = 1024
+CERTIFICATE_SECONDS: Final = 10.0
+MISLED_SECONDS: Final = 60.0
+MAX_MISLED_SECONDS: Final = 3600.0
 
 ANSWER: Final = codec.Array(
     (
@@ -47,13 +57,19 @@ ANSWER: Final = codec.Array(
 )
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How to fetch weights from a node: where, and with which token until when (trio's clock)."""
+    """How to fetch weights from a node: where, with which token until when (trio's clock), and whether the address is
+    foreign (rule 4)."""
 
     address: str
     token: str
     until: float
+    foreign: bool = False
 
 
 class Routes:
@@ -63,6 +79,12 @@ class Routes:
         self._node = node
         self._bulk = bulk
         self._routes: dict[bytes, Route] = {}
+        self._changed: dict[bytes, float] = {}
+        """When a peer last had a new certificate."""
+        self._foreign: dict[bytes, str] = {}
+        """The foreign host that a peer named last."""
+        self._vain: dict[bytes | str, tuple[int, float]] = {}
+        """Of peers, and of hosts: how often it was in vain, and until when they are left alone."""
         self._certificate = b""
         if bulk.private:
             bulk.own, self._certificate = certificate.make(node.identity)
@@ -90,8 +112,7 @@ class Routes:
         if not self.may_have(peer):
             raise Refused("only nodes that joined this domain get its weights")
         if bulk.private:
-            certificate.check(request, peer)
-            if not await bulk.admit(peer, request):
+            if not await self._admit(peer, request):
                 raise Refused("nothing is served at the moment")
         elif request:
             raise PeerError("bulk: a request with something in it")
@@ -125,15 +146,52 @@ class Routes:
         token, lifetime, theirs, places = codec.parse(data, ANSWER, max_bytes=MAX_ANSWER, what="bulk token")
         if not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
             raise PeerError("bulk token: not base64")
-        if self._bulk.private:
-            certificate.check(theirs, peer)
-            if not await self._bulk.admit(peer, theirs):
-                raise Refused("the process that fetches weights does not run")
+        if self._bulk.private and not await self._admit(peer, theirs):
+            raise Refused("the process that fetches weights does not run")
         chosen = self._choose(peer, [address.parse(text) for text in places])
-        if len(self._routes) >= MAX_ROUTES:
-            del self._routes[next(iter(self._routes))]
-        route = self._routes[peer] = Route(str(chosen), token, now + lifetime * RENEW)
+        foreign = self._is_foreign(chosen, self._node.network.hosts(peer))
+        if foreign:
+            before = self._foreign.pop(peer, chosen.host)
+            _put(self._foreign, peer, chosen.host)
+            if before != chosen.host:
+                self._in_vain(peer)
+                raise Refused("the peer names one address after the other")
+        until = now + max(lifetime * RENEW, MIN_ROUTE_SECONDS)
+        route = Route(str(chosen), token, until, foreign)
+        _put(self._routes, peer, route)
         return route
+
+    async def _admit(self, peer: bytes, theirs: bytes) -> bool:
+        """Know a peer by this certificate from now on; whether a child has heard of it."""
+        if self._bulk.certificates.get(peer) != theirs:
+            now = trio.current_time()
+            if now < self._changed.get(peer, -math.inf) + CERTIFICATE_SECONDS:
+                raise Refused("another certificate so soon")
+            certificate.check(theirs, peer)
+            _put(self._changed, peer, now)
+        return await self._bulk.admit(peer, theirs)
+
+    def misled(self, peer: bytes) -> None:
+        """At the address that a peer named there are no weights: rule 4."""
+        route = self._routes.get(peer)
+        if route is not None and route.foreign:
+            self._in_vain(peer)
+            self._in_vain(address.parse(route.address).host)
+        self.spoil(peer)
+
+    def _in_vain(self, who: bytes | str) -> None:
+        now = trio.current_time()
+        times, until = self._vain.pop(who, (0, now))
+        if now > until + MAX_MISLED_SECONDS:
+            times = 0  # long ago
+        pause = min(MISLED_SECONDS * 2.0**times, MAX_MISLED_SECONDS)
+        _put(self._vain, who, (min(times + 1, 10), now + pause))
+
+    def _is_left_alone(self, who: bytes | str) -> bool:
+        return who in self._vain and trio.current_time() < self._vain[who][1]
+
+    def _is_foreign(self, place: address.BulkAddress, remote: Sequence[str]) -> bool:
+        return place.host not in remote and not address.loopback(place.host)
 
     def spoil(self, peer: bytes) -> None:
         """A token was refused, or nobody answered at the address: ask again next time."""
@@ -146,7 +204,9 @@ class Routes:
         usable = [
             place
             for place in places
-            if (place.secure or not self._bulk.private) and address.may_dial(place, remote, near=near)
+            if (place.secure or not self._bulk.private)
+            and address.may_dial(place, remote, near=near)
+            and not (self._is_foreign(place, remote) and (self._is_left_alone(peer) or self._is_left_alone(place.host)))
         ]
 
         def rank(place: address.BulkAddress) -> int:
@@ -159,6 +219,14 @@ class Routes:
         if not usable:
             raise Refused("the peer names no address that can be used")
         return min(usable, key=rank)
+
+
+def _put(where: dict[K, V], key: K, value: V) -> None:
+    """Remember something, and ``MAX_ROUTES`` such things at most."""
+    where.pop(key, None)
+    while len(where) >= MAX_ROUTES:
+        del where[next(iter(where))]
+    where[key] = value
 
 
 def _hosts(texts: Sequence[str]) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from node.bulk.fetch import Busy, Connection, Denied, Missing
+from node.bulk.fetch import Connection, Denied, Missing
 from node.bulk.shared import Shared
-from node.errors import Unreachable
+from node.errors import Busy, Unreachable
 from protocol.errors import PeerError
 
 POLL: Final = 0.08
@@ -21,6 +21,9 @@ class Polls:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._running: dict[bytes, Connection | None] = {}
+        size = (shared.held.count + 7) // 8
+        self._sizes = (size, 2 * size)
+        """Bytes of an answer: what a holder has, and perhaps what is on its way there."""
 
     def tend(self, node: bytes) -> None:
         """Ask this holder from now on, if it is not asked already. To be called holding ``changed``."""
@@ -56,11 +59,16 @@ class Polls:
                             self._running[node] = connection
                     connection.token = token
                     bitmap = connection.have(self._shared.digest, more_than, POLL_WAIT)
+                    if len(bitmap) not in self._sizes:
+                        raise PeerError(f"a bitmap of {len(bitmap)} bytes")
                     with self._shared.changed:
-                        place.failures = 0
+                        self._shared.met(place)
                         more_than = self._shared.tell(node, bitmap) + self._shared.swarm.batch(node) - 1
                     pause = POLL
-                except Missing:
+                except Missing as error:
+                    if self._shared.strange(place):
+                        self._poll_failed(node, connection, error)
+                        connection = None
                     with self._shared.changed:
                         self._shared.swarm.heard(node, 0, 0, time.monotonic())
                     more_than, pause = 0, POLL_WAIT
@@ -86,7 +94,11 @@ class Polls:
             if isinstance(error, PeerError):
                 self._shared.fault(node, str(error))
                 self._shared.swarm.failed(node, now)
+                return
+            place = self._shared.places.get(node)
+            if place is not None and self._shared.strange(place):
+                self._shared.unreached(node, place, error, now)
             elif isinstance(error, Denied):
                 self._shared.denied(node, now)
-            elif not isinstance(error, Busy) and (place := self._shared.places.get(node)) is not None:
+            elif not isinstance(error, Busy) and place is not None:
                 self._shared.unreached(node, place, error, now)

@@ -3,7 +3,9 @@
 1. ``changed`` guards all of it; it is told when there may be work for an idle flow.
 2. A holder that cannot be connected to ``TRIES`` times is one that only libp2p reaches, for a while.
 3. Tokens are the daemon's business: it is told of one that was refused, and meanwhile its holder is left alone.
-4. A holder that lacks what it was said to have is not believed to be whole any more: it is to tell what it has.
+4. At a foreign address (``node.bulk.handout``) there is one connection until weights came from it, and whatever else is
+   answered there counts as none.
+5. A holder that lacks what it was said to have is not believed to be whole any more: it is to tell what it has.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ class Place:
     holding: Holding
     failures: int = 0
     hidden_until: float = 0.0
+    foreign: bool = False
+    proven: bool = False
+    """Whether weights came from the address."""
     doubted: bool = False
     """It said that it has the whole, and had not."""
 
@@ -80,17 +85,18 @@ class Shared:
             log.exception("bulk: a transfer's thread failed")
 
     def set_holders(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Rows of node id, multiaddress or "", token, whole 0|1, preference in thousandths, spared 0|1."""
+        """Rows of node id, multiaddress or "", token, whole 0|1, preference in thousandths, spared 0|1, foreign
+        0|1."""
         with self.changed:
             places: dict[bytes, Place] = {}
-            for node, address, token, whole, preference, spared in rows:
+            for node, address, token, whole, preference, spared, foreign in rows:
                 holding = Holding(bool(address), bool(whole), max(preference, 1) / 1000, bool(spared))
                 place = self.places.get(node)
                 if place is None:
                     place = Place(address, token, holding)
                 elif place.address != address:
-                    place.address, place.failures, place.hidden_until = address, 0, 0.0
-                place.token = token
+                    place.address, place.failures, place.hidden_until, place.proven = address, 0, 0.0, False
+                place.token, place.foreign = token, bool(foreign)
                 place.holding = holding
                 places[node] = place
             self.places = places
@@ -99,6 +105,20 @@ class Shared:
     def direct(self, place: Place, now: float) -> bool:
         """Whether a holder is to be connected to now."""
         return bool(place.address) and place.hidden_until <= now
+
+    def flows(self, node: bytes, now: float) -> int:
+        """How many flows to a holder there should be now."""
+        place = self.places.get(node)
+        wanted = self.swarm.flows(node, now)
+        return min(wanted, 1) if place is not None and self.strange(place) else wanted
+
+    def strange(self, place: Place) -> bool:
+        """Whether nobody knows whose address it is."""
+        return place.foreign and not place.proven
+
+    def met(self, place: Place) -> None:
+        """Weights came from there."""
+        place.failures, place.proven = 0, True
 
     def hold(self) -> None:
         """Tell the swarm who holds what, and how each is reached."""
@@ -129,7 +149,7 @@ class Shared:
         self.swarm.failed(node, now)
         if place.failures >= TRIES and self.direct(place, now):
             place.hidden_until = now + HIDDEN_SECONDS
-            self.child.daemon.say("token", digest=self.digest, node=node)
+            self.child.daemon.say("misled" if self.strange(place) else "token", digest=self.digest, node=node)
             self.hold()
             self.swarm.forgive(node, now)
 

@@ -14,11 +14,15 @@ import os
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from threading import Lock
 from typing import Final
 
 MAX_CERTIFICATE: Final = 2048
 """Largest certificate (bytes, DER)."""
+
+MAX_STALE: Final = 64
+"""Certificates that nobody has any more, and that OpenSSL would still let in, until they are forgotten."""
 
 _NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL's x509_vfy.h
 
@@ -40,6 +44,13 @@ def _context(side: int, own: str) -> ssl.SSLContext:
     return context
 
 
+def _trust(context: ssl.SSLContext, certificate: bytes) -> None:
+    """Let ``certificate`` (DER) through handshakes. One that OpenSSL takes for none lets nobody in, and keeps out no other."""
+    with suppress(ssl.SSLError):
+        context.load_verify_locations(cadata=certificate)
+
+
+@lru_cache(64)  # making one takes longer than a handshake, and each flow wants one
 def client_context(own: str, peer: bytes) -> ssl.SSLContext:
     """What connects to the node with certificate ``peer`` (DER); ``own``: this node's certificate and key (PEM).
 
@@ -59,14 +70,13 @@ class Doorkeeper:
         self._lock = Lock()
         self._peers = dict(admitted)
         self._context = self._make()
+        self._stale = 0
 
     def _make(self) -> ssl.SSLContext:
         context = _context(ssl.PROTOCOL_TLS_SERVER, self._own)
         context.num_tickets = 0
         for certificate in self._peers:
-            # One that OpenSSL takes for none lets its own node in as little as anybody, and keeps out no other.
-            with suppress(ssl.SSLError):
-                context.load_verify_locations(cadata=certificate)
+            _trust(context, certificate)
         return context
 
     def admit(self, node: bytes, certificate: bytes) -> None:
@@ -74,9 +84,15 @@ class Doorkeeper:
         with self._lock:
             if self._peers.get(certificate) == node:
                 return
-            self._peers = {known: peer for known, peer in self._peers.items() if peer != node} | {certificate: node}
-            # A new context, because one that handshakes use must not change, and OpenSSL's never forgets.
-            self._context = self._make()
+            others = {known: peer for known, peer in self._peers.items() if peer != node}
+            self._stale += len(self._peers) - len(others)
+            self._peers = others | {certificate: node}
+            if self._stale <= MAX_STALE:
+                # OpenSSL guards its store, also where handshakes use it. What a node had before it does not forget, but
+                # ``peer_of`` does.
+                _trust(self._context, certificate)
+            else:
+                self._context, self._stale = self._make(), 0  # a millisecond for each certificate
 
     def context(self) -> ssl.SSLContext:
         """The context of the next handshake."""

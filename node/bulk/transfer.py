@@ -68,7 +68,8 @@ class Transfer:
         self._shared.set_holders(rows)
 
     def delivered(self, node: bytes, index: int, outcome: str) -> None:
-        """A chunk that was asked for over libp2p: "ok" (it is in the store), "lacks", "wrong" or "failed"."""
+        """A chunk that was asked for over libp2p: "ok" (it is in the store), "lacks", "busy", "wrong", "unkept"
+        (our own disk refused it) or "failed"."""
         now = time.monotonic()
         with self._shared.changed:
             run = self._fallbacks.pop((node, index), None)
@@ -82,8 +83,12 @@ class Transfer:
             elif outcome == "lacks":
                 self._shared.swarm.refused(run, now)
                 self._haves_at.pop(node, None)
+            elif outcome == "busy":
+                self._shared.swarm.busy(node, 1.0, now)
             elif outcome == "wrong":
                 self._shared.swarm.lied(run, now)
+            elif outcome == "unkept":
+                self._shared.swarm.unkept(run, now)
             elif not run.broken_off:
                 self._shared.swarm.failed(node, now)
             if more and not self._shared.over:

@@ -2,8 +2,8 @@
 
 1. ``protocol.swarm`` decides whom to ask for what; a run's chunks are asked for one after the other.
 2. A chunk is verified before it is written. Its sender is blamed for a wrong one, and not asked again.
-3. A peer that refuses a chunk lacks it, which is no fault. What partial holders have they are asked every ``POLL``
-   seconds.
+3. A peer that refuses a chunk lacks it, which is no fault the first time. What partial holders have they are asked
+   every ``POLL`` seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from node.errors import Refused, Unreachable
+from node.errors import Busy, Refused, Unreachable
 from node.net.host import Network
 from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from protocol import codec
@@ -148,6 +148,9 @@ class _Fetch:
         try:
             with self._scopes[run]:
                 await self._fetch_chunks(swarm, run)
+        except Busy as error:
+            self._why = str(error)
+            swarm.busy(run.node, error.retry_after, trio.current_time())
         except Refused as error:
             self._why = str(error)
             swarm.refused(run, trio.current_time())

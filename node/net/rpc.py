@@ -22,6 +22,7 @@ from typing import Any, Final
 import trio
 from libp2p.exceptions import BaseLibp2pError
 
+from node.errors import Busy as Busy
 from node.errors import Refused as Refused
 from node.errors import Unreachable as Unreachable
 from node.net.guard import MULTISTREAM, line, node_of
@@ -180,8 +181,10 @@ async def request(
                 await stream.finish(0)
     if status == OK:
         return body
+    if status == BUSY:
+        raise Busy(f"{what}: busy")
     reason = body.decode("ascii", "replace")
-    raise Refused(f"{what}: " + {REFUSED: f"refused ({reason})", FAILED: "failed there", BUSY: "busy"}[status])
+    raise Refused(f"{what}: " + (f"refused ({reason})" if status == REFUSED else "failed there"))
 
 
 def _reason(error: Error) -> bytes:

@@ -41,7 +41,7 @@ CHUNK_REQUEST: Final = codec.Array((("manifest", codec.HASH), ("index", codec.In
 
 ReadBlob = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
 ReadChunk = Callable[[bytes, int], Awaitable[bytes | None] | bytes | None]
-ReadHave = Callable[[bytes], bytes | None]
+ReadHave = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
 
 
 def serve_blobs(
@@ -105,8 +105,8 @@ def serve_haves(
     protocol: str = HAVE_PROTOCOL,
     may_have: Callable[[bytes], bool] = lambda peer: True,
 ) -> None:
-    """Tell all peers that ``may_have`` them which chunks are here. ``read(manifest hash)`` returns the bitmap, None for
-    what is not held."""
+    """Tell all peers that ``may_have`` them which chunks are here. ``read(manifest hash)``, plain or async, returns the
+    bitmap, None for what is not held."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -114,7 +114,8 @@ def serve_haves(
             raise PeerError("have request: not a hash")
         if not may_have(peer):
             raise Refused("only nodes that joined this domain get its weights")
-        bitmap = read(request)
+        found = read(request)
+        bitmap = await found if inspect.isawaitable(found) else found
         if bitmap is None:
             raise Refused("not held")
         return bitmap

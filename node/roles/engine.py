@@ -75,7 +75,7 @@ class Engine(Prefill):
         if self._loaded == wanted:
             return
         self._loaded = None
-        described = Manifest.parse(await trio.Path(manifest).read_bytes())
+        described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
         timeout = load_timeout(described.size)
         answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(wanted[1]))
         if raw is None and answer["checksum"] != described.checksum:
@@ -139,7 +139,8 @@ async def open_engine(node: Node, dtype: str = "float32", *, generates: bool = F
     if generates and config.engine != "torch" and (config.engine == "vllm" or vllm_start.installed()):
         blob = node.domain.model.manifest
         data = await trio.Path(await node.blob_path(blob.hash, blob.size)).read_bytes()
-        found = chosen(config.engine, Manifest.parse(data).size, installed=vllm_start.installed())
+        manifest = await trio.to_thread.run_sync(Manifest.parse, data)
+        found = chosen(config.engine, manifest.size, installed=vllm_start.installed())
     async with AsyncExitStack() as stack:
         try:
             try:

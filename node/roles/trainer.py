@@ -160,7 +160,7 @@ class _Life:
         assert grant is not None
         blob = node.domain.model.manifest
         data = await node.fetch_blob(blob.hash, blob.size, list(node.network.peers), timeout=30)
-        manifest = Manifest.parse(data)
+        manifest = await trio.to_thread.run_sync(Manifest.parse, data)
         await node.log.append(Weights(grant.term, 0, None, blob.hash, blob.size, manifest.whole, manifest.size, None))
 
     async def _announce_again_if_stuck(self, base: Entry) -> None:
@@ -283,7 +283,7 @@ class _Life:
                 return None
             described = await self._describe(differ, answer, scratch, base)
         manifest = described.manifest
-        data = manifest.encode()
+        data = await trio.to_thread.run_sync(manifest.encode)
         digest = await node.blobs.put_async(data)
         node.weights.expect(manifest, described.delta)
         await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
@@ -356,7 +356,7 @@ class _Life:
         """Keep the delta, to serve it; None where there is none."""
         if described.delta is None:
             return None
-        data = described.delta.encode()
+        data = await trio.to_thread.run_sync(described.delta.encode)
         digest = await self._node.blobs.put_async(data)
         await trio.to_thread.run_sync(self._node.versions.adopt, data, self._node.directory.work / DELTA)
         return Blob(digest, len(data))

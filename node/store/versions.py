@@ -7,8 +7,10 @@
 3. Room is taken when an object is begun: where it would exceed the quota, or leave less free space than the reserve,
    what ``spare`` names goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it.
 4. ``retain`` deletes what is neither kept nor pinned. What is on its way is pinned.
+5. What is deleted is moved aside in a moment, and then taken apart: nobody waits for that but who asked for it.
 
-Every method is synchronous, does disk work and may be called from any thread.
+Every method is synchronous and may be called from any thread. All but ``pin``, ``pinned`` and ``paths`` do disk work,
+and may take seconds.
 """
 
 from __future__ import annotations
@@ -66,15 +68,18 @@ class VersionStore:
         self._open: dict[bytes, Held] = {}
         self._pinned: Counter[bytes] = Counter()
         self._lock = Lock()
+        """Guards the two above, and that nothing is moved aside while it is pinned: held for moments only."""
+        self._changing = Lock()
+        """Of those who make, adopt and delete objects, one after the other."""
         if owner:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for leftover in folder.glob(".*"):
                 if _TEMPORARY.fullmatch(leftover.name):
                     shutil.rmtree(leftover)
             for digest in self.held():
-                found = self._find(digest)
+                found = self.open(digest)
                 if found is None:
-                    self._drop(digest)  # damaged by the disk: what is left of it is of no use
+                    self._delete(digest)  # damaged by the disk: what is left of it is of no use
                 else:
                     found.demote()
             self._open.clear()
@@ -82,7 +87,20 @@ class VersionStore:
     def open(self, digest: bytes) -> Held | None:
         """The object of this name, whole or partial; None where it is not here."""
         with self._lock:
-            return self._find(digest)
+            known = self._open.get(digest)
+        if known is not None and self._is_here(digest, known):
+            return known
+        held = self._load(digest)
+        with self._lock:
+            now = self._open.pop(digest, None)
+            if held is None:
+                return None
+            if now is not None and now is not known and now.identity == held.identity:
+                held = now  # another thread was quicker
+            while len(self._open) >= MAX_MAPPED:
+                del self._open[next(iter(self._open))]
+            self._open[digest] = held
+        return held
 
     def begin(self, listing: ChunkList) -> bytes:
         """Make room for an object, or take up what an earlier run left of it; returns its digest.
@@ -91,9 +109,9 @@ class VersionStore:
         """
         data = listing.encode()
         digest = hash_bytes(data)
-        with self._lock:
-            if self._find(digest) is None:
-                self._drop(digest)
+        with self._changing:
+            if self.open(digest) is None:
+                self._delete(digest)
                 self._make_room(listing.size, digest)
                 temporary = self.folder / f".{secrets.token_hex(8)}"
                 try:
@@ -126,8 +144,8 @@ class VersionStore:
                 except PeerError as error:
                     raise LocalError(f"{whole}: {error}") from None
             os.fsync(file.fileno())
-        with self._lock:
-            self._drop(digest)
+        with self._changing:
+            self._delete(digest)
             temporary = self.folder / f".{secrets.token_hex(8)}"
             self._make(temporary, manifest, len(parsed.chunks), VERIFIED)
             os.replace(whole, temporary / "whole.bin")
@@ -219,28 +237,28 @@ class VersionStore:
         with self._lock:
             return bool(self._pinned[digest])
 
-    def retain(self, keep: Collection[bytes]) -> list[bytes]:
-        """Delete every object but those to ``keep`` and the pinned ones; returns what went."""
-        with self._lock:
-            gone = [digest for digest in self.held() if digest not in keep and not self._pinned[digest]]
-            for digest in gone:
-                self._drop(digest)
-            return gone
+    def retain(self, keep: Callable[[Collection[bytes]], Collection[bytes]]) -> list[bytes]:
+        """Delete every object but the pinned ones and those that ``keep`` names; returns what went.
+
+        ``keep`` is told what is here, and nothing is added before what it does not name is gone.
+        """
+        with self._changing:
+            present = self.held()
+            kept = keep(present)
+            return [digest for digest in present if digest not in kept and self._delete_unpinned(digest)]
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete these objects but for the pinned ones, and no other, whatever came here meanwhile."""
-        with self._lock:
+        with self._changing:
             for digest in digests:
-                if not self._pinned[digest]:
-                    self._drop(digest)
+                self._delete_unpinned(digest)
 
     def _make_room(self, size: int, digest: bytes) -> None:
         shortage = self._shortage(size)
         if shortage is None:
             return
         for other in list(self.spare()):
-            if other != digest and not self._pinned[other]:
-                self._drop(other)
+            if other != digest and self._delete_unpinned(other):
                 shortage = self._shortage(size)
                 if shortage is None:
                     return
@@ -265,27 +283,24 @@ class VersionStore:
             raise LocalError(f"version {digest.hex()} was not begun")
         return held
 
-    def _find(self, digest: bytes) -> Held | None:
-        known = self._open.get(digest)
+    def _is_here(self, digest: bytes, known: Held) -> bool:
+        """Whether an open object is the one on the disk: another process may have put a new one in its place."""
         try:
-            if known is not None:  # for each request for chunks, so without a Path
-                status = os.stat(f"{self.folder}/{digest.hex()}/whole.bin")
-                if known.identity == (status.st_dev, status.st_ino):
-                    return known
-                del self._open[digest]  # another process put a new one in its place
-            folder = self.folder / digest.hex()
+            status = os.stat(f"{self.folder}/{digest.hex()}/whole.bin")  # for each request for chunks: without a Path
+        except FileNotFoundError:
+            return False
+        return known.identity == (status.st_dev, status.st_ino)
+
+    def _load(self, digest: bytes) -> Held | None:
+        folder = self.folder / digest.hex()
+        try:
             with (folder / "manifest").open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
             if hash_bytes(data) != digest:
                 raise PeerError("the manifest is damaged")
-            held = Held(folder, parse_chunk_list(data))
+            return Held(folder, parse_chunk_list(data))
         except (FileNotFoundError, PeerError):
-            self._open.pop(digest, None)
             return None
-        while len(self._open) >= MAX_MAPPED:
-            del self._open[next(iter(self._open))]
-        self._open[digest] = held
-        return held
 
     def _make(self, temporary: Path, manifest: bytes, chunks: int, mark: int) -> None:
         temporary.mkdir(mode=0o700)
@@ -297,6 +312,25 @@ class VersionStore:
         os.replace(temporary, self.folder / digest.hex())
         sync_directory(self.folder)
 
-    def _drop(self, digest: bytes) -> None:
+    def _delete(self, digest: bytes) -> None:
+        with self._lock:
+            aside = self._move_aside(digest)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def _delete_unpinned(self, digest: bytes) -> bool:
+        """Whether it went."""
+        with self._lock:
+            if self._pinned[digest]:
+                return False
+            aside = self._move_aside(digest)
+        shutil.rmtree(aside, ignore_errors=True)
+        return True
+
+    def _move_aside(self, digest: bytes) -> Path:
         self._open.pop(digest, None)
-        shutil.rmtree(self.folder / digest.hex(), ignore_errors=True)
+        folder, aside = self.folder / digest.hex(), self.folder / f".{secrets.token_hex(8)}"
+        try:
+            os.rename(folder, aside)
+        except OSError:  # not here; or what is left of it is taken apart where it is
+            return folder
+        return aside

@@ -13,6 +13,7 @@ import trio.testing
 from node import carrier
 from node.bulk.handout import Route
 from node.carrier import MOST, REDRAW_IDLE, Carrier, _Job
+from node.errors import Busy
 from node.net import chunks
 from protocol.holders import Holding
 from protocol.manifest import Manifest
@@ -95,3 +96,29 @@ async def test_a_slow_holder_is_asked_what_it_has_once_at_a_time(
         made._fallback(MANIFEST.digest, FAKES[0], -1)
         await trio.sleep(1)
         assert len(asked) == 21
+
+
+async def test_a_slow_peer_keeps_nobody_elses_chunks_away(
+    autojump_clock: trio.testing.MockClock, monkeypatch: Any
+) -> None:
+    slow, quick = FAKES[0], FAKES[1]
+    asked: list[bytes] = []
+
+    async def ask_chunk(network: Any, peer: bytes, digest: bytes, index: int) -> bytes:
+        asked.append(peer)
+        await trio.sleep(30 if peer == slow else 1)
+        raise Busy("busy")
+
+    monkeypatch.setattr(chunks, "ask_chunk", ask_chunk)
+    async with job_of() as (made, _, bulk):
+        for _ in range(20):
+            made._fallback(MANIFEST.digest, slow, 0)
+        for _ in range(4):
+            made._fallback(MANIFEST.digest, quick, 0)
+        await trio.sleep(3)
+        told = [(values["node"], values["outcome"]) for op, values in bulk.told if op == "delivered"]
+        assert told == [(quick, "busy")] * 4
+        assert asked.count(slow) == 2
+        await trio.sleep(400)
+        assert asked.count(slow) == 20
+        assert made._relayed == {}

@@ -380,15 +380,32 @@ def test_a_process_of_its_own_says_the_line_and_no_traceback(tmp_path: Path) -> 
     assert line.startswith(f"farflung: {directory.genesis_file}: not a valid genesis")
 
 
-def test_a_thread_that_cannot_be_broken_off_does_not_hold_a_daemon_that_is_told_to_stop() -> None:
-    hold = """
+HELD_BY_A_THREAD = """
 import time, trio
 from node import daemon
 async def main():
-    daemon._end_in_time()
+    daemon.ending()()
     with trio.move_on_after(0.01):
         await trio.to_thread.run_sync(time.sleep, 600)
 trio.run(main)
 """
+HELD_BY_THE_LOOP = """
+import os, signal, time, trio
+from node import daemon
+async def main():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(daemon._stop_on_signal, nursery.cancel_scope.cancel, daemon.ending())
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        end = time.monotonic() + 600
+        while time.monotonic() < end:
+            pass
+import trio.testing
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("hold", [HELD_BY_A_THREAD, HELD_BY_THE_LOOP])
+def test_nothing_that_goes_on_holds_a_daemon_that_is_told_to_stop(hold: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", hold], env=environment, timeout=120, check=False).returncode == 0

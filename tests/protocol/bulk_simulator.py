@@ -45,6 +45,10 @@ class Peer:
     rtt: float = 0.001
     starts: float = 0.0
     lies: bool = False
+    claims: int = 0
+    """Chunks that it says it has besides."""
+    refused: int = 0
+    """How often it refused a request."""
     author: bool = False
     dead: bool = False
     hidden: bool = False
@@ -87,7 +91,7 @@ class World:
     def holdings(self, peer: Peer) -> dict[bytes, Holding]:
         """What ``peer`` may know of all others."""
         others = [p for p in self.peers.values() if p is not peer and not p.dead and p.starts <= self.now]
-        known = [p for p in others if p.has or p.swarm is not None]
+        known = [p for p in others if p.has or p.claims or p.swarm is not None]
         return {p.node: Holding(not p.hidden, p.whole, spared=p.author and len(known) > 1) for p in known}
 
     def run(
@@ -127,7 +131,7 @@ class World:
                 peer.told[node] = self.now + self.haves_every
                 other = self.peers[node]
                 coming = 0 if other.swarm is None else other.swarm.coming
-                swarm.heard(node, other.has, coming, self.now)
+                swarm.heard(node, other.has | other.claims, coming, self.now)
         if tick:
             swarm.tick(self.now)
         self._break_off(peer)
@@ -207,6 +211,7 @@ class World:
         while size > 0:
             if not server.has >> run.at & 1:
                 swarm.refused(run, self.now)
+                server.refused += 1
                 self._end(peer, flow, keep=True)
                 return
             part = min(size, CHUNK_BYTES - flow.in_chunk)

@@ -101,6 +101,21 @@ def test_one_killed_one_throttled_one_lying_and_the_healthy_are_hardly_later() -
     assert all(not node.swarm.flows(b"liar", world.now) for node in healthy if node.swarm is not None)
 
 
+def test_those_who_claim_what_they_do_not_have_delay_nobody() -> None:
+    chunks = 48
+    world, nodes = undisturbed(chunks, 4)
+    world.run()
+    plain = finish(world)
+    world, nodes = undisturbed(chunks, 4)
+    liars = [world.add(f"liar{number}", chunks, up=LINK, rtt=0.001, claims=whole(chunks) & ~1) for number in range(4)]
+    for liar in liars:
+        liar.holders = lambda: {}  # they fetch nothing
+    world.run(stop=2 * plain)
+    assert all(node.finished_at is not None and node.finished_at <= 1.2 * plain for node in nodes)
+    # By each of the five: what is asked for at one moment, once for each pause.
+    assert max(liar.refused for liar in liars) < 5 * 20
+
+
 def test_a_peer_that_degrades_in_the_midst_loses_its_share() -> None:
     chunks = 96
     world = World(5)

@@ -74,6 +74,7 @@ class _Tokens:
     def __init__(self, member: Member) -> None:
         self._member = member
         self.asked: Counter[bytes] = Counter()
+        self.vain: Counter[bytes] = Counter()
 
     async def route(self, peer: bytes) -> Route:
         await trio.lowlevel.checkpoint()
@@ -82,14 +83,17 @@ class _Tokens:
         if other is None or other.dead:
             raise Unreachable("no answer")
         addresses = other.bulk.addresses if other.address is None else [other.address]
-        if not addresses or other.hidden:
+        if not addresses or other.hidden or self.vain[peer]:
             raise Refused("nothing is served at the moment")
         seconds = other.token_seconds
         token = tokens.mint(other.bulk.secret, self._member.id, [tokens.LOCAL], time.monotonic() + seconds)
-        return Route(addresses[0], token, trio.current_time() + seconds * 0.7)
+        return Route(addresses[0], token, trio.current_time() + seconds * 0.7, other.foreign)
 
     def spoil(self, peer: bytes) -> None:
         pass
+
+    def misled(self, peer: bytes) -> None:
+        self.vain[peer] += 1
 
 
 class Member(Some):
@@ -103,6 +107,7 @@ class Member(Some):
         self.hidden = False
         self.dead = False
         self.address: str | None = None
+        self.foreign = False
         self.token_seconds = 600.0
         self.tamper: Callable[[bytes], bytes] = lambda data: data
         self.network = _Network(links, self.id)

@@ -77,7 +77,7 @@ async def test_a_child_serves_and_is_replaced_when_it_dies(tmp_path: Path, monke
             assert node.health.warnings == {}
             assert node.announced == 3
             # What is deleted is closed there.
-            store.retain(())
+            store.retain(lambda present: ())
             assert await node.bulk.call("forget", digest=manifest.digest)
             assert not any("whole.bin" in name for name in open_files(node.bulk.pid))
             with pytest.raises(Missing):

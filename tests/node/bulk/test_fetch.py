@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from node.bulk import fetch
 from node.bulk.address import parse
-from node.bulk.fetch import Busy, Connection, Denied, Missing
+from node.bulk.fetch import Connection, Denied, Missing
 from node.bulk.limits import Limits
-from node.errors import Unreachable
+from node.errors import Busy, Unreachable
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from tests.node.bulk.harness import CHUNKS, Raw, connect, origin, token
@@ -300,7 +300,7 @@ def test_the_server_closes_nothing_that_is_in_use(tmp_path: Path) -> None:
     with origin(tmp_path / "versions") as made:
         connection = made.connection()
         connection.get(made.manifest.digest, 0, made.buffers(0, 1), lambda _: None)
-        made.store.retain(())
+        made.store.retain(lambda present: ())
         with pytest.raises(Missing):
             connection.get(made.manifest.digest, 0, made.buffers(0, 1), lambda _: None)
         connection.close()

@@ -6,7 +6,7 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from node.bulk import certificate, handout, tokens
 from node.bulk.address import parse
@@ -170,6 +171,87 @@ async def test_a_private_domain_refuses_who_has_not_joined(tmp_path: Path) -> No
                     both.holder.id, handout.PROTOCOL, request, timeout=5, max_response=4096
                 )
         assert both.holder.bulk.certificates == {}
+
+
+async def test_a_member_has_one_certificate_for_a_while(tmp_path: Path) -> None:
+    async with pair(tmp_path, private=1) as both:
+        assert both.asker.routes is not None
+        await both.asker.routes.route(both.holder.id)
+        known = both.holder.bulk.certificates[both.asker.id]
+        _, other = certificate.make(both.asker.identity)
+        for request, words in ((other, "another certificate so soon"), (known, None)):
+            with pytest.raises(Refused, match=words) if words else nullcontext():
+                await both.asker.network.request(
+                    both.holder.id, handout.PROTOCOL, request, timeout=5, max_response=4096
+                )
+        assert both.holder.bulk.certificates[both.asker.id] == known
+
+
+class Answering:
+    """A network of peers that hand out routes: libp2p reaches all at 203.0.113.5."""
+
+    def __init__(self) -> None:
+        self.addresses = ["/ip4/192.0.2.1/tcp/4001/p2p/x"]
+        self.places: dict[bytes, str] = {}
+
+    def hosts(self, node: bytes) -> list[str]:
+        return ["203.0.113.5"]
+
+    async def request(self, peer: bytes, protocol: str, payload: bytes, **_: Any) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return codec.encode(["t", 1, b"", [f"/{self.places[peer]}/tcp/80/http"]])
+
+
+async def test_a_foreign_address_that_has_no_weights_is_left_alone(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    net = Answering()
+    routes = Some(tmp_path, identity(1), network=net).routes
+    assert routes is not None
+    liar, other, honest = (identity(n).node for n in (2, 3, 4))
+    net.places = {liar: "ip4/8.8.8.8", other: "ip4/8.8.8.8", honest: "ip4/203.0.113.5"}
+    tries, end = 0, trio.current_time() + 3600
+    while trio.current_time() < end:
+        for peer in (liar, other):
+            with suppress(Refused):
+                assert (await routes.route(peer)).foreign
+                tries += 1
+                routes.misled(peer)
+        await trio.sleep(10)
+    assert 4 <= tries <= 7  # a minute's pause, then two, and so on
+    # Another name for it, or another host, is no better from the same peer; its own address is.
+    net.places[liar] = "dns4/victim.example"
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await routes.route(liar)
+    net.places[liar] = "ip4/203.0.113.5"
+    for peer in (liar, honest):
+        route = await routes.route(peer)
+        assert not route.foreign
+        routes.misled(peer)
+        assert await routes.route(peer) is not route
+
+
+async def test_one_who_names_one_address_after_the_other_is_left_alone(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    net = Answering()
+    routes = Some(tmp_path, identity(1), network=net).routes
+    assert routes is not None
+    peer = identity(2).node
+    dialled = 0
+    for number in range(1, 200):
+        net.places[peer] = f"ip4/8.8.4.{number}"
+        with suppress(Refused):
+            dialled += (await routes.route(peer)).foreign
+        await trio.sleep(11)
+    assert dialled <= 2
+    # One who stays where it is is found again.
+    await trio.sleep(handout.MAX_MISLED_SECONDS)
+    with pytest.raises(Refused, match="one address after the other"):
+        await routes.route(peer)
+    await trio.sleep(handout.MAX_MISLED_SECONDS)
+    assert (await routes.route(peer)).foreign
 
 
 async def test_nothing_is_handed_out_while_nothing_is_served(tmp_path: Path) -> None:

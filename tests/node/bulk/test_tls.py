@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from node.bulk import certificate, server
+from node.bulk import certificate, server, tls
 from node.bulk.tls import Doorkeeper, client_context
 from node.errors import Unreachable
 from protocol.errors import PeerError
@@ -104,9 +105,33 @@ def test_a_certificate_that_openssl_takes_for_none_keeps_nobody_else_out(
     keeper.admit(PEER, certificates[CLIENT][1])
     assert keeper.context().cert_store_stats()["x509"] == 1
     keeper.admit(PEER, b"other rubbish")
-    assert keeper.context().cert_store_stats()["x509"] == 0
     keeper.admit(OTHER, certificates[STRANGER][1])
-    assert keeper.context().cert_store_stats()["x509"] == 1
+    assert keeper.context().cert_store_stats()["x509"] == 2
+
+
+def test_one_that_changes_its_certificate_again_and_again_fills_nothing(
+    private: Origin, certificates: dict[Identity, tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "MAX_STALE", 2)
+    keeper: Doorkeeper = private.keeper  # type: ignore[attr-defined]
+    first = keeper.context()
+    made = [certificate.make(CLIENT) for _ in range(4)]
+    for count, (_, der) in enumerate(made, 1):
+        keeper.admit(PEER, der)
+        keeper.admit(PEER, der)
+        assert (keeper.context() is first) == (count <= 2)
+        assert keeper.context().cert_store_stats()["x509"] <= 3
+    for pem, answers in ((certificates[CLIENT][0], False), (made[0][0], False), (made[-1][0], True)):
+        connection = private.connection(tls=client_context(pem, certificates[SERVER][1]), token=token(hosts=()))
+        with nullcontext() if answers else pytest.raises(Unreachable):
+            assert connection.have(private.manifest.digest, 0, 0.0) == b"\xf8"
+        connection.close()
+
+
+def test_the_context_to_a_peer_is_made_once(certificates: dict[Identity, tuple[str, bytes]]) -> None:
+    own, peer = certificates[CLIENT][0], certificates[SERVER][1]
+    assert client_context(own, peer) is client_context(own, peer)
+    assert client_context(own, certificates[STRANGER][1]) is not client_context(own, peer)
 
 
 def test_an_impostor_at_the_address_is_found_out(

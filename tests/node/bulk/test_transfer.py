@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import threading
 from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -133,6 +137,59 @@ async def test_where_no_direct_connection_can_be_made_libp2p_carries_it(tmp_path
         assert 4 <= requests[CHUNK_PROTOCOL] <= 6  # what the third has came directly
         assert requests[HAVE_PROTOCOL] >= 2
         assert node.network.blamed == []
+
+
+class WebServer(ThreadingHTTPServer):
+    """Somebody's, who knows nothing of all this."""
+
+    daemon_threads = True
+    connections = 0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        self.connections += 1
+        return super().get_request()
+
+
+class Page(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"none")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+async def test_a_node_that_names_anothers_address_sends_few_there(tmp_path: Path) -> None:
+    async with members(tmp_path, "liar", "partial", "honest", "node") as (liar, partial, honest, node):
+        with WebServer(("127.0.0.1", 0), Page) as web:
+            threading.Thread(target=web.serve_forever, args=(0.02,), daemon=True).start()
+            for member in (liar, partial):
+                member.address = f"/ip4/127.0.0.1/tcp/{web.server_address[1]}/http"
+                member.foreign = True
+            give(honest, without=(9,))
+            async with trio.open_nursery() as nursery:
+                holders = {liar.id: Holding(), partial.id: Holding(whole=False), honest.id: Holding(whole=False)}
+                nursery.start_soon(bring, node, lambda: holders)
+                await until(lambda: node.tokens.vain.keys() == {liar.id, partial.id} and verified(node) == COUNT - 1)
+                honest.store.write_chunk(DIGEST, 9, DATA[9 * CHUNK_BYTES : 10 * CHUNK_BYTES])
+            assert whole(node)
+            assert web.connections <= 2 * 3  # two tries each, one more that was on its way
+            assert max(node.tokens.vain.values()) <= 2
+            web.shutdown()
+
+
+async def test_a_proxys_address_is_as_good_as_any_once_weights_came_from_it(tmp_path: Path) -> None:
+    async with members(tmp_path, "proxied", "node") as (proxied, node):
+        proxied.foreign = True
+        give(proxied)
+        await bring(node, lambda: {proxied.id: Holding()})
+        assert whole(node)
+        assert node.tokens.vain == {}
+        assert node.links.requests == {}
 
 
 async def test_a_liar_behind_libp2p_is_blamed_too(tmp_path: Path) -> None:

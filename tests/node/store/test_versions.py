@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -172,14 +175,61 @@ def test_retention(store: VersionStore, tmp_path: Path) -> None:
     with store.pin(OTHER.digest):
         begun = store.begin(OTHER)
         with store.pin(OTHER.digest):
-            assert store.retain({whole}) == []
-        assert store.retain({whole}) == []  # still on its way
+            assert store.retain(lambda present: {whole}) == []
+        assert store.retain(lambda present: {whole}) == []  # still on its way
         assert store.held() == sorted([whole, begun])
-        assert store.retain({begun}) == [whole]
+        assert store.retain(lambda present: {begun}) == [whole]
     assert store.held() == [begun]
     assert store.read_chunk(whole, 0) is None
     assert not store.complete(whole)
-    assert store.retain(()) == [begun]
+    assert store.retain(lambda present: ()) == [begun]
+
+
+def test_nobody_waits_for_a_deletion(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = store.begin(MANIFEST), store.begin(OTHER)
+    begun, end = threading.Event(), threading.Event()
+
+    def slow(folder: Path, ignore_errors: bool) -> None:
+        begun.set()
+        assert end.wait(30)
+        rmtree(folder, ignore_errors=ignore_errors)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    gone: list[bytes] = []
+    thread = threading.Thread(target=lambda: gone.extend(store.retain(lambda present: [new])))
+    thread.start()
+    try:
+        assert begun.wait(30)
+        with store.pin(new):
+            assert store.pinned(new)
+        assert store.open(old) is None
+        assert store.bitmap(new) == b"\0"
+        assert store.held() == [new]
+    finally:
+        end.set()
+        thread.join(30)
+    assert gone == [old]
+    assert [item.name for item in store.folder.iterdir()] == [new.hex()]
+
+
+def test_what_is_kept_is_asked_when_nothing_can_be_added(store: VersionStore) -> None:
+    begun = store.begin(MANIFEST)
+    seen: list[bytes] = []
+    threads: list[threading.Thread] = []
+
+    def keep(present: Collection[bytes]) -> Collection[bytes]:
+        seen.extend(present)
+        threads.append(threading.Thread(target=store.begin, args=(OTHER,)))
+        threads[0].start()
+        threads[0].join(0.1)
+        assert store.held() == [begun]  # the other waits
+        return ()
+
+    assert store.retain(keep) == [begun]
+    threads[0].join(30)
+    assert seen == [begun]
+    assert store.held() == [OTHER.digest]
 
 
 def test_what_is_open_outlives_its_deletion(store: VersionStore) -> None:
@@ -187,7 +237,7 @@ def test_what_is_open_outlives_its_deletion(store: VersionStore) -> None:
     store.write_chunk(digest, 2, chunk(DATA, 2))
     held = store.open(digest)
     assert held is not None
-    store.retain(())
+    store.retain(lambda present: ())
     assert store.open(digest) is None
     assert held.read(2) == chunk(DATA, 2)
     assert os.pread(held.fd, 12, 2 * CHUNK_BYTES) == chunk(DATA, 2)

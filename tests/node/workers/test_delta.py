@@ -71,7 +71,7 @@ class Setting:
         assert delta is not None
         assert held is not None
         assert isinstance(held.listing, Manifest)
-        self.store.retain([base, delta])
+        self.store.retain(lambda present: [base, delta])
         return base, held.listing, delta
 
     def apply(self, delta: bytes, base: bytes, target: Manifest, threads: int = 1) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_a_delta_makes_the_version_and_marks_it_verified(setting: Setting, rows:
     assert setting.store.complete(target.digest)
     # Once more, from nothing and from all: the same.
     assert setting.apply(delta, base, target)["written"] == 0
-    setting.store.retain([base, delta])
+    setting.store.retain(lambda present: [base, delta])
     assert setting.apply(delta, base, target)["written"] == len(target.chunks)
 
 
