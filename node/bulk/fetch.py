@@ -41,6 +41,8 @@ MAX_RETRY: Final = 60.0
 MAX_PLACES: Final = 4
 """Addresses of a name that are tried, one after the other."""
 _HEAD_PIECE: Final = 1024
+_MANY: Final = 64 << 10
+"""Bytes from which on a receive waits for all of them."""
 _PLAIN: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*\r\n((?:[A-Za-z-]+: [!-~][ -~]*\r\n)*)\r\n")
 _RECEIVED_AT: Final = 128
 """Where the kernel's tcp_info has tcpi_bytes_received, since Linux 4.1."""
@@ -83,6 +85,8 @@ class Connection:
         self._closed = False
         self._asked: deque[tuple[bytes, int, int]] = deque()
         self._spare = b""
+        self._patience = 0.0  # the seconds that the kernel waits, and how many bytes it waits for
+        self._wake_at = 1
         self._fresh = True  # no answer came over this socket yet
 
     def connect(self) -> float:
@@ -188,6 +192,7 @@ class Connection:
             if self._tls is None:
                 # The kernel keeps the time: a socket with Python's own timeout costs a poll before every receive.
                 raw.settimeout(None)
+                self._patience, self._wake_at = 0.0, 1
                 self._socket = raw
             else:
                 name = self.address.host if self._tls.check_hostname else None
@@ -226,12 +231,23 @@ class Connection:
             self._drop()
             raise _IdledOut(f"{self._what()}: the connection broke") from None
 
-    def _timeout(self, connection: socket.socket, seconds: float) -> None:
-        if self._tls is None:
+    def _wait_for(self, connection: socket.socket, count: int, seconds: float) -> None:
+        """Let the next receive wait about so long, at least: one without TLS for ``count`` bytes, if they are many.
+
+        Woken for every packet, a thread would copy a chunk in pieces, each into memory that others have pushed out of
+        the processor's cache meanwhile.
+        """
+        if self._tls is not None:
+            connection.settimeout(seconds)
+            return
+        if not seconds <= self._patience <= seconds + 1:
+            self._patience = seconds
             value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        else:
-            connection.settimeout(seconds)
+        wake_at = count if count >= _MANY else 1
+        if wake_at != self._wake_at:
+            self._wake_at = wake_at
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_at)
 
     def _expect(self, length: int | None, seconds: float) -> int:
         """Receive a head; the length of the body that follows, ``length`` where that is not None."""
@@ -282,7 +298,7 @@ class Connection:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Unreachable(f"{self._what()}: no answer in time")
-                self._timeout(connection, left)
+                self._wait_for(connection, 1, left)
                 part = connection.recv(_HEAD_PIECE)
                 if not part:
                     if data or fresh:
@@ -328,13 +344,17 @@ class Connection:
         deadline = time.monotonic() + seconds
         # One system call for a whole chunk where the kernel waits for all of it.
         flags = socket.MSG_WAITALL if self._tls is None else 0
+        piece = min(seconds, HEAD_SECONDS)  # as for a head, so that the kernel need not be told anew
         try:
-            self._timeout(connection, seconds)
             while filled < len(buffer):
-                count = connection.recv_into(buffer[filled:], len(buffer) - filled, flags)
+                self._wait_for(connection, len(buffer) - filled, piece)
+                try:
+                    count = connection.recv_into(buffer[filled:], len(buffer) - filled, flags)
+                except (BlockingIOError, TimeoutError):
+                    count = -1
                 if not count:
                     raise Unreachable(f"{self._what()}: closed in the midst of a chunk")
-                filled += count
+                filled += max(count, 0)
                 if filled < len(buffer) and time.monotonic() > deadline:
                     raise Unreachable(f"{self._what()}: too slow")
         except OSError as error:
