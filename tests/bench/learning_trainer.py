@@ -195,7 +195,9 @@ def main() -> None:
         models["model"] = arguments.model
     found = {
         name: {
-            lengths: compare(folder, shape, arguments.trl, arguments.threads) for lengths, shape in SHAPES[name].items()
+            lengths: compare(folder, shape, arguments.trl, arguments.threads)
+            for lengths, shape in SHAPES[name].items()
+            if arguments.lengths in (None, lengths)
         }
         for name, folder in models.items()
         if arguments.only in (None, name)
