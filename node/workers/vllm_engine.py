@@ -98,8 +98,8 @@ class VllmEngine(Engine):
             )
         if config.architecture == "qwen2" and config.head_size * config.heads != config.hidden:
             raise UserError(
-                f"vLLM's qwen2 takes heads to be of {config.hidden // config.heads}, not of {config.head_size}: set engine "
-                "to torch on this node"
+                f"vLLM's qwen2 takes heads to be of {config.hidden // config.heads}, not of {config.head_size}: set "
+                "engine to torch on this node"
             )
         options: dict[str, Any] = {}
         if cpu:

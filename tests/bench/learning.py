@@ -7,8 +7,8 @@
                            vLLM on the same prompts (``learning_generation``; target 0.95). Needs vLLM and ``--model``
 ``trainer_idle_share``     the share of its time in which the trainer of a devnet with two inference nodes waits for
                            rollouts (``learning_idle``)
-``reward_by_async_level``  the mean reward of the last version on questions that no step asked, after training on rollouts
-                           of a fixed age (``async_levels``; level 2 is to end within noise of level 0)
+``reward_by_async_level``  the mean reward of the last version on questions that no step asked, after training on
+                           rollouts of a fixed age (``async_levels``; level 2 is to end within noise of level 0)
 ``details``                all that each part found
 ``missing``                for each part without a figure, why; its figure is null
 
@@ -75,12 +75,8 @@ def trainer(setting: Setting) -> tuple[Any, Found]:
     if setting.trl is None:
         raise Missing("name the Python of a virtual environment with TRL (--trl)")
     model = [] if setting.model is None else ["--model", str(setting.model)]
-    found = run(
-        sys.executable, "learning_trainer", "--trl", setting.trl, "--threads", str(setting.threads), *model
-    )
-    ratios = {
-        name: {kind: round(each["ratio"], 3) for kind, each in kinds.items()} for name, kinds in found.items()
-    }
+    found = run(sys.executable, "learning_trainer", "--trl", setting.trl, "--threads", str(setting.threads), *model)
+    ratios = {name: {kind: round(each["ratio"], 3) for kind, each in kinds.items()} for name, kinds in found.items()}
     return ratios, found
 
 
@@ -104,9 +100,7 @@ def idle(setting: Setting) -> tuple[Any, Found]:
 def levels(setting: Setting) -> tuple[Any, Found]:
     """Part ``reward_by_async_level``."""
     plot = [] if setting.plot is None else ["--plot", str(setting.plot.absolute())]
-    found = run(
-        sys.executable, "async_levels", "--steps", str(setting.steps), "--seeds", str(setting.seeds), *plot
-    )
+    found = run(sys.executable, "async_levels", "--steps", str(setting.steps), "--seeds", str(setting.seeds), *plot)
     return {level: round(statistics.fmean(each), 4) for level, each in found["final"].items()}, found
 
 

@@ -1,7 +1,7 @@
 """How long a devnet's trainer has nothing to do: ``python -m tests.bench.learning_idle [--json] [--steps N]``.
 
-A devnet of five nodes on the starter model: a trainer, a validator, a relay and two inference nodes. The split comes from
-the ``step`` entries of its log, without the first ``WARM`` steps.
+A devnet of five nodes on the starter model: a trainer, a validator, a relay and two inference nodes. The split comes
+from the ``step`` entries of its log, without the first ``WARM`` steps.
 
 ``idle``        the share of the time from step to step in which the trainer waited for rollouts
 ``training``    the share in which it trained
