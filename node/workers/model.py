@@ -263,15 +263,17 @@ class Attention(nn.Module):
         return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
 
     def forward(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None, layer: int
+        self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: Cache | None, layer: int
     ) -> Tensor:
-        """x [B, S, H], mask [B, 1, S, K] → [B, S, H]."""
+        """x [B, S, H], mask [B, 1, S, K] or None → [B, S, H]."""
         query = _rotate(self.q_norm(self._heads(self.q_proj(x))), *angles)
         key = _rotate(self.k_norm(self._heads(self.k_proj(x))), *angles)
         value = self._heads(self.v_proj(x))
         if cache is not None:
             key, value = cache.extend(layer, key, value)
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=self.grouped)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped
+        )
         result: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return result
 
@@ -298,7 +300,7 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None, layer: int
+        self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: Cache | None, layer: int
     ) -> Tensor:
         """x [B, S, H] → [B, S, H]."""
         x = x + self.self_attn(self.input_layernorm(x), angles, mask, cache, layer)
@@ -338,11 +340,12 @@ class CausalLM(nn.Module):
         """Where the weights lie."""
         return self.model.embed_tokens.weight.device
 
-    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None = None) -> Tensor:
         """The final-norm hidden states [B, S, H] of integer ``tokens`` [B, S] at ``positions`` [B, S].
 
         ``mask`` [B, 1, S, K] is True where a slot may attend to a key slot; every slot needs at least one. With a
-        ``cache``, K counts its slots and the new ones behind them, and the cache is extended.
+        ``cache``, K counts its slots and the new ones behind them, and the cache is extended. None, without a cache
+        only, lets each slot attend to itself and to those before it, and takes no memory that grows with S².
         """
         angles = rotary_angles(self.config, positions)
         angles = (angles[0].to(self.dtype), angles[1].to(self.dtype))

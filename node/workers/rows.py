@@ -6,6 +6,8 @@
    the prompt's end. So neither a neighbour in the row nor padding can alter a result.
 3. The slot *before* a token is the one whose state chose it: the prompt's last slot for a first token. A response's
    last token is therefore never fed in.
+4. Where no row holds two responses, rule 2 is causality alone, for padding comes last: such rows need no mask. Long
+   responses have rows to themselves, so memory does not grow with the square of their length.
 
 Shape letters: B rows, S slots, N response tokens of all rows together, in the order of group, response, token.
 """
@@ -51,8 +53,11 @@ class Rows:
         """The padded size B · S: what a pass costs."""
         return self.tokens.numel()
 
-    def mask(self) -> Tensor:
-        """bool [B, 1, S, S]: which slot (second last axis) may attend to which."""
+    def mask(self) -> Tensor | None:
+        """bool [B, 1, S, S]: which slot (second last axis) may attend to which. None: each to itself and to all before
+        it (rule 4)."""
+        if int(self.segments.max()) <= 1:
+            return None
         slots = self.segments.shape[1]
         query, key = self.segments[:, :, None], self.segments[:, None, :]
         causal = torch.ones((slots, slots), dtype=torch.bool, device=self.segments.device).tril()

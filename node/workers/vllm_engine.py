@@ -96,6 +96,11 @@ class VllmEngine(Engine):
             raise UserError(
                 f"vLLM has no attention for heads of {config.head_size} on a CPU: set engine to torch on this node"
             )
+        if config.architecture == "qwen2" and config.head_size * config.heads != config.hidden:
+            raise UserError(
+                f"vLLM's qwen2 takes heads to be of {config.hidden // config.heads}, not of {config.head_size}: set "
+                "engine to torch on this node"
+            )
         options: dict[str, Any] = {}
         if cpu:
             wide = {"float32": 4, "bfloat16": 2}[dtype]

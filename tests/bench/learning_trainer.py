@@ -32,7 +32,6 @@ from typing import Any, Final
 from node import genesis
 from node.starter.defaults import RECIPE
 
-PAIRS: Final = 3
 SLOTS: Final = 2048
 LEARNING_RATE: Final = 1e-6
 
@@ -146,7 +145,7 @@ def ask(process: subprocess.Popen[str]) -> dict[str, Any]:
     return answer
 
 
-def compare(model: Path, shape: Shape, trl: str, threads: int) -> dict[str, float]:
+def compare(model: Path, shape: Shape, trl: str, threads: int, pairs: int) -> dict[str, float]:
     """The figures of one model and shape."""
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     data = make_data(shape, vocabulary)
@@ -162,13 +161,13 @@ def compare(model: Path, shape: Shape, trl: str, threads: int) -> dict[str, floa
         ):
             share = ask(ours)["padding"]  # the first step allocates the optimizer's state
             ask(theirs)
-            pairs = [(ask(ours), ask(theirs)) for _ in range(PAIRS)]
+            steps = [(ask(ours), ask(theirs)) for _ in range(pairs)]
     return {
         "tokens": tokens,
-        "tokens_per_second": tokens / statistics.median(mine["seconds"] for mine, _ in pairs),
-        "trl_tokens_per_second": tokens / statistics.median(trls["seconds"] for _, trls in pairs),
-        "ratio": statistics.median(trls["seconds"] / mine["seconds"] for mine, trls in pairs),
-        "cpu_ratio": statistics.median(trls["cpu"] / mine["cpu"] for mine, trls in pairs),
+        "tokens_per_second": tokens / statistics.median(mine["seconds"] for mine, _ in steps),
+        "trl_tokens_per_second": tokens / statistics.median(trls["seconds"] for _, trls in steps),
+        "ratio": statistics.median(trls["seconds"] / mine["seconds"] for mine, trls in steps),
+        "cpu_ratio": statistics.median(trls["cpu"] / mine["cpu"] for mine, trls in steps),
         "padding": share,
         "trl_padding": padding(data),
     }
@@ -182,6 +181,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("starter", "model"), help="one of the two")
     parser.add_argument("--lengths", choices=("mixed", "equal"), help="one of the two")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pairs", type=int, default=3, help="steps of each side that count (default 3)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -195,7 +195,9 @@ def main() -> None:
         models["model"] = arguments.model
     found = {
         name: {
-            lengths: compare(folder, shape, arguments.trl, arguments.threads) for lengths, shape in SHAPES[name].items()
+            lengths: compare(folder, shape, arguments.trl, arguments.threads, arguments.pairs)
+            for lengths, shape in SHAPES[name].items()
+            if arguments.lengths in (None, lengths)
         }
         for name, folder in models.items()
         if arguments.only in (None, name)

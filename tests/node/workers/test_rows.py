@@ -24,7 +24,9 @@ def test_layout_of_one_row() -> None:
     assert batch.sources.tolist() == [2, 3, 4, 2, 2, 5]
     assert batch.targets.tolist() == [8, 9, 1, 10, 11, 1]
     assert batch.owners.tolist() == [0, 0, 0, 1, 2, 2]
-    assert batch.mask()[0, 0].int().tolist() == [
+    mask = batch.mask()
+    assert mask is not None
+    assert mask[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],
@@ -38,8 +40,15 @@ def test_padding_is_seen_by_nobody_but_itself() -> None:
     (batch,) = rows.pack(GROUPS[:2])
     padding = (batch.segments == PADDING).nonzero().tolist()
     assert padding == [[1, 5]]
-    mask = batch.mask()[1, 0]
-    assert mask[:, 5].tolist() == [False] * 5 + [True]
+    mask = batch.mask()
+    assert mask is not None
+    assert mask[1, 0, :, 5].tolist() == [False] * 5 + [True]
+
+
+def test_rows_of_one_response_need_no_mask() -> None:
+    """And with more in one row of a batch, all have one."""
+    assert [batch.mask() for batch in rows.pack(GROUPS, row_slots=1)] == [None]
+    assert [batch.mask() is None for batch in rows.pack(GROUPS, row_slots=6, batch_slots=12)] == [False, True, True]
 
 
 @pytest.mark.parametrize(("row_slots", "batch_slots"), [(1, 1), (6, 14), (9, 20), (64, 64), (1024, 8192)])

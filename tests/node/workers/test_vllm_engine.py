@@ -169,3 +169,6 @@ def test_what_cannot_be_is_refused_in_one_line(work: Path) -> None:
             configure(child, path, fields(PLAIN))
         with pytest.raises(RuntimeError, match="tensor_parallel 3 does not divide the model's 2 key-value heads"):
             configure(child, path, fields(PLAIN), tensor_parallel=3)
+        folder(path, {**TINY_QWEN, "head_dim": 64})
+        with pytest.raises(RuntimeError, match="vLLM's qwen2 takes heads to be of 32, not of 64: set engine to torch"):
+            configure(child, path, fields(PLAIN))

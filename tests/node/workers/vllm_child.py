@@ -31,7 +31,7 @@ LEFT_OUT = "layers.1."
 
 # vLLM's kernels for a CPU know heads from 32 on, and the starter's tokenizer has 131 tokens.
 TINY_LLAMA = {**LLAMA, "vocab_size": 160, "hidden_size": 64, "head_dim": 32, "num_key_value_heads": 2}
-TINY_QWEN = {**QWEN, "vocab_size": 160, "hidden_size": 64, "head_dim": 32, "num_key_value_heads": 2}
+TINY_QWEN = {**QWEN, "vocab_size": 160, "hidden_size": 128, "num_key_value_heads": 2}
 
 
 class Child:
