@@ -30,7 +30,8 @@ from protocol.records import Blob
 ID_CONTEXT: Final = b"farflung/domain/v1\0"
 ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES: Final = ("float32", "bfloat16")
-TASK_KINDS: Final = ("reasoning-gym", "jsonl")
+TASK_KINDS: Final = ("reasoning-gym", "jsonl", "code", "package")
+TASK_KINDS_WITH_DATA: Final = ("jsonl", "code")
 NORMALISATIONS: Final = ("token", "sequence")
 MAX_TARGET_LENGTHS: Final = 64
 MAX_ELECTORS: Final = 64
@@ -238,8 +239,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of the mix. ``weight`` is its integer share, ``parameters`` JSON text, ``version`` the version of
-    the package that questions and scores come from, ``data`` the blob of a "jsonl" task and of no other."""
+    """One task of the mix. ``weight`` is its integer share, ``parameters`` JSON text, ``version`` what questions and
+    scores come from, ``data`` the file of a "jsonl" or "code" task and of no other."""
 
     SCHEMA: ClassVar[Array] = Array(
         (
@@ -247,7 +248,7 @@ class Task:
             ("name", Text(64)),
             ("weight", Int(1, MILLION)),
             ("parameters", Text(2000)),
-            ("version", Text(64)),
+            ("version", Text(200)),
             ("data", Optional(Blob.SCHEMA)),
         )
     )
@@ -403,8 +404,8 @@ def _task(value: list[Any]) -> Task:
     kind, name, weight, parameters, version, data = value
     if not name:
         raise PeerError("genesis: a task has no name")
-    if (kind == "jsonl") != (data is not None):
-        raise PeerError(f"genesis: task {name}: a jsonl task and no other carries a data blob")
+    if (kind in TASK_KINDS_WITH_DATA) != (data is not None):
+        raise PeerError(f"genesis: task {name}: a task of kind {kind} and a data blob do not go together, or lack one")
     try:
         decoded = json.loads(parameters, parse_constant=_no_constant)
     except (ValueError, RecursionError):

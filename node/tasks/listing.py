@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Mapping
 from typing import Any
 
-from node.tasks import catalogue, sandbox
-from node.tasks.allowlist import DATASETS, UNSANDBOXED
-
-ABOUT: Mapping[str, str] = {
-    "reasoning-gym": "procedural puzzles, made from a seed",
-    "jsonl": "a file of questions with short answers",
-}
+from node.tasks import package, sandbox, versions
+from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION, UNSANDBOXED
+from node.tasks.code import runner
 
 
 def kinds() -> list[dict[str, Any]]:
-    """One row a kind: ``kind``, ``about``, ``version`` that a new domain pins, ``missing`` (None where nothing is).
+    """One row a kind, and one for each task of a package: ``kind``, ``about``, ``version`` that a new domain pins,
+    ``missing`` (None where nothing is).
 
-    Starts a process once, for the sandbox; blocks for it.
+    Starts processes once, for the sandboxes; blocks for them.
     """
     problem = sandbox.available()
+    gym = _lacking((("reasoning-gym", REASONING_GYM_VERSION),))
+    if gym is None and problem is not None:
+        gym = f"{len(DATASETS) - len(UNSANDBOXED)} of {len(DATASETS)} data sets need a sandbox: {problem}"
+    own = runner.own_version()
     return [
-        {
-            "kind": kind,
-            "about": ABOUT[kind],
-            "version": catalogue.package_version(kind),
-            "missing": _missing(kind, problem),
-        }
-        for kind in catalogue.KINDS
+        _row("reasoning-gym", "procedural puzzles, made from a seed", REASONING_GYM_VERSION, gym),
+        _row(
+            "jsonl", "questions with mathematical answers", versions.MATH, _lacking(versions.MATH_PACKAGES) or problem
+        ),
+        _row("jsonl", 'the same, check = "exact": texts', versions.EXACT, None),
+        _row("code", "problems with tests for a program", f"python=={own}", runner.available(own)),
+        *(_row("package", offer.name, offer.pin, problem) for offer in package.offers()),
     ]
 
 
-def _missing(kind: str, sandbox_problem: str | None) -> str | None:
-    distribution = {"reasoning-gym": "reasoning-gym", "jsonl": "math-verify"}[kind]
-    wanted = catalogue.package_version(kind)
-    try:
-        installed = importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return f"{distribution} is not installed; install {distribution}=={wanted}"
-    if installed != wanted:
-        return f"{distribution} {installed} is installed; install {distribution}=={wanted}"
-    if sandbox_problem is None:
-        return None
-    if kind == "reasoning-gym":
-        return f"{len(DATASETS) - len(UNSANDBOXED)} of {len(DATASETS)} data sets need a sandbox: {sandbox_problem}"
-    return sandbox_problem
+def _row(kind: str, about: str, version: str, missing: str | None) -> dict[str, Any]:
+    return {"kind": kind, "about": about, "version": version, "missing": missing}
+
+
+def _lacking(requirements: tuple[tuple[str, str], ...]) -> str | None:
+    found = versions.problem(requirements)
+    return None if found is None else "; ".join(found)

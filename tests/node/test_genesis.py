@@ -13,7 +13,7 @@ from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
 from node.tasks.allowlist import REASONING_GYM_VERSION
-from node.tasks.jsonl import MATH_VERIFY_VERSION
+from node.tasks.versions import MATH
 from protocol.domain import parse_genesis
 from protocol.manifest import Manifest
 
@@ -43,7 +43,7 @@ def test_a_file_names_weights_parameters_and_jsonl(tmp_path: Path) -> None:
     (tmp_path / "tasks.toml").write_text(TABLE)
     first, second = genesis.task_rows(str(tmp_path / "tasks.toml"))
     assert (first["weight"], json.loads(first["parameters"])) == (3, {"min_terms": 2, "max_terms": 3})
-    assert (second["kind"], second["version"]) == ("jsonl", MATH_VERIFY_VERSION)
+    assert (second["kind"], second["version"]) == ("jsonl", MATH)
     assert second["data"] == str(tmp_path / "homework.jsonl")
 
 

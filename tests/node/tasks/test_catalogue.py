@@ -13,7 +13,7 @@ from node.tasks.reasoning import ReasoningTask
 
 
 def row(name: str, kind: str = "reasoning-gym", **changes: Any) -> dict[str, Any]:
-    version = catalogue.package_version(kind) if kind in catalogue.KINDS else "1"
+    version = catalogue.package_version(kind) if kind in ("reasoning-gym", "jsonl", "code") else "1"
     return {"kind": kind, "name": name, "weight": 1, "parameters": "{}", "version": version, "data": None, **changes}
 
 
@@ -27,7 +27,7 @@ def test_names_that_serve() -> None:
     ("rows", "problem", "message"),
     [
         ([], None, "the domain has no tasks; name at least one"),
-        ([row("x", "json")], None, r"unknown kind of task 'json' \(did you mean jsonl\?\); use reasoning-gym or jsonl"),
+        ([row("x", "json")], None, r"unknown kind of task 'json' \(did you mean jsonl\?\); use reasoning-gym or jsonl or code or package"),
         ([row("chain_sum"), row("countdwn")], None, r"unknown .* 'countdwn' \(did you mean countdown or"),
         (
             [row("countdown")],
