@@ -41,7 +41,10 @@ MAX_STEP_BLOB_BYTES: Final = 1 << 20
 """Largest blob that a ``step`` entry names. Bounds the submissions of one step."""
 
 MAX_BLOB_BYTES: Final = 256 << 20
-"""Largest other blob (model configuration, tokenizer, a JSONL task set)."""
+"""Largest other blob (model configuration, tokenizer, the questions of a JSONL task)."""
+
+MAX_SET_BYTES: Final = 4 << 20
+"""Largest task set: about a million items. A node with a smaller limit cannot ask the domain's questions."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Size of a weight chunk. Part of the hash of the whole: a change renames every version."""
