@@ -73,5 +73,9 @@ MAX_DUE_VALIDATORS: Final = 3
 KEPT_VERSIONS: Final = 5
 """Newest versions that every holder keeps. Fewer, and a validator can no longer replay what still counts."""
 
+GATHER_FACTOR: Final = 4
+"""A batch is also full with so many times ``groups_per_step`` groups, however few have a signal. Inference nodes with a
+lower one would stop before the trainer has enough, and the domain with them."""
+
 VERDICT_CUTS: Final = 60
 """Cuts after which verdicts on a submission count no more. A change alters what is decided and who is credited."""

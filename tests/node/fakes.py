@@ -276,7 +276,9 @@ class TrainerChild(Child):
         self.steps += 1
         Path(output).write_bytes(self.raw)
         Path(checkpoint).write_text(str(self.steps))
-        trained, tokens = sum(one.responses for one in parsed), sum(one.tokens for one in parsed)
+        used = [group for one in parsed for group in one.groups if group.signal]
+        trained = sum(len(group.responses) for group in used)
+        tokens = sum(len(response.tokens) for group in used for response in group.responses)
         return {
             "metrics": {"trained": trained, "tokens": tokens},
             "tensors": [list(tensor) for tensor in TENSORS],
