@@ -7,6 +7,7 @@ A devnet and ``farflung domain create`` differ in the ``Founding`` that they ask
     name = "chain_sum"
     weight = 2                                  # its share of the mix; 1 where left out
     parameters = { min_terms = 2, max_terms = 2 }
+    set = "chain_sum.txt"                       # the items to ask (node.tasks.sets); all where left out
 
     [[task]]
     kind = "jsonl"                              # "reasoning-gym" where left out
@@ -35,7 +36,7 @@ from node.starter import defaults
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
-from node.tasks import catalogue, service
+from node.tasks import catalogue, service, sets
 from node.workers.client import WorkerError, open_worker
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MAX_BLOB_BYTES
@@ -63,7 +64,7 @@ CONVERT_SPEED: Final = 10e6
 ROOM: Final = 64 << 20
 """Bytes that a founder needs free besides what every node needs: the model in two forms."""
 
-_KEYS: Final = {"kind", "name", "weight", "parameters", "file"}
+_KEYS: Final = {"kind", "name", "weight", "parameters", "file", "set"}
 
 
 def task_rows(text: str | None) -> list[dict[str, Any]]:
@@ -109,6 +110,9 @@ def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
     file = task.get("file")
     if (kind == "jsonl") != isinstance(file, str):
         raise UserError(f"{where}: {name}: a jsonl task, and no other, names its file", 'write file = "….jsonl"')
+    chosen = task.get("set")
+    if chosen is not None and (not isinstance(chosen, str) or not chosen):
+        raise UserError(f"{where}: {name}: the set is not the path of a file", 'write set = "….txt"')
     return {
         "kind": kind,
         "name": name,
@@ -116,6 +120,7 @@ def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
         "parameters": parameters,
         "version": catalogue.package_version(kind),
         "data": None if file is None else str((folder / file).absolute()),
+        "items": None if chosen is None else sets.read(folder / chosen).encode(),
     }
 
 
@@ -302,4 +307,6 @@ def _blob(blobs: BlobStore, path: Path) -> Blob:
 
 def _task(blobs: BlobStore, row: Mapping[str, Any]) -> Task:
     data = None if row["data"] is None else _blob(blobs, Path(row["data"]))
-    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data)
+    chosen = row["items"]
+    items = None if chosen is None else Blob(blobs.put(chosen), len(chosen))
+    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data, items)

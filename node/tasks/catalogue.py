@@ -1,17 +1,20 @@
 """From a row of a domain's task table to a task, and what is wrong with a table.
 
 A row is a map of ``kind`` (one of ``KINDS``), ``name``, ``weight``, ``parameters`` (JSON text), ``version`` (what
-questions and rewards rest on, see ``node.tasks.versions``), and ``data``, the local path of the file that a "jsonl" or
-"code" task has, else None. ``paths``, where it is there, are folders to import a package's code from.
+questions and rewards rest on, see ``node.tasks.versions``), ``data``, the local path of the file that a "jsonl" or
+"code" task has, else None, and ``items``, the bytes of a task set (``protocol.taskset``), None or left out where all
+items are asked. ``paths``, where it is there, are folders to import a package's code from.
 
 1. What a person got wrong becomes one line that names the task and the remedy.
-2. ``names_checked`` needs no task library and is all that a daemon uses of this module; ``make`` and ``problems``
+2. With a set, an item's number stands for the item of the set at its place (``Chosen``), in questions and scores alike.
+3. ``names_checked`` needs no task library and is all that a daemon uses of this module; ``make`` and ``problems``
    import what the tasks need, in a child. Code tasks have a child of their own (``node.tasks.code.child``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -22,6 +25,8 @@ from node.tasks.code.runner import own_version
 from node.tasks.jsonl import JsonlTask
 from node.tasks.package import PackageTask
 from node.tasks.reasoning import MAX_ITEM, ReasoningTask, check_name, close_match
+from protocol.errors import PeerError
+from protocol.taskset import TaskSet
 
 KINDS: Final = ("reasoning-gym", "jsonl", "code", "package")
 WITH_DATA: Final = ("jsonl", "code")
@@ -35,11 +40,36 @@ Row = Mapping[str, Any]
 class Task(Protocol):
     """What every kind of task offers."""
 
+    @property
+    def count(self) -> int:
+        """How many items it has: from there on they repeat. 2³¹ where they never do."""
+
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
 
     def score(self, item: int, response: str) -> int | None:
         """The reward of ``response`` in millionths; None where it cannot be decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A task of which only the items of a set are asked (rule 2)."""
+
+    task: Task
+    chosen: TaskSet
+
+    @property
+    def count(self) -> int:
+        """How many items the set has."""
+        return len(self.chosen.items)
+
+    def question(self, item: int) -> str:
+        """The question of the item of the set at this place."""
+        return self.task.question(self.chosen.pick(item))
+
+    def score(self, item: int, response: str) -> int | None:
+        """The reward of a response to it."""
+        return self.task.score(self.chosen.pick(item), response)
 
 
 def package_version(kind: str, parameters: str = "{}", *, name: str = "", of: str | None = None) -> str:
@@ -92,7 +122,29 @@ def _unsandboxed(row: Row) -> None:
 
 
 def make(row: Row, *, sandboxed: bool) -> Task:
-    """The task of ``row``, of any kind but "code". Raises ``UserError``."""
+    """The task of ``row``, of any kind but "code", restricted to its set where it has one. Raises ``UserError``."""
+    task = _make(row, sandboxed=sandboxed)
+    chosen = items(row, task.count)
+    return task if chosen is None else Chosen(task, chosen)
+
+
+def items(row: Row, count: int) -> TaskSet | None:
+    """The set of ``row``, a task with ``count`` items; None where it has none. Raises ``UserError``."""
+    if row.get("items") is None:
+        return None
+    try:
+        chosen = TaskSet.parse(row["items"])
+    except PeerError as error:
+        raise UserError(f"{row['name']}: {error}") from None
+    if chosen.items[-1] >= count:
+        raise UserError(
+            f"the task set of {row['name']} names item {chosen.items[-1]}, and the task has {count}",
+            "name items that are there",
+        )
+    return chosen
+
+
+def _make(row: Row, *, sandboxed: bool) -> Task:
     name, parameters, version = row["name"], row["parameters"], row["version"]
     if row["kind"] == "reasoning-gym":
         return ReasoningTask(name, parameters, version, sandboxed=sandboxed)

@@ -2,7 +2,8 @@
 
 1. The entry point's name is the task's, its object a function that takes the parameters (a map out of JSON) and gives
    an object with ``question(seed) -> str`` and ``score(seed, response) -> float``. A seed is an integer 0…2³¹−1; a
-   reward is from 0 to 1. Both must follow from their arguments alone: rewards are consensus.
+   reward is from 0 to 1. Both must follow from their arguments alone: rewards are consensus. An attribute ``count``
+   says how many different questions there are; it is asked for seeds below it only.
 2. The pin is ``package==version``. The same name in two packages is no conflict: the pin tells which is meant.
 3. The package's code runs only in the sandboxed tasks child. ``locate`` reads what the installation says about it, and
    looks for its files; it imports nothing of it.
@@ -25,7 +26,7 @@ from typing import Any, Final
 
 from node.errors import UserError
 from node.tasks import bounds, versions
-from node.tasks.reasoning import close_match
+from node.tasks.reasoning import MAX_ITEM, close_match
 from protocol.constants import MILLION
 
 GROUP: Final = "farflung.tasks"
@@ -129,10 +130,16 @@ class PackageTask:
             why = f"{type(error).__name__}: {error}"
             raise UserError(f"the task {name} of {offer.pin} does not start with its parameters: {why}") from None
 
+    @property
+    def count(self) -> int:
+        """How many items there are: as many as seeds, unless the task has a number ``count`` of its own."""
+        own = getattr(self._task, "count", None)
+        return own if type(own) is int and 1 <= own <= MAX_ITEM else MAX_ITEM + 1
+
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
         random.seed(item)
-        return str(self._task.question(item))
+        return str(self._task.question(item % self.count))
 
     def score(self, item: int, response: str) -> int | None:
         """The reward of ``response`` in millionths; None is undecidable (rule 4)."""
@@ -140,7 +147,7 @@ class PackageTask:
             return 0
         random.seed(item)
         try:
-            reward = float(self._task.score(item, response))
+            reward = float(self._task.score(item % self.count, response))
         except (MemoryError, RecursionError):
             raise
         except Exception:

@@ -98,7 +98,9 @@ def _known(known: Iterable[tuple[str, str]], pinned: Iterable[tuple[str, str]]) 
     wanted, supported = dict(pinned), dict(known)
     remedy = "use the Farflung version that the domain's creator names"
     if wanted.keys() != supported.keys():
-        theirs, ours = (" ".join(f"{name}=={version}" for name, version in table.items()) for table in (wanted, supported))
+        theirs, ours = (
+            " ".join(f"{name}=={version}" for name, version in table.items()) for table in (wanted, supported)
+        )
         raise UserError(f"the domain pins {theirs}, this Farflung scores such a task with {ours}", remedy)
     for name, version in wanted.items():
         if version != supported[name]:

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.errors import UserError
+from node.tasks import catalogue
 from node.tasks.code.task import CodeTask
 from node.workers import child
+from protocol.taskset import TaskSet
 
 MAX_AT_ONCE: Final = 16
 
@@ -38,6 +40,7 @@ class CodeChild:
 
     def __init__(self) -> None:
         self._tasks: list[CodeTask] = []
+        self._sets: list[TaskSet | None] = []
         # Its threads live as long as the process: a sandbox ends with the thread that started it.
         self._pool = ThreadPoolExecutor(min(MAX_AT_ONCE, len(os.sched_getaffinity(0))))
 
@@ -54,6 +57,7 @@ class CodeChild:
         """Read the tasks' problems, and try the sandbox."""
         try:
             self._tasks = [make(row) for row in tasks]
+            self._sets = [catalogue.items(row, task.count) for row, task in zip(tasks, self._tasks, strict=True)]
         except UserError as error:
             raise child.UserError(str(error)) from None
         return {"longest": max((task.longest for task in self._tasks), default=0.0)}
@@ -63,21 +67,26 @@ class CodeChild:
         problems = []
         for row in tasks:
             try:
-                make(row)
+                catalogue.items(row, make(row).count)
             except UserError as error:
                 problems.append(str(error))
         return {"problems": problems}
 
     def prompts(self, items: list[tuple[int, int]]) -> dict[str, Any]:
         """The questions of ``items``."""
-        return {"questions": [self._tasks[index].question(item) for index, item in items]}
+        return {"questions": [self._tasks[index].question(self._item(index, item)) for index, item in items]}
+
+    def _item(self, index: int, item: int) -> int:
+        """The task's own number for ``item``, which counts within its set where it has one."""
+        chosen = self._sets[index]
+        return item if chosen is None else chosen.pick(item)
 
     def score(self, items: list[tuple[int, int, str]], patient: bool) -> dict[str, Any]:
         """The rewards of ``items``."""
 
         def reward(entry: tuple[int, int, str]) -> int | None:
             index, item, response = entry
-            return self._tasks[index].score(item, response, patient=patient)
+            return self._tasks[index].score(self._item(index, item), response, patient=patient)
 
         return {"rewards": list(self._pool.map(reward, items))}
 

@@ -79,6 +79,11 @@ class CodeTask:
         """Seconds of wall time that scoring one response takes at most, without patience."""
         return self.settings.seconds * (TOTAL_FACTOR + 1) * WALL_FACTOR + runner.START_SECONDS
 
+    @property
+    def count(self) -> int:
+        """How many problems there are."""
+        return len(self._problems)
+
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
         return self._problem(item).question

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from node.errors import UserError
-from node.tasks import reasoning
+from node.tasks import reasoning, versions
 from node.tasks.allowlist import REASONING_GYM_VERSION as VERSION
 from node.tasks.reasoning import MAX_ITEM, ReasoningTask
 from node.workers.client import child_environment
