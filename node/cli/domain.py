@@ -72,7 +72,13 @@ def _create(arguments: argparse.Namespace) -> int:
         listen = resolve(directory.config_file, environment=os.environ).listen
         directory.identity()
         options.note(f"checking the tasks and converting {founding.model}")
-        domain = trio.run(genesis.found, directory, founding)
+
+        async def found() -> Domain:
+            for line in await genesis.check(founding):
+                options.note(line)
+            return await genesis.found(directory, founding, checked=True)
+
+        domain = trio.run(found)
         directory.clean_work()
     if out is not None:
         write_new(out, directory.genesis() or b"", mode=0o644)

@@ -39,10 +39,15 @@ def final_text(response: str) -> str | None:
     answer = bounds.answer_of(response)
     if not answer:
         return answer
-    start = answer.rfind(_BOXED)
-    if start >= 0 and (inner := _braced(answer, start + len(_BOXED))) is not None:
-        return inner.strip()
-    return answer.splitlines()[-1].strip()
+    inner = boxed(answer)
+    return answer.splitlines()[-1].strip() if inner is None else inner
+
+
+def boxed(text: str) -> str | None:
+    """What stands in the last ``\\boxed{…}`` of ``text``, None without one."""
+    start = text.rfind(_BOXED)
+    inner = None if start < 0 else _braced(text, start + len(_BOXED))
+    return None if inner is None else inner.strip()
 
 
 def _braced(text: str, start: int) -> str | None:

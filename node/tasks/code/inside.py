@@ -119,13 +119,15 @@ class Runner:
             (resource.RLIMIT_CORE, 0),
         ):
             resource.setrlimit(limit, (value, value))
-        number = ctypes.c_long(self.number)
+        call = ctypes.c_long(self.number)
         mode, flags = ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER), ctypes.c_ulong(0)
-        if self.libc.syscall(number, mode, flags, ctypes.byref(self.filter)) != 0:
+        if self.libc.syscall(call, mode, flags, ctypes.byref(self.filter)) != 0:
             os.kill(os.getpid(), signal.SIGKILL)  # never without it
-        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
-        sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
-        sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
+        # Anew: what Python read ahead of its old standard input, or kept for its old output, is not this program's.
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
     def _run(self, kind: str, text: str) -> None:
         random.seed(0)

@@ -144,10 +144,10 @@ def test_missing_file_version_parameters_and_sandbox(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the domain pins sympy 1\.13\.0, this Farflung knows 1\.14\.0; use"):
         JsonlTask("maths", "{}", VERSION.replace("1.14.0", "1.13.0"), path, sandboxed=True)
     with pytest.raises(
-        UserError, match="the domain pins exact==1, this Farflung scores such a task with math-verify==0.9.0 "
+        UserError, match=r"the domain pins exact==1, this Farflung scores such a task with math-verify==0\.9\.0 "
     ):
         JsonlTask("maths", "{}", "exact==1", path, sandboxed=True)
-    with pytest.raises(UserError, match="the domain pins '0.9.0', which is no list of packages"):
+    with pytest.raises(UserError, match=r"the domain pins '0\.9\.0', which is no list of packages"):
         JsonlTask("maths", "{}", "0.9.0", path, sandboxed=True)
     with pytest.raises(UserError, match="so needs a sandbox"):
         JsonlTask("maths", "{}", VERSION, path, sandboxed=False)
@@ -169,7 +169,7 @@ def test_texts_are_compared_without_a_sandbox(tmp_path: Path) -> None:
     assert [task.score(0, response) for response in responses] == [1_000_000] * 3 + [0] * 3
     assert task.score(1, r"\boxed{\int x dx}") == 1_000_000
     with pytest.raises(
-        UserError, match="the domain pins math-verify==0.9.0 .*, this Farflung scores such a task with exact==1"
+        UserError, match=r"the domain pins math-verify==0\.9\.0 .*, this Farflung scores such a task with exact==1"
     ):
         JsonlTask("words", '{"check": "exact"}', VERSION, path, sandboxed=False)
     path = write(tmp_path / "words.jsonl", [("Which?", "two\nlines")])
