@@ -7,13 +7,28 @@ A devnet and ``farflung domain create`` differ in the ``Founding`` that they ask
     name = "chain_sum"
     weight = 2                                  # its share of the mix; 1 where left out
     parameters = { min_terms = 2, max_terms = 2 }
+    set = "chain_sum.txt"                       # the items to ask (node.tasks.sets); all where left out
 
     [[task]]
-    kind = "jsonl"                              # "reasoning-gym" where left out
+    kind = "jsonl"                              # questions with answers; "reasoning-gym" where left out
     name = "homework"
-    file = "homework.jsonl"                     # lines of {"question": …, "answer": …}, beside the TOML file
+    file = "homework.parquet"                   # JSON lines or Parquet, beside the TOML file
+    columns = { question = "problem" }          # as in node.tasks.convert; the usual names where left out
+    skip = true                                 # leave out rows that cannot be judged
+    parameters = { check = "exact" }            # "math" where left out
 
-Versions of the packages that questions and scores come from are pinned as they are here.
+    [[task]]
+    kind = "code"                               # problems with tests, the same kinds of files
+    name = "programs"
+    file = "programs.jsonl"
+
+    [[task]]
+    kind = "package"                            # of an installed package (node.tasks.package)
+    name = "riddles"
+    package = "farflung-riddles"                # only where several packages have a task of that name
+
+Files are converted to one form (``node.tasks.convert``), which is what a genesis names. Versions of what questions and
+scores come from are pinned as they are here.
 """
 
 from __future__ import annotations
@@ -35,7 +50,7 @@ from node.starter import defaults
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
-from node.tasks import catalogue, service
+from node.tasks import catalogue, convert, service, sets
 from node.workers.client import WorkerError, open_worker
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MAX_BLOB_BYTES
@@ -63,7 +78,7 @@ CONVERT_SPEED: Final = 10e6
 ROOM: Final = 64 << 20
 """Bytes that a founder needs free besides what every node needs: the model in two forms."""
 
-_KEYS: Final = {"kind", "name", "weight", "parameters", "file"}
+_KEYS: Final = {"kind", "name", "weight", "parameters", "file", "set", "columns", "skip", "package"}
 
 
 def task_rows(text: str | None) -> list[dict[str, Any]]:
@@ -107,15 +122,34 @@ def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
     if not isinstance(task.get("parameters", {}), dict) or len(parameters) > 2000:
         raise UserError(f"{where}: the parameters of {name} are not a table of at most 2000 characters")
     file = task.get("file")
-    if (kind == "jsonl") != isinstance(file, str):
-        raise UserError(f"{where}: {name}: a jsonl task, and no other, names its file", 'write file = "….jsonl"')
+    if (kind in catalogue.WITH_DATA) != isinstance(file, str):
+        kinds = " or ".join(catalogue.WITH_DATA)
+        raise UserError(
+            f"{where}: {name}: a task of kind {kinds}, and no other, names its file", 'write file = "….jsonl"'
+        )
+    for key, of, form, example in (
+        ("columns", catalogue.WITH_DATA, dict, 'columns = { question = "…" }'),
+        ("skip", catalogue.WITH_DATA, bool, "skip = true"),
+        ("package", ("package",), str, 'package = "…"'),
+    ):
+        if key in task and (kind not in of or not isinstance(task[key], form)):
+            raise UserError(f"{where}: {name}: {key} is for tasks of kind {' or '.join(of)}", f"write {example}")
+    columns = task.get("columns", {})
+    if not all(isinstance(column, str) for column in columns.values()):
+        raise UserError(f"{where}: {name}: columns does not name columns", 'write columns = { question = "…" }')
+    chosen = task.get("set")
+    if chosen is not None and (not isinstance(chosen, str) or not chosen):
+        raise UserError(f"{where}: {name}: the set is not the path of a file", 'write set = "….txt"')
     return {
         "kind": kind,
         "name": name,
         "weight": weight,
         "parameters": parameters,
-        "version": catalogue.package_version(kind),
+        "version": catalogue.package_version(kind, parameters, name=name, of=task.get("package")),
         "data": None if file is None else str((folder / file).absolute()),
+        "items": None if chosen is None else sets.read(folder / chosen).encode(),
+        "columns": columns,
+        "skip": task.get("skip", False),
     }
 
 
@@ -191,12 +225,17 @@ def of_file(file: DomainFile) -> Founding:
     )
 
 
-async def check(founding: Founding) -> None:
-    """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used."""
+async def check(founding: Founding) -> list[str]:
+    """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used.
+
+    Returns what was left out of question sets, a line each.
+    """
     try:
-        await service.check(founding.tasks)
+        with convert.prepared(founding.tasks) as (rows, notes):
+            await service.check(rows)
     except WorkerError as error:
         raise UserError(f"the tasks cannot be checked: {error}") from None
+    return notes
 
 
 async def found(directory: DataDirectory, founding: Founding, *, checked: bool = False) -> Domain:
@@ -274,6 +313,8 @@ def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[st
         compute_dtype=founding.dtype,
     )
     creator = directory.read_identity()
+    with convert.prepared(founding.tasks) as (rows, _):
+        tasks = tuple(_task(blobs, row) for row in rows)
     try:
         return make_genesis(
             creator,
@@ -283,7 +324,7 @@ def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[st
             electors=founding.electors or (creator.node,),
             validators=founding.validators,
             model=model,
-            tasks=tuple(_task(blobs, row) for row in founding.tasks),
+            tasks=tasks,
             recipe=founding.recipe,
             timings=founding.timings,
             policy=founding.policy,
@@ -302,4 +343,6 @@ def _blob(blobs: BlobStore, path: Path) -> Blob:
 
 def _task(blobs: BlobStore, row: Mapping[str, Any]) -> Task:
     data = None if row["data"] is None else _blob(blobs, Path(row["data"]))
-    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data)
+    chosen = row["items"]
+    items = None if chosen is None else Blob(blobs.put(chosen), len(chosen))
+    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data, items)

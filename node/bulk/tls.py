@@ -45,7 +45,7 @@ def _context(side: int, own: str) -> ssl.SSLContext:
 
 
 def _trust(context: ssl.SSLContext, certificate: bytes) -> None:
-    """Let ``certificate`` (DER) through handshakes. One that OpenSSL takes for none lets nobody in, and keeps out no other."""
+    """Let ``certificate`` (DER) through handshakes. One that OpenSSL takes for none keeps out no other."""
     with suppress(ssl.SSLError):
         context.load_verify_locations(cadata=certificate)
 

@@ -1,26 +1,36 @@
 """From a row of a domain's task table to a task, and what is wrong with a table.
 
-A row is a map of ``kind`` ("reasoning-gym" or "jsonl"), ``name``, ``weight``, ``parameters`` (JSON text), ``version``
-of the package that questions and scores come from, and ``data``, the local path of a JSONL file or None.
+A row is a map of ``kind`` (one of ``KINDS``), ``name``, ``weight``, ``parameters`` (JSON text), ``version`` (what
+questions and rewards rest on, see ``node.tasks.versions``), ``data``, the local path of the file that a "jsonl" or
+"code" task has, else None, and ``items``, the bytes of a task set (``protocol.taskset``), None or left out where all
+items are asked. ``paths``, where it is there, are folders to import a package's code from.
 
 1. What a person got wrong becomes one line that names the task and the remedy.
-2. ``names_checked`` needs no task library and is all that a daemon uses of this module; ``make`` and ``problems``
-   import what the tasks need, in a child.
+2. With a set, an item's number stands for the item of the set at its place (``Chosen``), in questions and scores alike.
+3. ``names_checked`` needs no task library and is all that a daemon uses of this module; ``make`` and ``problems``
+   import what the tasks need, in a child. Code tasks have a child of their own (``node.tasks.code.child``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from node.errors import UserError
-from node.tasks import limits
+from node.tasks import jsonl, limits, package, versions
 from node.tasks.allowlist import REASONING_GYM_VERSION
-from node.tasks.jsonl import MATH_VERIFY_VERSION, JsonlTask
+from node.tasks.code.runner import own_version
+from node.tasks.jsonl import JsonlTask
+from node.tasks.package import PackageTask
 from node.tasks.reasoning import MAX_ITEM, ReasoningTask, check_name, close_match
+from protocol.errors import PeerError
+from protocol.taskset import TaskSet
 
-KINDS: Final = ("reasoning-gym", "jsonl")
+KINDS: Final = ("reasoning-gym", "jsonl", "code", "package")
+WITH_DATA: Final = ("jsonl", "code")
+"""Kinds whose tasks have a file."""
 PROBED_ITEMS: Final = (0, 1, 2, 1_000_003, MAX_ITEM)
 PROBE_SECONDS: Final = 10.0
 
@@ -30,16 +40,49 @@ Row = Mapping[str, Any]
 class Task(Protocol):
     """What every kind of task offers."""
 
+    @property
+    def count(self) -> int:
+        """How many items it has: from there on they repeat. 2³¹ where they never do."""
+
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
 
-    def score(self, item: int, response: str) -> int:
-        """The reward of ``response`` in millionths."""
+    def score(self, item: int, response: str) -> int | None:
+        """The reward of ``response`` in millionths; None where it cannot be decided."""
 
 
-def package_version(kind: str) -> str:
-    """The version of the package behind ``kind`` that this Farflung knows, for a new domain to pin."""
-    return {"reasoning-gym": REASONING_GYM_VERSION, "jsonl": MATH_VERIFY_VERSION}[kind]
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A task of which only the items of a set are asked (rule 2)."""
+
+    task: Task
+    chosen: TaskSet
+
+    @property
+    def count(self) -> int:
+        """How many items the set has."""
+        return len(self.chosen.items)
+
+    def question(self, item: int) -> str:
+        """The question of the item of the set at this place."""
+        return self.task.question(self.chosen.pick(item))
+
+    def score(self, item: int, response: str) -> int | None:
+        """The reward of a response to it."""
+        return self.task.score(self.chosen.pick(item), response)
+
+
+def package_version(kind: str, parameters: str = "{}", *, name: str = "", of: str | None = None) -> str:
+    """What a new domain pins for a task of ``kind``. A package's task needs its ``name``, and ``of`` which package
+    where several have it.
+
+    Raises ``UserError`` where parameters or the package do not serve.
+    """
+    if kind == "jsonl":
+        return versions.EXACT if jsonl.check_of(name, parameters) == "exact" else versions.MATH
+    if kind == "package":
+        return package.choose(name, of).pin
+    return {"reasoning-gym": REASONING_GYM_VERSION, "code": f"python=={own_version()}"}[kind]
 
 
 def names_checked(rows: Sequence[Row], *, sandbox_problem: str | None) -> None:
@@ -60,20 +103,56 @@ def names_checked(rows: Sequence[Row], *, sandbox_problem: str | None) -> None:
         if sandbox_problem is None:
             continue
         try:
-            if kind == "jsonl":
-                raise UserError(f"the JSONL task {name} is scored with sympy, and so needs a sandbox")
-            check_name(name, sandboxed=False)
+            _unsandboxed(row)
         except UserError as error:
             raise UserError(f"{error}, and {sandbox_problem}") from None
 
 
+def _unsandboxed(row: Row) -> None:
+    """Raise ``UserError`` for a task that may not be loaded without a sandbox."""
+    kind, name = row["kind"], row["name"]
+    if kind == "reasoning-gym":
+        check_name(name, sandboxed=False)
+    elif kind == "code":
+        raise UserError(f"the code task {name} runs programs, and so needs a sandbox")
+    elif kind == "package":
+        raise UserError(f"the task {name} of a package runs its code, and so needs a sandbox")
+    elif jsonl.check_of(name, row["parameters"]) != "exact":
+        raise UserError(f"the JSONL task {name} is scored with sympy, and so needs a sandbox")
+
+
 def make(row: Row, *, sandboxed: bool) -> Task:
-    """The task of ``row``. Raises ``UserError``."""
+    """The task of ``row``, of any kind but "code", restricted to its set where it has one. Raises ``UserError``."""
+    task = _make(row, sandboxed=sandboxed)
+    chosen = items(row, task.count)
+    return task if chosen is None else Chosen(task, chosen)
+
+
+def items(row: Row, count: int) -> TaskSet | None:
+    """The set of ``row``, a task with ``count`` items; None where it has none. Raises ``UserError``."""
+    if row.get("items") is None:
+        return None
+    try:
+        chosen = TaskSet.parse(row["items"])
+    except PeerError as error:
+        raise UserError(f"{row['name']}: {error}") from None
+    if chosen.items[-1] >= count:
+        raise UserError(
+            f"the task set of {row['name']} names item {chosen.items[-1]}, and the task has {count}",
+            "name items that are there",
+        )
+    return chosen
+
+
+def _make(row: Row, *, sandboxed: bool) -> Task:
+    name, parameters, version = row["name"], row["parameters"], row["version"]
     if row["kind"] == "reasoning-gym":
-        return ReasoningTask(row["name"], row["parameters"], row["version"], sandboxed=sandboxed)
+        return ReasoningTask(name, parameters, version, sandboxed=sandboxed)
     if row["kind"] == "jsonl":
         data = None if row["data"] is None else Path(row["data"])
-        return JsonlTask(row["name"], row["parameters"], row["version"], data, sandboxed=sandboxed)
+        return JsonlTask(name, parameters, version, data, sandboxed=sandboxed)
+    if row["kind"] == "package":
+        return PackageTask(name, parameters, version, paths=row.get("paths", ()), sandboxed=sandboxed)
     raise UserError(f"unknown kind of task {row['kind']!r}{close_match(str(row['kind']), KINDS)}")
 
 

@@ -1,13 +1,16 @@
-"""Questions with short mathematical answers from a JSONL file, compared by math-verify.
+"""Questions with short answers from a file of JSON lines, compared by math-verify or as texts.
 
 1. Each line is a JSON object with the texts ``question`` and ``answer`` and nothing else that counts. Item n is line n
-   modulo the number of lines. The installed math-verify must have the version that the domain's genesis pins.
+   modulo the number of lines. ``parameters`` is a JSON object that may say ``check``: "math" (the default) or "exact".
+   What compares must be installed in the versions that the domain's genesis pins (``node.tasks.versions``).
 2. What is compared is the text in the response's last ``<answer>…</answer>``, else in its last ``\\boxed{…}``, else
    its last line that is not blank. A text equal to the answer is right.
-3. Any other text reaches math-verify only within the bounds of ``node.tasks.bounds.is_latex`` and scores 0 beyond
-   them, and so must every answer in the file lie within them.
-4. math-verify's own timeouts are off: they say "wrong" where a machine was slow. The caller bounds the time, and a
-   reward that took too long is undecidable. sympy's random generator is seeded before each comparison.
+3. "exact": texts are equal up to the amount of white space. That runs no code and needs no sandbox.
+4. "math": any other text reaches math-verify only within the bounds of ``node.tasks.bounds.is_latex`` and scores 0
+   beyond them, and so must every answer in the file lie within them.
+5. math-verify's own timeouts are off: they rest on signals, and say "wrong" where a machine was slow. The caller bounds
+   the time, and a reward that took too long is undecidable. sympy's random generator is seeded before each comparison,
+   and the sandbox has it compute with Python's integers, whatever faster ones are installed.
 
 Importing this module imports neither sympy nor math-verify; making a task does.
 """
@@ -15,21 +18,18 @@ Importing this module imports neither sympy nor math-verify; making a task does.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from node.errors import UserError
-from node.tasks import bounds
-from node.tasks.reasoning import MAX_ITEM, check_version
-from protocol.constants import MAX_BLOB_BYTES, MILLION
+from node.tasks import bounds, files, versions
+from node.tasks.reasoning import MAX_ITEM
+from protocol.constants import MILLION
 
-MATH_VERIFY_VERSION: Final = "0.9.0"
-MAX_QUESTION: Final = 1 << 16
-"""Characters of a question."""
-MAX_LINES: Final = 1_000_000
+CHECKS: Final = ("math", "exact")
 _BOXED: Final = "\\boxed{"
 _WORD: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
 
@@ -39,10 +39,15 @@ def final_text(response: str) -> str | None:
     answer = bounds.answer_of(response)
     if not answer:
         return answer
-    start = answer.rfind(_BOXED)
-    if start >= 0 and (inner := _braced(answer, start + len(_BOXED))) is not None:
-        return inner.strip()
-    return answer.splitlines()[-1].strip()
+    inner = boxed(answer)
+    return answer.splitlines()[-1].strip() if inner is None else inner
+
+
+def boxed(text: str) -> str | None:
+    """What stands in the last ``\\boxed{…}`` of ``text``, None without one."""
+    start = text.rfind(_BOXED)
+    inner = None if start < 0 else _braced(text, start + len(_BOXED))
+    return None if inner is None else inner.strip()
 
 
 def _braced(text: str, start: int) -> str | None:
@@ -55,38 +60,35 @@ def _braced(text: str, start: int) -> str | None:
     return None
 
 
-def read_lines(name: str, path: Path) -> list[tuple[str, str]]:
+def check_of(name: str, parameters: str) -> str:
+    """How the answers of a question set are compared: one of ``CHECKS``. Raises ``UserError``."""
+    values = versions.parameters(name, parameters)
+    if unknown := set(values) - {"check"}:
+        raise UserError(f"the question set {name} has no parameter {min(unknown)!r}", "it has check")
+    check = values.get("check", "math")
+    if check not in CHECKS:
+        raise UserError(f"the parameter check of {name} must be {' or '.join(CHECKS)}")
+    return str(check)
+
+
+def read_lines(name: str, path: Path, check: str = "math") -> list[tuple[str, str]]:
     """The (question, answer) pairs of a JSONL file. Raises ``UserError`` that names the first bad line."""
-    try:
-        if path.stat().st_size > MAX_BLOB_BYTES:
-            raise UserError(f"{name} ({path}) is larger than {MAX_BLOB_BYTES >> 20} MiB", "split it")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {name} ({path}): {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name} ({path}) is not UTF-8 at byte {error.start}") from None
-    pairs = [_pair(name, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not pairs:
-        raise UserError(f"{name} ({path}) has no line", 'write one {"question": …, "answer": …} a line')
-    if len(pairs) > MAX_LINES:
-        raise UserError(f"{name} ({path}) has more than {MAX_LINES} lines", "split it")
-    return pairs
+    return [pair(value, f"line {number} of {name}", check) for number, value in files.lines(name, path)]
 
 
-def _pair(name: str, number: int, line: str) -> tuple[str, str]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"line {number} of {name} is not JSON: {error}") from None
-    question = value.get("question") if isinstance(value, dict) else None
-    answer = value.get("answer") if isinstance(value, dict) else None
+def pair(value: Mapping[str, Any], where: str, check: str) -> tuple[str, str]:
+    """The question and the answer that one line holds. Raises ``UserError``; ``where`` names the line."""
+    question, answer = value.get("question"), value.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str) or not question.strip() or not answer.strip():
-        raise UserError(f'line {number} of {name} needs the texts "question" and "answer"')
-    if len(question) > MAX_QUESTION:
-        raise UserError(f"the question in line {number} of {name} has more than {MAX_QUESTION} characters")
-    if not bounds.is_latex(answer):
+        raise UserError(f'{where} needs the texts "question" and "answer"')
+    if len(question) > files.MAX_QUESTION:
+        raise UserError(f"the question in {where} has more than {files.MAX_QUESTION} characters")
+    if check == "exact":
+        if len(answer.strip().splitlines()) > 1 or bounds.answer_of(answer) is None:
+            raise UserError(f"the answer in {where} is not one line of text: {answer[:60]!r}")
+    elif not bounds.is_latex(answer):
         raise UserError(
-            f"the answer in line {number} of {name} cannot be judged: {answer[:60]!r}",
+            f"the answer in {where} cannot be judged: {answer[:60]!r}",
             "leave out lines whose answers hold integrals, sums, products, limits, text or large exponents",
         )
     return question, answer.strip()
@@ -99,21 +101,24 @@ def _as_latex(text: str) -> str:
 
 
 class JsonlTask:
-    """A JSONL file of questions and answers. ``parameters`` must be "" or "{}".
+    """A file of questions and answers, with parameters as in rule 1.
 
-    Raises ``UserError`` where the file or the installed math-verify does not serve, and where there is no sandbox:
-    math-verify gives the response to sympy.
+    Raises ``UserError`` where the file, the parameters or what is installed does not serve, and where math-verify,
+    which gives responses to sympy, would run without a sandbox.
     """
 
     def __init__(self, name: str, parameters: str, version: str, data: Path | None, *, sandboxed: bool) -> None:
-        if not sandboxed:
+        self.name = name
+        self._check = check_of(name, parameters)
+        if self._check == "math" and not sandboxed:
             raise UserError(f"the JSONL task {name} is scored with sympy, and so needs a sandbox")
-        if parameters.strip() not in ("", "{}"):
-            raise UserError(f"the JSONL task {name} takes no parameters", "give {}")
         if data is None:
             raise UserError(f"the JSONL task {name} names no file", "give the path of a JSONL file")
-        check_version("math-verify", MATH_VERIFY_VERSION, version)
-        self.name = name
+        if self._check == "exact":
+            versions.check_exact(version)
+            self._lines = read_lines(name, data, self._check)
+            return
+        versions.check_math(version)
         self._lines = read_lines(name, data)
         math_verify = importlib.import_module("math_verify")
 
@@ -128,6 +133,11 @@ class JsonlTask:
     def _parse(self, text: str) -> list[Any]:
         parsed: list[Any] = self._library.parse(_as_latex(text), parsing_timeout=None, raise_on_error=False)
         return parsed
+
+    @property
+    def count(self) -> int:
+        """The number of lines."""
+        return len(self._lines)
 
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
@@ -146,6 +156,8 @@ class JsonlTask:
             return 0
         if text == expected:
             return MILLION
+        if self._check == "exact":
+            return MILLION if text.split() == expected.split() else 0
         if not bounds.is_latex(text):
             return 0
         self._seed(0)

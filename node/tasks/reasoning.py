@@ -1,7 +1,8 @@
 """reasoning-gym data sets as tasks: a question for an item's number, a reward for a response.
 
 1. The installed reasoning-gym must have the version that the domain's genesis pins, which must be the one whose data
-   sets ``node.tasks.allowlist`` knows: questions and rewards are consensus.
+   sets ``node.tasks.allowlist`` knows: questions and rewards are consensus. So are sympy and mpmath where a scorer uses
+   them.
 2. Only the modules that a task needs are imported. reasoning-gym's own package imports all hundred data sets, and with
    them sympy, numpy and matplotlib: 1.6 s and 110 MB against 0.08 s and 15 MB for ``chain_sum``.
 3. An item is any number in 0…2³¹−1. A data set with finitely many items takes the number modulo their count. A
@@ -21,9 +22,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
-import json
 import math
 import pickle
 import random
@@ -33,7 +32,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.errors import UserError
-from node.tasks import bounds
+from node.tasks import bounds, versions
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION, REFUSED, UNSANDBOXED, DataSet, Scorer
 from protocol.constants import MILLION
 
@@ -49,23 +48,6 @@ def close_match(name: str, known: Iterable[str]) -> str:
     """ " (did you mean …?)" with the names closest to ``name``, or nothing."""
     found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     return f" (did you mean {' or '.join(found)}?)" if found else ""
-
-
-def check_version(distribution: str, supported: str, pinned: str) -> None:
-    """Raise ``UserError`` unless ``pinned``, ``supported`` and the installed version of ``distribution`` agree."""
-    try:
-        installed = importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        raise UserError(f"{distribution} is not installed", f"install {distribution}=={pinned}") from None
-    if pinned != supported:
-        raise UserError(
-            f"the domain pins {distribution} {pinned}, this Farflung knows {supported}",
-            "use the Farflung version that the domain's creator names",
-        )
-    if installed != pinned:
-        raise UserError(
-            f"{distribution} {installed} is installed, the domain pins {pinned}", f"install {distribution}=={pinned}"
-        )
 
 
 def check_name(name: str, *, sandboxed: bool) -> DataSet:
@@ -94,16 +76,6 @@ def _install_shells() -> None:
         sys.modules[shell.__name__] = shell
 
 
-def _parameters(name: str, text: str) -> dict[str, Any]:
-    try:
-        parameters = json.loads(text) if text else {}
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"the parameters of {name} are not JSON: {error}") from None
-    if not isinstance(parameters, dict):
-        raise UserError(f"the parameters of {name} must be a JSON object such as {{}}")
-    return parameters
-
-
 def _texts(value: object) -> set[str]:
     """Every string in a configuration's value, however deep."""
     if isinstance(value, str):
@@ -125,14 +97,16 @@ class ReasoningTask:
 
     def __init__(self, name: str, parameters: str, version: str, *, sandboxed: bool) -> None:
         data_set = check_name(name, sandboxed=sandboxed)
-        check_version("reasoning-gym", REASONING_GYM_VERSION, version)
+        versions.check_gym(version)
+        if data_set.scorer in (Scorer.ARITHMETIC, Scorer.EXPRESSION):
+            versions.check(versions.ALGEBRA)
         self.name = name
         self._scorer = data_set.scorer
         _install_shells()
         importlib.import_module(f"reasoning_gym.{data_set.module}")
         factory = importlib.import_module("reasoning_gym.factory")
         dataset_class, config_class = factory.DATASETS[name]
-        self._data = dataset_class(_configure(name, config_class, _parameters(name, parameters), sandboxed))
+        self._data = dataset_class(_configure(name, config_class, versions.parameters(name, parameters), sandboxed))
         self._count: int = len(self._data) if data_set.finite else MAX_ITEM + 1
         self._pickled = functools.lru_cache(maxsize=_KEPT_ENTRIES)(self._make)
 
@@ -155,6 +129,11 @@ class ReasoningTask:
     def _entry(self, item: int) -> dict[str, Any]:
         entry: dict[str, Any] = pickle.loads(self._pickled(item))  # noqa: S301  our own bytes
         return entry
+
+    @property
+    def count(self) -> int:
+        """How many items there are; a generator's never repeat below 2³¹."""
+        return self._count
 
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1, the same in every process. Raises what the generator raises."""

@@ -64,6 +64,7 @@ def command(readable: Sequence[Path] = ()) -> list[str]:
     words = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     words += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
     environment = child_environment({"HOME": "/tmp", "PATH": "/usr/bin:/bin", "TZ": "UTC"})  # noqa: S108
+    environment["SYMPY_GROUND_TYPES"] = "python"  # gmpy2 or flint, where one is installed, would order terms otherwise
     for name in ("TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"):
         environment.pop(name, None)
     for name, value in environment.items():
@@ -80,7 +81,7 @@ def command(readable: Sequence[Path] = ()) -> list[str]:
     for place in _bound([*_python_paths(), *(Path(os.path.abspath(file)) for file in readable)]):
         if not any(place.is_relative_to(above) for above in system):
             words += ["--ro-bind", str(place.resolve()), str(place)]
-    return [*words, "--remount-ro", "/", "--chdir", "/", "--"]
+    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
 
 
 @functools.cache

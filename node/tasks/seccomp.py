@@ -43,7 +43,9 @@ _REFUSED: Final[dict[str, tuple[int, int | None]]] = {
     "listen": (50, 201),
     "kill": (62, 129),
     "tkill": (200, 130),
+    "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
     "pidfd_getfd": (438, 438),
@@ -69,7 +71,7 @@ _REFUSED: Final[dict[str, tuple[int, int | None]]] = {
     "kexec_load": (246, 104),
     "reboot": (169, 142),
 }
-_MACHINES: Final = {
+MACHINES: Final = {
     # machine: (column, AUDIT_ARCH, clone, clone3, seccomp)
     "x86_64": (0, 0xC000003E, 56, 435, 317),
     "aarch64": (1, 0xC00000B7, 220, 435, 277),
@@ -82,7 +84,7 @@ def _statement(code: int, value: int, if_true: int = 0, if_false: int = 0) -> by
 
 def program(machine: str) -> bytes:
     """The filter for ``machine`` ("x86_64" or "aarch64"), as an array of ``struct sock_filter``."""
-    column, architecture, clone, clone3, _ = _MACHINES[machine]
+    column, architecture, clone, clone3, _ = MACHINES[machine]
     code = [
         _statement(_LOAD, _ARCHITECTURE_OFFSET),
         _statement(_EQUAL, architecture, if_true=1),
@@ -110,10 +112,15 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
+def call_number(machine: str) -> int:
+    """The number of the system call seccomp(2) on ``machine``."""
+    return MACHINES[machine][4]
+
+
 def install() -> str | None:
     """Put the filter on this whole process. Returns None, or why that was not possible."""
     machine = platform.machine()
-    if machine not in _MACHINES:
+    if machine not in MACHINES:
         return f"no system call filter for {machine}"
     code = program(machine)
     buffer = ctypes.create_string_buffer(code, len(code))
@@ -121,7 +128,7 @@ def install() -> str | None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return f"PR_SET_NO_NEW_PRIVS: {errno.errorcode[ctypes.get_errno()]}"
-    number = _MACHINES[machine][4]
+    number = call_number(machine)
     outcome = libc.syscall(
         ctypes.c_long(number),
         ctypes.c_ulong(_SECCOMP_SET_MODE_FILTER),

@@ -1,7 +1,8 @@
-"""The daemon's side of tasks: a sandboxed child that makes questions and scores responses, kept alive.
+"""The daemon's side of tasks: sandboxed children that make questions and score responses, kept alive.
 
-1. No task library is imported here. The child starts inside ``node.tasks.sandbox`` where that works; elsewhere only
-   data sets whose scorers run no code are allowed.
+1. No task library is imported here. One child (``node.tasks.child``) starts inside ``node.tasks.sandbox`` where that
+   works; elsewhere only tasks whose scorers run no code are allowed. Code tasks have another child
+   (``node.tasks.code.child``), which starts a sandbox for each program.
 2. Responses are scored in batches. Where one kills the child or keeps it beyond its time, the batch is scored again
    response by response, so that only the culprit's reward is undecidable (None). After ``MAX_DEATHS`` deaths in one
    call what is left of it is undecidable as well: score the responses of one author in one call, so that an attacker
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,13 +24,14 @@ from typing import Any, Final, Self
 import trio
 
 from node.errors import UserError
-from node.tasks import catalogue, sandbox
+from node.tasks import catalogue, package, sandbox
 from node.tasks.limits import WALL_FACTOR
 from node.workers.client import Worker, WorkerError, open_worker
 
 CHILD: Final = "node.tasks.child"
+CODE_CHILD: Final = "node.tasks.code.child"
 LIMIT_SECONDS: Final = 2.0
-"""Processor time that scoring one response may take."""
+"""Processor time that scoring one response may take, where it is no program."""
 START_SECONDS: Final = 120.0
 QUESTION_SECONDS: Final = 120.0
 BATCH: Final = 128
@@ -41,14 +44,72 @@ Item = tuple[int, int, str]
 """Task index, item, response."""
 
 
-def _absolute(tasks: Sequence[Row]) -> list[dict[str, Any]]:
-    """Copies of the rows whose data can be found from any working directory: the sandbox has its own."""
-    return [{**row, "data": None if row["data"] is None else os.path.abspath(row["data"])} for row in tasks]
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A task table as children take it: absolute paths, and which files and folders they need to see."""
+
+    rows: list[dict[str, Any]]
+    readable: list[Path]
+
+    @classmethod
+    def of(cls, tasks: Sequence[Row]) -> Self:
+        """Blocking: looks for the packages of tasks. Raises ``UserError`` where one is not installed as pinned."""
+        rows: list[dict[str, Any]] = []
+        readable: list[Path] = []
+        for row in tasks:
+            # The sandbox has a working directory of its own.
+            data = None if row["data"] is None else os.path.abspath(row["data"])
+            # A file that is missing is the child's to complain of: it names the task.
+            readable += [] if data is None or not os.path.exists(data) else [Path(data)]
+            rows.append({**row, "data": data})
+            if row["kind"] == "package":
+                files, paths = package.locate(package.pinned(row["name"], row["version"]))
+                readable += files
+                rows[-1]["paths"] = [str(path) for path in paths]
+        return cls(rows, readable)
 
 
-def _files(tasks: Sequence[Row]) -> list[Path]:
-    # One that is missing is the child's to complain of: it names the task.
-    return [Path(row["data"]) for row in tasks if row["data"] is not None and os.path.exists(row["data"])]
+class _Side:
+    """One of the children: how it is started and configured, and the running one."""
+
+    def __init__(self, module: str, prefix: Sequence[str], configuration: Mapping[str, Any]) -> None:
+        self._module = module
+        self._prefix = prefix
+        self._configuration = configuration
+        self._stack = AsyncExitStack()
+        self._worker: Worker | None = None
+        self.answer: dict[str, Any] = {}
+        """What it answered when it was configured."""
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process (the sandbox around it), None where none runs."""
+        return None if self._worker is None else self._worker.pid
+
+    async def running(self) -> Worker:
+        """The child, started and configured where there is none."""
+        if self._worker is not None and self._worker.alive:
+            return self._worker
+        await self.stop()
+        worker = await self._stack.enter_async_context(open_worker(self._module, name="tasks", prefix=self._prefix))
+        try:
+            self.answer = await worker.call("configure", timeout=START_SECONDS, **self._configuration)
+        except BaseException:
+            await self.stop()
+            raise
+        self._worker = worker
+        return worker
+
+    async def call(self, op: str, timeout: float, **arguments: Any) -> dict[str, Any]:
+        """Call an operation of the child. Raises ``WorkerError``."""
+        worker = await self.running()
+        return await worker.call(op, timeout=timeout, **arguments)
+
+    async def stop(self) -> None:
+        """End the child, where one runs."""
+        self._worker = None
+        with trio.CancelScope(shield=True):
+            await self._stack.aclose()
 
 
 def _plain(item: Item) -> list[Any]:
@@ -66,13 +127,13 @@ class TaskService:
     """
 
     def __init__(self, tasks: Sequence[Row], *, limit: float = LIMIT_SECONDS, sandboxed: bool | None = None) -> None:
-        self._tasks = _absolute(tasks)
+        self._tasks = tasks
         self._limit = limit
         self._sandboxed = sandboxed
-        self._prefix: list[str] = []
         self._lock = trio.Lock()
-        self._worker: Worker | None = None
-        self._stack = AsyncExitStack()
+        self._sides: list[_Side] = []
+        self._places: list[tuple[_Side, int]] = []
+        self._code: _Side | None = None
         self.deaths = 0
         """Children that died or were killed since the service started."""
 
@@ -83,15 +144,35 @@ class TaskService:
         elif not self._sandboxed:
             problem = "the sandbox is switched off"
         catalogue.names_checked(self._tasks, sandbox_problem=problem)
-        if self._sandboxed:
-            self._prefix = sandbox.command(_files(self._tasks))
+        self._divide(await trio.to_thread.run_sync(_Table.of, self._tasks), self._sandboxed)
         try:
-            await self._running()
-        except WorkerError as error:
-            if error.kind == "user":
+            for side in self._sides:
+                await side.running()
+        except BaseException as error:
+            await self._stop()
+            if isinstance(error, WorkerError) and error.kind == "user":
                 raise UserError(str(error).split(": configure: ", 1)[-1]) from None
             raise
         return self
+
+    def _divide(self, table: _Table, sandboxed: bool) -> None:
+        """Which child has which task, under which index."""
+        judged = [row for row in table.rows if row["kind"] != "code"]
+        programs = [row for row in table.rows if row["kind"] == "code"]
+        judge = _Side(
+            CHILD,
+            sandbox.command(table.readable) if sandboxed else [],
+            {"tasks": judged, "sandboxed": sandboxed},
+        )
+        code = _Side(CODE_CHILD, [], {"tasks": programs})
+        self._sides = [side for side, rows in ((judge, judged), (code, programs)) if rows]
+        self._code = code
+        counts = {judge: 0, code: 0}
+        self._places = []
+        for row in table.rows:
+            side = code if row["kind"] == "code" else judge
+            self._places.append((side, counts[side]))
+            counts[side] += 1
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,79 +181,94 @@ class TaskService:
 
     @property
     def sandboxed(self) -> bool:
-        """Whether the child runs in a sandbox."""
+        """Whether the child that reads answers runs in a sandbox."""
         return bool(self._sandboxed)
 
     @property
     def pid(self) -> int | None:
-        """The child's process (the sandbox around it), None where none runs."""
-        return None if self._worker is None else self._worker.pid
-
-    async def _running(self) -> Worker:
-        """The child, started and configured where there is none."""
-        if self._worker is not None and self._worker.alive:
-            return self._worker
-        await self._stop()
-        worker = await self._stack.enter_async_context(open_worker(CHILD, name="tasks", prefix=self._prefix))
-        try:
-            await worker.call("configure", timeout=START_SECONDS, tasks=self._tasks, sandboxed=self._sandboxed)
-        except BaseException:
-            await self._stop()
-            raise
-        self._worker = worker
-        return worker
-
-    async def _call(self, op: str, timeout: float, **arguments: Any) -> dict[str, Any]:
-        worker = await self._running()
-        return await worker.call(op, timeout=timeout, **arguments)
+        """The first child's process (the sandbox around it), None where none runs."""
+        return self._sides[0].pid if self._sides else None
 
     async def _stop(self) -> None:
-        self._worker = None
-        with trio.CancelScope(shield=True):
-            await self._stack.aclose()
+        for side in self._sides:
+            await side.stop()
+
+    def _shares(self, indices: Sequence[int]) -> list[tuple[_Side, list[tuple[int, int]]]]:
+        """For each child its items: their positions in ``indices``, and the tasks' indices there."""
+        shares: dict[_Side, list[tuple[int, int]]] = {}
+        for position, index in enumerate(indices):
+            if not 0 <= index < len(self._places):
+                raise WorkerError(f"tasks: there is no task {index}", "internal")
+            side, local = self._places[index]
+            shares.setdefault(side, []).append((position, local))
+        return list(shares.items())
 
     async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
         """The questions of (task index, item) pairs. Raises ``WorkerError`` where a generator fails or hangs."""
+        found: list[str] = [""] * len(items)
         async with self._lock:
-            answer = await self._call("prompts", QUESTION_SECONDS, items=[list(item) for item in items])
-        questions = answer.get("questions")
-        if (
-            not isinstance(questions, list)
-            or len(questions) != len(items)
-            or not all(isinstance(q, str) for q in questions)
-        ):
-            raise WorkerError("tasks: prompts: an answer of no known form", "internal")
-        return questions
+            for side, share in self._shares([index for index, _ in items]):
+                asked = [[local, items[position][1]] for position, local in share]
+                answer = await side.call("prompts", QUESTION_SECONDS, items=asked)
+                questions = answer.get("questions")
+                if (
+                    not isinstance(questions, list)
+                    or len(questions) != len(asked)
+                    or not all(isinstance(q, str) for q in questions)
+                ):
+                    raise WorkerError("tasks: prompts: an answer of no known form", "internal")
+                for (position, _), question in zip(share, questions, strict=True):
+                    found[position] = question
+        return found
 
-    async def score(self, items: Sequence[Item], *, limit: float | None = None) -> list[int | None]:
+    async def score(self, items: Sequence[Item]) -> list[int | None]:
         """The rewards of (task index, item, response) triples in millionths; None is undecidable (rule 2).
 
-        Raises ``WorkerError`` where the child cannot be started any more or an operation fails inside it.
+        Raises ``WorkerError`` where a child cannot be started any more or an operation fails inside it.
         """
-        seconds = self._limit if limit is None else limit
-        rewards: list[int | None] = []
-        deaths = 0
+        return await self._score(items, patient=False)
+
+    async def _score(self, items: Sequence[Item], *, patient: bool) -> list[int | None]:
+        """``patient`` is for ``confirm``: at three times the limit."""
+        rewards: list[int | None] = [None] * len(items)
         async with self._lock:
-            for start in range(0, len(items), BATCH):
-                batch = items[start : start + BATCH]
-                scored = await self._attempt(batch, seconds) if deaths < MAX_DEATHS else None
-                if scored is not None:
-                    rewards += scored
-                    continue
-                deaths += 1
-                for item in batch:
-                    alone = await self._attempt([item], seconds) if deaths < MAX_DEATHS else None
-                    if alone is None:
-                        deaths += 1
-                    rewards.append(alone[0] if alone else None)
+            for side, share in self._shares([index for index, _, _ in items]):
+                placed = [(local, items[position][1], items[position][2]) for position, local in share]
+                scored = await self._in_batches(side, placed, patient)
+                for (position, _), reward in zip(share, scored, strict=True):
+                    rewards[position] = reward
         return rewards
 
-    async def _attempt(self, batch: Sequence[Item], seconds: float) -> list[int | None] | None:
+    async def _in_batches(self, side: _Side, items: Sequence[Item], patient: bool) -> list[int | None]:
+        rewards: list[int | None] = []
+        deaths = 0
+        for start in range(0, len(items), BATCH):
+            batch = items[start : start + BATCH]
+            scored = await self._attempt(side, batch, patient) if deaths < MAX_DEATHS else None
+            if scored is not None:
+                rewards += scored
+                continue
+            deaths += 1
+            for item in batch:
+                alone = await self._attempt(side, [item], patient) if deaths < MAX_DEATHS else None
+                if alone is None:
+                    deaths += 1
+                rewards.append(alone[0] if alone else None)
+        return rewards
+
+    async def _attempt(self, side: _Side, batch: Sequence[Item], patient: bool) -> list[int | None] | None:
         """The rewards of ``batch``, or None where the child did not survive it."""
+        factor = CONFIRMATION_FACTOR if patient else 1
+        await side.running()  # what it answered is known from here on
+        arguments: dict[str, Any]
+        if side is self._code:
+            each, arguments = float(side.answer["longest"]) * factor, {"patient": patient}
+        else:
+            each, arguments = self._limit * factor * WALL_FACTOR, {"limit": self._limit * factor}
         # Every response may use its wall time; the slack is for questions that are made again.
-        timeout = len(batch) * seconds * WALL_FACTOR + QUESTION_SECONDS
+        timeout = len(batch) * each + QUESTION_SECONDS
         try:
-            answer = await self._call("score", timeout, items=[_plain(item) for item in batch], limit=seconds)
+            answer = await side.call("score", timeout, items=[_plain(item) for item in batch], **arguments)
         except WorkerError as error:
             if not error.gone:
                 raise
@@ -194,11 +290,7 @@ class TaskService:
             first = rewards[position]
             if first is not None and first >= claim:
                 continue
-            again = [
-                reward
-                for _ in range(CONFIRMATIONS)
-                for reward in await self.score([item], limit=self._limit * CONFIRMATION_FACTOR)
-            ]
+            again = [reward for _ in range(CONFIRMATIONS) for reward in await self._score([item], patient=True)]
             if claim in again:
                 rewards[position] = claim
             elif len(set(again)) > 1:
@@ -211,16 +303,24 @@ class TaskService:
 async def check(tasks: Sequence[Row]) -> None:
     """Raise ``UserError`` with one line for the first thing that is wrong with a table of tasks, before it is used.
 
-    Also asks each task for a few questions, which entering ``TaskService`` does not. Raises ``WorkerError`` where the
+    Also asks each task for a few questions, which entering ``TaskService`` does not. Raises ``WorkerError`` where a
     child does not start.
     """
     problem = await trio.to_thread.run_sync(sandbox.available)
     catalogue.names_checked(tasks, sandbox_problem=problem)
-    rows = _absolute(tasks)
-    prefix = [] if problem else sandbox.command(_files(rows))
-    async with open_worker(CHILD, name="tasks", prefix=prefix) as worker:
+    table = await trio.to_thread.run_sync(_Table.of, tasks)
+    judged = [row for row in table.rows if row["kind"] != "code"]
+    if judged:
+        prefix = [] if problem else sandbox.command(table.readable)
+        await _check(CHILD, prefix, {"tasks": judged, "sandboxed": problem is None})
+    if programs := [row for row in table.rows if row["kind"] == "code"]:
+        await _check(CODE_CHILD, [], {"tasks": programs})
+
+
+async def _check(module: str, prefix: Sequence[str], arguments: Mapping[str, Any]) -> None:
+    async with open_worker(module, name="tasks", prefix=prefix) as worker:
         try:
-            answer = await worker.call("check", timeout=START_SECONDS, tasks=rows, sandboxed=problem is None)
+            answer = await worker.call("check", timeout=START_SECONDS, **arguments)
         except WorkerError as error:
             if not error.gone:
                 raise

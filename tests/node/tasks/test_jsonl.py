@@ -7,9 +7,10 @@ import pytest
 
 from node.errors import UserError
 from node.tasks import jsonl
-from node.tasks.jsonl import MATH_VERIFY_VERSION as VERSION
 from node.tasks.jsonl import JsonlTask, final_text
 from node.tasks.reasoning import MAX_ITEM
+from node.tasks.versions import EXACT
+from node.tasks.versions import MATH as VERSION
 
 ROWS = [
     ("What is 1+1?", "2"),
@@ -136,10 +137,18 @@ def test_missing_file_version_parameters_and_sandbox(tmp_path: Path) -> None:
         JsonlTask("maths", "{}", VERSION, tmp_path / "nothing.jsonl", sandboxed=True)
     with pytest.raises(UserError, match="names no file"):
         JsonlTask("maths", "{}", VERSION, None, sandboxed=True)
-    with pytest.raises(UserError, match="takes no parameters"):
+    with pytest.raises(UserError, match="the question set maths has no parameter 'a'; it has check"):
         JsonlTask("maths", '{"a": 1}', VERSION, path, sandboxed=True)
-    with pytest.raises(UserError, match=r"the domain pins math-verify 0\.1, this Farflung knows"):
-        JsonlTask("maths", "{}", "0.1", path, sandboxed=True)
+    with pytest.raises(UserError, match="the parameter check of maths must be math or exact"):
+        JsonlTask("maths", '{"check": "judge"}', VERSION, path, sandboxed=True)
+    with pytest.raises(UserError, match=r"the domain pins sympy 1\.13\.0, this Farflung knows 1\.14\.0; use"):
+        JsonlTask("maths", "{}", VERSION.replace("1.14.0", "1.13.0"), path, sandboxed=True)
+    with pytest.raises(
+        UserError, match=r"the domain pins exact==1, this Farflung scores such a task with math-verify==0\.9\.0 "
+    ):
+        JsonlTask("maths", "{}", "exact==1", path, sandboxed=True)
+    with pytest.raises(UserError, match=r"the domain pins '0\.9\.0', which is no list of packages"):
+        JsonlTask("maths", "{}", "0.9.0", path, sandboxed=True)
     with pytest.raises(UserError, match="so needs a sandbox"):
         JsonlTask("maths", "{}", VERSION, path, sandboxed=False)
 
@@ -148,3 +157,21 @@ def test_an_answer_that_cannot_be_read(tmp_path: Path) -> None:
     path = write(tmp_path / "maths.jsonl", [("Where?", "in the house")])
     with pytest.raises(UserError, match="math-verify cannot read the answer 'in the house' of maths"):
         JsonlTask("maths", "{}", VERSION, path, sandboxed=True)
+
+
+EXACT_ROWS = [("Which colour?", "dark  green"), ("Which function?", r"\int x dx")]
+
+
+def test_texts_are_compared_without_a_sandbox(tmp_path: Path) -> None:
+    path = write(tmp_path / "words.jsonl", EXACT_ROWS)
+    task = JsonlTask("words", '{"check": "exact"}', EXACT, path, sandboxed=False)
+    responses = ["dark green", "<answer> dark\tgreen </answer>", "It is\ndark green", "Dark green", "darkgreen", ""]
+    assert [task.score(0, response) for response in responses] == [1_000_000] * 3 + [0] * 3
+    assert task.score(1, r"\boxed{\int x dx}") == 1_000_000
+    with pytest.raises(
+        UserError, match=r"the domain pins math-verify==0\.9\.0 .*, this Farflung scores such a task with exact==1"
+    ):
+        JsonlTask("words", '{"check": "exact"}', VERSION, path, sandboxed=False)
+    path = write(tmp_path / "words.jsonl", [("Which?", "two\nlines")])
+    with pytest.raises(UserError, match="the answer in line 1 of words is not one line of text"):
+        JsonlTask("words", '{"check": "exact"}', EXACT, path, sandboxed=False)

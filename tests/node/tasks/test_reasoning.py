@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from node.errors import UserError
-from node.tasks import reasoning
+from node.tasks import reasoning, versions
 from node.tasks.allowlist import REASONING_GYM_VERSION as VERSION
 from node.tasks.reasoning import MAX_ITEM, ReasoningTask
 from node.workers.client import child_environment
@@ -187,10 +187,13 @@ def test_without_a_sandbox_texts_in_parameters_are_the_defaults() -> None:
 def test_versions() -> None:
     with pytest.raises(UserError, match=rf"the domain pins reasoning-gym 0\.1\.24, this Farflung knows {VERSION}"):
         ReasoningTask("chain_sum", "{}", "0.1.24", sandboxed=True)
-    with pytest.raises(UserError, match=r"hypothesis .* is installed, the domain pins 0; install hypothesis==0"):
-        reasoning.check_version("hypothesis", "0", "0")
-    with pytest.raises(UserError, match="no-such-package is not installed; install no-such-package==1"):
-        reasoning.check_version("no-such-package", "1", "1")
+
+
+def test_algebra_needs_the_sympy_that_it_was_tried_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "ALGEBRA", (("sympy", "1.13.0"),))
+    assert task("chain_sum").question(0)
+    with pytest.raises(UserError, match=r"sympy 1\.14\.0 is installed, the domain pins 1\.13\.0; install sympy==1\.13"):
+        task("countdown")
 
 
 def test_only_what_a_task_needs_is_imported() -> None:
