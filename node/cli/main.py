@@ -42,6 +42,7 @@ def commands() -> tuple[ModuleType, ...]:
         run,
         service,
         status,
+        tasks,
         weights,
     )
 
@@ -59,6 +60,7 @@ def commands() -> tuple[ModuleType, ...]:
         weights,
         identity,
         domain,
+        tasks,
         proofs,
         doctor,
         completion,
