@@ -103,11 +103,7 @@ async def open_sampler(setup: Setup, recipe: Recipe, size: int) -> AsyncIterator
 
 
 async def answer(
-    sampler: Sampler,
-    tasks: TaskService,
-    questions: Sequence[Question],
-    *,
-    progress: Progress = lambda done, total: None,
+    sampler: Sampler, tasks: TaskService, questions: Sequence[Question], progress: Progress = lambda *_: None
 ) -> list[Answers]:
     """What the loaded version answers to ``questions``, in their order. Raises ``WorkerError``."""
     found: list[Answers] = []
