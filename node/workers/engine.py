@@ -214,9 +214,12 @@ def prefill(model: CausalLM, claims: Sequence[Claim]) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def measure(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list[Measured]:
-    """What replaying each group finds. Tokens must be within the vocabulary (``proofs.audit.inspect``)."""
-    found = prefill(model, claims)
+def measure(
+    model: CausalLM, claims: Sequence[Claim], settings: Settings, states: Sequence[Tensor] | None = None
+) -> list[Measured]:
+    """What replaying each group finds. Tokens must be within the vocabulary (``proofs.audit.inspect``). ``states`` are
+    those of an earlier ``prefill``."""
+    found = prefill(model, claims) if states is None else list(states)
     hidden = torch.cat(found)
     targets = torch.tensor([token for claim in claims for line in claim.responses for token in line]).to(model.device)
     keys = sampling.keys_tensor(
