@@ -8,7 +8,7 @@ cut. Which versions there are is the business of ``protocol.lineage``.
 2. What decides about a submission taken by itself, its counters, its size and its verdicts, says ``protocol.decision``.
 3. The author's join must be covered by the cut that the weights anchor on, and it never goes back to an older
    version, else the submission is void ("ineligible").
-4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission's hash.
+4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission.
 5. With the cut ``VERDICT_CUTS`` above the one that made it final a submission is closed. If it is undecided, it lapses.
    Verdicts that become final later count for nothing, and so do those that were final for ``VERDICT_CUTS`` cuts before
    their submission was.
@@ -63,7 +63,7 @@ class Rules(Protocol):
         """The validators of versions that anchor on the cut of this height."""
 
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
-        """Whether the verdict's draw is its author's signature over the submission's hash."""
+        """Whether the verdict's draw is its author's signature over the submission."""
 
     def share(self, author: bytes, height: int) -> int:
         """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""

@@ -36,7 +36,7 @@ from protocol.lineage import Version
 from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
 from protocol.records import Rollout, Verdict
 from protocol.replica import Replica
-from protocol.schedule import audit_share
+from protocol.schedule import audit_share, draw_message
 
 MAX_DRAWN = 65_536
 BEHIND = 4096
@@ -229,7 +229,7 @@ class Ledger:
         return found
 
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
-        """Whether a verdict's draw is its author's signature over the submission's hash."""
+        """Whether a verdict's draw is its author's signature over the submission."""
         found = self._drawn.get(verdict.id)
         if found is None:
             found = check_draw(verdict, rollout)
@@ -433,10 +433,11 @@ class Ledger:
 
 
 def check_draw(verdict: Entry, rollout: Rollout) -> bool:
-    """Whether a verdict's draw is its author's signature over the submission's hash. Takes 0.1 ms."""
+    """Whether a verdict's draw is its author's signature over the submission (``protocol.schedule``). Takes 0.1 ms."""
     assert isinstance(verdict.payload, Verdict)
+    message = draw_message(rollout.submission, verdict.payload.rollout)
     try:
-        identity.verify(verdict.author, identity.DRAW, rollout.submission, verdict.payload.draw, "draw")
+        identity.verify(verdict.author, identity.DRAW, message, verdict.payload.draw, "draw")
     except PeerError:
         return False
     return True
