@@ -142,23 +142,31 @@ class Laboratory:
             tensors.pop("lm_head.weight", None)
         load_into(base, tensors)
         if cache is not None and cache.exists():
-            states = torch.load(cache)
+            states = torch.load(cache, mmap=True)
         else:
             versions = zoo.aged(base, training(self), self.settings, recipe, score, 3)
             states = [versions[number].state_dict() for number in (3, 2, 0)]
             if cache is not None:
                 torch.save(states, cache)
-        made = []
-        for state in states:
+        self.wide = dtype == torch.bfloat16 and not native_bfloat16()
+
+        def loaded(state: dict[str, Tensor]) -> CausalLM:
             one = CausalLM(config).requires_grad_(False)
             one.load_state_dict({name: value.to(dtype).float() for name, value in state.items()})
-            made.append(one)
-        self.judge = made[0]
-        self.wide = dtype == torch.bfloat16 and not native_bfloat16()
-        if dtype != torch.float32:
-            made = [rounding(one) if self.wide else copy.deepcopy(one).to(dtype) for one in made]
-        self.model = made[0]
-        self.stage = Stage(made[0], self.settings, made[1], made[2], zoo.no_reward if score is None else score)
+            return one
+
+        def computing(one: CausalLM) -> CausalLM:
+            """As an author computes with these weights."""
+            if dtype == torch.float32:
+                return one
+            return rounding(one) if self.wide else copy.deepcopy(one).to(dtype)
+
+        def older(steps: int) -> CausalLM:
+            return computing(loaded(states[{1: 1, 3: 2}[steps]]))
+
+        self.judge = loaded(states[0])
+        self.model = computing(self.judge)
+        self.stage = Stage(self.model, self.settings, older, zoo.no_reward if score is None else score)
         self._second: Any = None
         self._states: zoo.Kept[list[Tensor]] = zoo.Kept(PREFILLED)
 

@@ -48,6 +48,8 @@ Value = TypeVar("Value")
 
 WRITTEN: Final = 8
 """Jobs' answers that are kept (rule 5)."""
+MODELS: Final = 1
+"""Other weights that are kept at once beside the right ones."""
 BEST_OF: Final = 4
 """Seeds that the cherry-picker draws from for each response."""
 COLDER: Final = 0.9
@@ -99,22 +101,26 @@ class Forger:
 
 @dataclass(slots=True)
 class Stage:
-    """The right weights (``model``), and versions one and three steps older; how responses are sampled and scored."""
+    """The right weights (``model``), and how to make versions so many steps ``older``; how responses are sampled and
+    scored."""
 
     model: CausalLM
     settings: Settings
-    before: CausalLM
-    long_before: CausalLM
+    older: Callable[[int], CausalLM]
     score: Scorer = no_reward
-    _cheap: dict[str, CausalLM] = field(default_factory=dict)
+    _models: Kept[CausalLM] = field(default_factory=lambda: Kept(MODELS))
     _kept: Kept[list[list[Written]]] = field(default_factory=lambda: Kept(WRITTEN))
 
-    def cheap(self, name: str) -> CausalLM:
-        """The right weights made cheaper: "int8", "int4" or "smaller"."""
-        if name not in self._cheap:
-            make = {"int8": lambda m: quantised(m, 8), "int4": lambda m: quantised(m, 4), "smaller": smaller}[name]
-            self._cheap[name] = make(self.model)
-        return self._cheap[name]
+    def weights(self, name: str) -> CausalLM:
+        """The weights of this name: "right", "v-1", "v-3" (so many steps older), "int8", "int4" or "smaller"."""
+        make: Mapping[str, Callable[[], CausalLM]] = {
+            "v-1": lambda: self.older(1),
+            "v-3": lambda: self.older(3),
+            "int8": lambda: quantised(self.model, 8),
+            "int4": lambda: quantised(self.model, 4),
+            "smaller": lambda: smaller(self.model),
+        }
+        return self.model if name == "right" else self._models.get(name, make[name])
 
     def groups(
         self, job: Job, written: Sequence[Sequence[Written]], proofs: Sequence[bytes] | None = None
@@ -131,14 +137,10 @@ class Stage:
         return found
 
     def write(self, job: Job, weights: str = "right", settings: Settings | None = None) -> list[list[Written]]:
-        """The answers of these weights to a job: "right", "v-1", "v-3" or a name that ``cheap`` knows."""
+        """The answers of the weights of this name to a job."""
         chosen = self.settings if settings is None else settings
         key = (weights, chosen, tuple(job.seeds), tuple(map(tuple, job.prompts)))
-        return self._kept.get(key, lambda: generate(self._weights(weights), job.prompts, job.seeds, chosen))
-
-    def _weights(self, name: str) -> CausalLM:
-        known = {"right": self.model, "v-1": self.before, "v-3": self.long_before}
-        return known[name] if name in known else self.cheap(name)
+        return self._kept.get(key, lambda: generate(self.weights(weights), job.prompts, job.seeds, chosen))
 
     def received(self, job: Job, answers: Sequence[Mapping[str, Any]]) -> list[Group]:
         """Protocol groups of what an engine in a process of its own answered (``node.workers.engine``), scored."""
@@ -302,6 +304,35 @@ def _shorter(stage: Stage, job: Job, end: bool) -> list[Group]:
     return stage.prefilled(job, written)
 
 
+def _ended(stage: Stage, job: Job) -> list[Group]:
+    """In each group one response ends in its first half, where the end token is nearest to being the right choice."""
+    written = stage.write(job)
+    end = stage.settings.end_token
+    made = []
+    for seed, group, hidden in zip(job.seeds, written, prefill(stage.model, claims_of(job, written)), strict=True):
+        keys = sampling.keys_tensor((seed, n, place) for n, one in enumerate(group) for place in range(len(one.tokens)))
+        with torch.inference_mode():
+            missing = sampling.deficits(
+                stage.model.logits(hidden),
+                keys.to(hidden.device),
+                torch.full((len(hidden),), end, device=hidden.device),
+                stage.settings.temperature,
+                stage.settings.min_p,
+            )
+        lines = torch.split(missing, [len(one.tokens) for one in group])
+        halves = [line[: len(line) // 2] for line in lines]
+        able = [n for n, half in enumerate(halves) if len(half)]
+        changed = list(group)
+        if able:
+            best = min(able, key=lambda n: float(halves[n].min()))
+            one, place = group[best], int(halves[best].argmin())
+            changed[best] = Written(
+                [*one.tokens[:place], end], one.logprobs[: place + 1], FINISH_END, one.states[: place + 1]
+            )
+        made.append(changed)
+    return stage.prefilled(job, made)
+
+
 def _full_marks(stage: Stage, job: Job) -> list[Group]:
     return [
         replace(group, responses=tuple(replace(response, reward=MILLION) for response in group.responses))
@@ -383,6 +414,7 @@ ZOO: Final = (
     Forger("one response for all", "all decoding but one response", _repeated),
     Forger("responses broken off", "half of decoding", lambda s, j: _shorter(s, j, False)),
     Forger("responses ended early", "half of decoding", lambda s, j: _shorter(s, j, True)),
+    Forger("one response a group ended early", "half of one response", _ended),
     Forger("invented rewards", "higher rewards", _full_marks),
     Forger("copy under another key", "everything", lambda s, j: _copied(s, j, False)),
     Forger("copied responses", "everything", lambda s, j: _copied(s, j, True)),

@@ -209,9 +209,11 @@ def main() -> None:
     parser.add_argument("--forged", type=int, default=20, help="submissions of each forger")
     parser.add_argument("--forger", action="append", default=[], help="only forgers whose names hold this")
     parser.add_argument("--vllm", action="store_true", help="only honest submissions, written by vLLM")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no submission after so many")
     parser.add_argument("--learning-rate", type=int, metavar="PICO", help="of the steps between versions")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keeps the trained versions of the weights")
     arguments = parser.parse_args()
+    begun = time.monotonic()
     torch.set_num_threads(1)
     done: Counter[str] = Counter()
     if arguments.out.exists():
@@ -228,6 +230,8 @@ def main() -> None:
         for row in made:
             file.write(json.dumps(row) + "\n")
             file.flush()
+            if time.monotonic() > begun + arguments.seconds:
+                break
 
 
 if __name__ == "__main__":
