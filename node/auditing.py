@@ -92,19 +92,27 @@ async def examine(
     before = audit.inspect(submission, prompts, domain.recipe, engine.end_token, engine.vocabulary)
     if before.reason != "ok":
         return before
-    drawn = schedule.audited_groups(draw, len(submission.groups), case.share)
+    groups = len(submission.groups)
     alike = set(await trio.to_thread.run_sync(suspect, submission))
-    picked = sorted(alike.union(drawn))
-    replay = await engine.replay([(seeds[i], submission.groups[i]) for i in picked], case.thresholds.deficit_clip)
-    replays = {i: checks.GroupReplay(*row) for i, row in zip(picked, replay["groups"], strict=True)}
+    picked = sorted(alike.union(schedule.audited_groups(draw, groups, case.share)))
+    # One group first, that the author cannot foresee: most of what is worth nothing is found out at an eighth of the
+    # price, and so costs its author more than those who audit it.
+    (first,) = schedule.audited_groups(draw, groups, 0)
+    replays: dict[int, checks.GroupReplay] = {}
+    texts: dict[int, list[str]] = {}
+    for part in ([first], [i for i in picked if i != first]):
+        if not part or any(checks.hopeless(found, case.thresholds) for found in replays.values()):
+            break
+        answer = await engine.replay([(seeds[i], submission.groups[i]) for i in part], case.thresholds.deficit_clip)
+        replays |= {i: checks.GroupReplay(*row) for i, row in zip(part, answer["groups"], strict=True)}
+        texts |= zip(part, answer["texts"], strict=True)
     before = audit.audit_replay(submission, replays, case.thresholds, case.standing)
     if before.reason == "sampling" and any(
-        checks.sampling_reason([replays[i]], case.thresholds) == "sampling" for i in alike
+        checks.sampling_reason([replays[i]], case.thresholds) == "sampling" for i in alike & replays.keys()
     ):
         before = checks.result("copied", score=before.score, audited=before.audited)
     if before.reason != "ok":
         return before
-    texts = dict(zip(picked, replay["texts"], strict=True))
     flat = [(*items[i], text) for i in picked for text in texts[i]]
     claimed = [response.reward for i in picked for response in submission.groups[i].responses]
     scores = iter(await _score(tasks, flat, claimed))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import trio
@@ -20,7 +21,8 @@ from node.errors import UserError
 from node.plot import Series, legend, plot
 from node.starter import defaults
 from node.store.files import write_new
-from node.workers.client import WorkerError, open_worker
+from node.workers import vllm_start
+from node.workers.client import Worker, WorkerError, open_worker
 from proofs import calibrate as figures
 from protocol.constants import MILLION
 from protocol.domain import Recipe, Thresholds
@@ -29,6 +31,8 @@ PREPARE_TIMEOUT: Final = 3_600.0
 WORK_TIMEOUT: Final = 3_600.0
 AT_ONCE: Final = 4
 """Groups of one call to the child."""
+AT_ONCE_VLLM: Final = 32
+"""Groups of one call to vLLM, which batches them by itself."""
 STYLES: Final = ("c1", "c2", "c4", "c2 faint")
 
 
@@ -133,12 +137,23 @@ async def _measure(
                 answer = await worker.call("honest", timeout=WORK_TIMEOUT, way=way, first=start, count=count)
                 honest.setdefault(engine, []).extend(answer["groups"])
             tell(f"{len(honest[engine])} honest groups by {engine}")
-        for name, _ in about["forgers"]:
-            for start in range(0, wanted.forged, AT_ONCE):
-                count = min(AT_ONCE, wanted.forged - start)
+        if vllm_start.installed():
+            try:
+                honest["vllm"] = await _by_vllm(wanted, recipe, worker)
+            except WorkerError as error:
+                if error.kind != "user":
+                    raise
+                tell(f"without vLLM: {str(error).split(': configure: ', 1)[-1]}")
+            else:
+                engines = sorted([*engines, "vllm"])
+                tell(f"{len(honest['vllm'])} honest groups by vllm")
+        # Forgers of the same prompts one after the other: many begin with the same tokens, and the child keeps those.
+        for start in range(0, wanted.forged, AT_ONCE):
+            count = min(AT_ONCE, wanted.forged - start)
+            for name, _ in about["forgers"]:
                 answer = await worker.call("forged", timeout=WORK_TIMEOUT, name=name, first=start, count=count)
                 forged.setdefault(name, []).extend(answer["groups"])
-            tell(f"{len(forged[name])} groups by {name}")
+            tell(f"{start + count} groups by each of {len(forged)} forgers")
     limits = figures.thresholds(honest, forged)
     everybody = [row for part in honest.values() for row in part]
     refused = sum(figures.run([[row]], limits).reasons != ("ok",) for row in everybody)
@@ -156,6 +171,32 @@ async def _measure(
         "honest_refused_upper": figures.upper_bound(refused, len(everybody)),
         "forgers": [_forger(name, saves, everybody, forged[name], limits) for name, saves in about["forgers"]],
     }
+
+
+async def _by_vllm(wanted: Wanted, recipe: Recipe, worker: Worker) -> list[Any]:
+    """The rows of honest groups that vLLM wrote with the weights of the calibration child ``worker``."""
+    rows: list[Any] = []
+    with TemporaryDirectory(prefix="farflung-calibration-") as folder:
+        environment = vllm_start.environment(wanted.threads, Path(folder) / "cache")
+        version = await worker.call("store", timeout=WORK_TIMEOUT, folder=folder)
+        async with open_worker("node.workers.vllm_engine", name="vllm engine", environment=environment) as vllm:
+            await vllm.call(
+                "configure",
+                timeout=PREPARE_TIMEOUT,
+                config=str(wanted.model.absolute() / "config.json"),
+                tokenizer=str(wanted.model.absolute() / "tokenizer.json"),
+                recipe=asdict(recipe),
+                dtype=wanted.dtype,
+                threads=wanted.threads,
+            )
+            await vllm.call("load", timeout=PREPARE_TIMEOUT, **version)
+            for start in range(0, wanted.groups, AT_ONCE_VLLM):
+                count = min(AT_ONCE_VLLM, wanted.groups - start)
+                asked = await worker.call("asked", timeout=WORK_TIMEOUT, first=start, count=count)
+                made = await vllm.call("generate", timeout=WORK_TIMEOUT, **asked)
+                answer = await worker.call("measured", timeout=WORK_TIMEOUT, first=start, groups=made["groups"])
+                rows.extend(answer["groups"])
+    return rows
 
 
 def _summary(rows: Sequence[Any]) -> dict[str, Any]:

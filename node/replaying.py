@@ -1,6 +1,6 @@
 """Replaying a verdict from a node's own folder: anybody who holds the log, the submission's file and the version can.
 
-1. The draw must be the validator's signature over the submission's hash; nothing is replayed without.
+1. The draw must be the validator's signature over the submission and its entry; nothing is replayed without.
 2. Share, standing and limits are those of the cut that the version anchors on, made anew from the whole log.
 3. The groups that the draw picks are replayed first. Where that does not give the verdict, all groups are: a validator
    replays others beside those of its draw where they look like another's, and an author's lie may stand in any.

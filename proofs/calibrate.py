@@ -74,7 +74,8 @@ def replay_of(row: Row, clip: int) -> GroupReplay:
     """A row as an audit with this ``deficit_clip`` sees it."""
     tokens, deficits, error, values, mismatches, mantissa_sum, median = row
     shares = sum(math.ceil(min(value / clip, 1.0) * MILLION) for value in deficits)
-    return GroupReplay(tokens, len(deficits), shares, error, values, mismatches, mantissa_sum, median)
+    most = math.ceil(max(deficits, default=0.0))
+    return GroupReplay(tokens, len(deficits), shares, most, error, values, mismatches, mantissa_sum, median)
 
 
 def clipped_mean(rows: Sequence[Row], clip: int) -> tuple[float, float]:
@@ -112,7 +113,7 @@ def thresholds(honest: Mapping[str, Sequence[Row]], forged: Mapping[str, Sequenc
         activation_mismatch_share=_rounded(max(0.02, widest(share, lambda row: (row[4] - 1) / row[3]))),
         mantissa_mean=_rounded(max(0.1, widest(mantissa, lambda row: row[5] / max(1, row[3] - row[4])))),
         mantissa_median=int(max(row[6] for row in rows)) * MILLION,
-        logprob_error=_rounded(MARGIN * max(0.001, *(row[2] / MILLION for row in rows))),
+        logprob_error=_rounded(MARGIN * max(0.001, *(max(row[2], *row[1], 0) / MILLION for row in rows))),
     )
 
 

@@ -4,7 +4,9 @@
    Nothing here needs torch, so that the daemon can judge.
 2. All arithmetic is on integers (micro, counts), so that validators with equal measurements agree.
 3. Sampling is judged by evidence (``protocol.evidence``): that of all replayed tokens together, or that of the group
-   where it is largest, so that one wrong group among many right ones cannot hide in their mean.
+   where it is largest, so that one wrong group among many right ones cannot hide in their mean. And no single choice
+   may be further off than a log-probability may, for both are how far two of a token's logits differ between machines:
+   a mean forgives one token in some hundreds that is chosen by hand, and one is enough to end a response early.
 4. The other statistics are bounded over the whole audit and, ``GROUP_FACTOR`` times as wide, in each group by itself. A
    maximum and a median are bounded in each group. Bounds on shares allow one place beyond the share, at any size:
    honest ties exist, and 1 % of 20 tokens is no token.
@@ -109,15 +111,15 @@ class GroupReplay:
     """What replaying one group measured; the replay child sends the fields as a list, in this order.
 
     ``mismatches`` of the ``tokens`` response tokens have a positive deficit; ``deficit_sum`` adds the deficits up, each
-    clipped at ``deficit_clip``, in millionths of that; ``logprob_error_max`` is the largest difference between a
-    reported and a recomputed
-    log-probability in micro. The last four are ``proofs.activation.ActivationResult``: ``activation_values`` is 0
-    where the proofs were malformed.
+    clipped at ``deficit_clip``, in millionths of that; ``deficit_max`` is the largest, in micro; ``logprob_error_max``
+    is the largest difference between a reported and a recomputed log-probability in micro. The last four are
+    ``proofs.activation.ActivationResult``: ``activation_values`` is 0 where the proofs were malformed.
     """
 
     tokens: int
     mismatches: int
     deficit_sum: int
+    deficit_max: int
     logprob_error_max: int
     activation_values: int
     activation_mismatches: int
@@ -194,14 +196,27 @@ def sampling_evidence(replays: Sequence[GroupReplay], thresholds: Thresholds) ->
 def sampling_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> str:
     """ "sampling", "borderline" or "ok": whether the tokens are what replay chooses."""
     found = sampling_evidence(replays, thresholds)
-    if found >= evidence.SINGLE:
-        return "sampling"
+    worst = max(replay.deficit_max for replay in replays)
 
     def holds(part: Sequence[GroupReplay], factor: int) -> bool:
         tokens, mismatches = sum(replay.tokens for replay in part), sum(replay.mismatches for replay in part)
         return _share_holds(mismatches, tokens, factor * thresholds.mismatch_share)
 
-    return _graded("sampling", replays, holds) if found < evidence.BORDER else BORDERLINE
+    if found >= evidence.SINGLE or worst > HARD_FACTOR * thresholds.logprob_error:
+        return "sampling"
+    if found >= evidence.BORDER:
+        return BORDERLINE
+    graded = _graded("sampling", replays, holds)
+    return BORDERLINE if graded == "ok" and worst > thresholds.logprob_error else graded
+
+
+def hopeless(replay: GroupReplay, thresholds: Thresholds) -> bool:
+    """Whether an audit that finds this in one group is hard, whatever the other groups are: they need no replay."""
+    return (
+        not proofs_parsed([replay])
+        or sampling_evidence([replay], thresholds) >= evidence.SINGLE
+        or replay.deficit_max > HARD_FACTOR * thresholds.logprob_error
+    )
 
 
 def logprobs_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> str:

@@ -1,4 +1,4 @@
-"""Draws of verdicts: a verdict counts only if its draw is its author's signature over the submission's hash
+"""Draws of verdicts: a verdict counts only if its draw is its author's signature over the submission
 (``protocol.schedule``, rule 3). Checking one takes 0.1 ms, so what was found is kept."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from protocol import identity
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.records import Rollout, Verdict
+from protocol.schedule import draw_message
 
 MAX_DRAWN: Final = 65_536
 """Verdicts whose draws are remembered, the newest."""
@@ -33,7 +34,7 @@ class Draws:
         self._known[verdict_id] = right
 
     def right(self, verdict: Entry, rollout: Rollout) -> bool:
-        """Whether a verdict's draw is its author's signature over the submission's hash."""
+        """Whether a verdict's draw is its author's signature over the submission."""
         found = self._known.get(verdict.id)
         if found is None:
             found = check_draw(verdict, rollout)
@@ -44,8 +45,9 @@ class Draws:
 def check_draw(verdict: Entry, rollout: Rollout) -> bool:
     """The same, without looking at what is known."""
     assert isinstance(verdict.payload, Verdict)
+    message = draw_message(rollout.submission, verdict.payload.rollout)
     try:
-        identity.verify(verdict.author, identity.DRAW, rollout.submission, verdict.payload.draw, "draw")
+        identity.verify(verdict.author, identity.DRAW, message, verdict.payload.draw, "draw")
     except PeerError:
         return False
     return True

@@ -9,8 +9,8 @@ Two tests run for every author, Wald tests (SPRT) with a floor, over the submiss
    0…1 and whose mean given the past is at most the honest one, because e^{θx} ≤ 1 + x·(e^θ − 1) there. So by Ville's
    inequality it passes ln(1/α) with probability at most α, however long it runs: no model of the noise is needed.
 2. *Borders*: an honest submission is judged "borderline" with a probability of at most 10⁻³, a forger's of 0.2.
-3. Neither falls below ``FLOOR``, so that no one gathers credit to cheat on. Evidence of ``CONVICTS`` and above stays
-   until a hard rejection, with which both tests begin anew.
+3. Neither falls below ``FLOOR``, so that no one gathers credit to cheat on, nor passes ``CONVICTS``, whatever a
+   validator makes up. There it stays until a hard rejection, with which both tests begin anew.
 4. The budget: an honest node is ever convicted within N submissions by one test with a probability of at most
    10⁻⁶ + N · 10⁻⁹ (once from 0, and at most N times from the floor).
 5. One audit by itself is hard evidence from ``SINGLE`` on (10⁻⁹), and borderline from ``BORDER`` on (10⁻⁴).
@@ -103,4 +103,4 @@ def gain(deficit_sum: int, tokens: int, honest: int, forged: int) -> int:
 
 def moved(evidence: int, by: int) -> int:
     """The evidence of a test after one more submission (rule 3)."""
-    return evidence if evidence >= CONVICTS else max(FLOOR, evidence + by)
+    return evidence if evidence >= CONVICTS else min(CONVICTS, max(FLOOR, evidence + by))

@@ -8,7 +8,7 @@ cut. Which versions there are is the business of ``protocol.lineage``.
 2. What decides about a submission taken by itself, its counters, its size and its verdicts, says ``protocol.decision``.
 3. The author's join must be covered by the cut that the weights anchor on, and it never goes back to an older
    version, else the submission is void ("ineligible").
-4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission's hash.
+4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission.
 5. With the cut ``VERDICT_CUTS`` above the one that made it final a submission is closed. If it is undecided, it lapses.
    Verdicts that become final later count for nothing, and so do those that were final for ``VERDICT_CUTS`` cuts before
    their submission was.

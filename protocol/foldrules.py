@@ -34,7 +34,7 @@ class Rules(Protocol):
         """The validators of versions that anchor on the cut of this height."""
 
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
-        """Whether the verdict's draw is its author's signature over the submission's hash."""
+        """Whether the verdict's draw is its author's signature over the submission."""
 
     def share(self, author: bytes, height: int) -> int:
         """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""

@@ -216,7 +216,7 @@ class Ledger:
         return found
 
     def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
-        """Whether a verdict's draw is its author's signature over the submission's hash."""
+        """Whether a verdict's draw is its author's signature over the submission."""
         return self.draws.right(verdict, rollout)
 
     def share(self, author: bytes, height: int) -> int:

@@ -165,8 +165,8 @@ class Rollout(Payload):
 
 @value
 class Verdict(Payload):
-    """A validator's result for the rollout entry ``rollout``. ``score`` is in micro; ``draw`` is the validator's
-    signature over the submission's hash (context ``identity.DRAW``); ``audited`` counts replayed groups."""
+    """A validator's result for the rollout entry ``rollout``. ``score`` is in micro, a share; ``draw`` is the
+    validator's signature over the submission (``protocol.schedule``); ``audited`` counts replayed groups."""
 
     KIND: ClassVar[str] = "verdict"
     SCHEMA: ClassVar = (
@@ -174,7 +174,7 @@ class Verdict(Payload):
         ("outcome", Text(16, OUTCOMES)),
         ("severity", Text(16, SEVERITIES)),
         ("reason", Text(32)),
-        ("score", Int()),
+        ("score", Int(0, MILLION)),
         ("draw", codec.SIGNATURE),
         ("audited", Int(0, 2**16)),
     )

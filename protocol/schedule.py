@@ -4,13 +4,15 @@
    a node cannot choose its prompts, and everybody can recompute them. Hashed integers are big-endian.
 2. The prompt is a task, drawn by the weights of the genesis, and an item of it, both from
    SHA-256(``"farflung/task/v1\\0"`` ‖ seed), which is not the noise's hash.
-3. The groups that a validator replays follow from SHA-256 of its signature over the submission's hash (context
-   ``identity.DRAW``): the author cannot foresee them, and anyone can check them. The groups of lowest
+3. The groups that a validator replays follow from SHA-256 of its signature over the submission's hash and the id of
+   the entry that announces it (context ``identity.DRAW``): the author cannot foresee them, and anyone can check them.
+   Without the entry, whoever announces another's file first would learn the draw of it. The groups of lowest
    SHA-256(``"farflung/audit/v1\\0"`` ‖ that hash ‖ u32 group) are taken, the share rounded up, at least one.
    The share is ``AUDIT_FACTOR`` times what its author's trust lacks to a million, rounded up to 1, ½, ¼ … (its *tier*),
    and at least the policy's ``audit_share``; trust is that of the cut that the version anchors on. So a newcomer is
    audited fully, and who had 78 submissions accepted in a row by an eighth.
-4. Due are the ``MAX_DUE_VALIDATORS`` validators of lowest SHA-256(weights ‖ author ‖ u64 first counter ‖ validator).
+4. Due are the ``MAX_DUE_VALIDATORS`` validators of lowest SHA-256(weights ‖ author ‖ u64 first counter ‖ validator),
+   the author not among them: nobody judges its own work.
 5. The policy lag is the number of the version a step starts from minus that of the version which generated.
    A rollout counts while its lag is from 0 to ``async_level``; a negative one was generated with weights
    that the step does not follow from.
@@ -93,6 +95,12 @@ def prompt(question: str, prompt_seed: bytes, recipe: Recipe) -> str:
     return question if target is None else f"{question}\n{recipe.budget_prompt.replace('{}', str(target))}"
 
 
+def draw_message(submission: bytes, rollout: bytes) -> bytes:
+    """What a validator's draw signs: the hash of the file, and the id of the entry that announces it."""
+    _ids(submission, rollout)
+    return submission + rollout
+
+
 def audited_groups(draw: bytes, groups: int, share: int) -> tuple[int, ...]:
     """The ascending indices of the ``groups`` groups that the owner of the signature ``draw`` replays.
 
@@ -128,7 +136,7 @@ def audit_share(tier: int, least: int) -> int:
 def due_validators(weights: bytes, author: bytes, first_counter: int, validators: Iterable[bytes]) -> tuple[bytes, ...]:
     """The validators that are to audit a submission, the lowest rank first."""
     prefix = weights + author + first_counter.to_bytes(8, "big")
-    ranked = sorted(set(validators), key=lambda validator: sha256(prefix + validator).digest())
+    ranked = sorted(set(validators) - {author}, key=lambda validator: sha256(prefix + validator).digest())
     return tuple(ranked[:MAX_DUE_VALIDATORS])
 
 

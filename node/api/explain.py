@@ -152,7 +152,7 @@ def why_nothing(node: Node) -> str | None:
     held = node.weights.newest_held()
     if held is not None and not ledger.may_infer(node.id, held.id):
         return "it may generate from the first version on that is made after it joined"
-    if held is not None and not node.will_judge(ledger.validators_of(held.id)):
+    if held is not None and not node.will_judge(ledger.validators_of(held.id) - {node.id}):
         return "too few validators are there to judge what it would make"
     return "it has announced no submission yet"
 

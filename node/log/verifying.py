@@ -27,6 +27,7 @@ from protocol.identity import DRAW, ENTRY, verify
 from protocol.ledger import Ledger
 from protocol.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Rollout, Verdict
+from protocol.schedule import draw_message
 
 T = TypeVar("T")
 
@@ -156,7 +157,7 @@ async def check_draws(ledger: Ledger, items: Iterable[Item], find: Find, checkin
 def _draw(pair: tuple[Entry, Rollout]) -> Check:
     verdict, rollout = pair
     assert isinstance(verdict.payload, Verdict)
-    return verdict.author, DRAW, rollout.submission, verdict.payload.draw
+    return verdict.author, DRAW, draw_message(rollout.submission, verdict.payload.rollout), verdict.payload.draw
 
 
 def _entry(data: bytes) -> Entry:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import trio
+
 from node.context import Node
 from node.net.rpc import Unreachable
 from node.pool import Amount

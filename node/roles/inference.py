@@ -70,7 +70,8 @@ class _Life:
         if node.paused() or not node.log.ready.is_set():
             return None
         ledger = node.log.ledger
-        if not ledger.may_infer(node.id, version.id) or not node.will_judge(ledger.validators_of(version.id)):
+        others = ledger.validators_of(version.id) - {node.id}
+        if not ledger.may_infer(node.id, version.id) or not node.will_judge(others):
             return None
         await node.pool.update()
         batches = self._backlog() if number == newest else 1

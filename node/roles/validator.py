@@ -30,6 +30,7 @@ from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.records import Rollout, Verdict
 from protocol.rollout import Submission
+from protocol.schedule import draw_message
 
 GRACE = 0.2
 """Seconds for which the first in line may still be on its way before another is judged."""
@@ -153,7 +154,7 @@ class _Life:
         """Append a verdict on one ``rollout`` entry, or leave it for the next round while it can still arrive."""
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
-        draw = self._node.identity.sign(identity.DRAW, rollout.submission)
+        draw = self._node.identity.sign(identity.DRAW, draw_message(rollout.submission, entry.id))
         result = await self._examine(entry, rollout, draw)
         if result is None:
             return

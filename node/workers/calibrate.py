@@ -3,8 +3,9 @@
 1. Audits are in float32, whatever dtype is generated in. In a bfloat16 domain weights are published in bfloat16, and so
    is what audits load.
 2. Honest work is done by every engine that is here: our own at several batch sizes, Hugging Face transformers where it
-   is installed. Where the processor has no bfloat16 instructions, products are computed by float32 kernels and every
-   result is rounded, as accelerators do: it is five times faster than emulated instructions, with the same rounding.
+   is installed, and what the caller brings: vLLM, in its own process (``asked``, ``measured``). Where the processor
+   has no bfloat16 instructions, ours and transformers compute products by float32 kernels and round every result, as
+   accelerators do: it is five times faster than emulated instructions, with the same rounding.
 3. Stale weights are versions that real optimizer steps lead through (``node.workers.zoo``).
 
 A row of figures is ``[tokens, [positive deficits in micro], largest error of a log-probability in micro, activation
@@ -28,18 +29,21 @@ from torch.nn import functional
 from node.starter import defaults
 from node.workers import child, transformers_engine, zoo
 from node.workers.child import UserError
-from node.workers.engine import Measured, Settings, Texts, Written, generate, measure
+from node.workers.engine import Measured, Settings, Texts, Written, generate, measure, prefill
 from node.workers.model import CausalLM, read_config
-from node.workers.weights import load_into, read_safetensors
+from node.workers.weights import checksum, layout, load_into, read_safetensors, write_whole
 from node.workers.zoo import Job, Scorer, Stage, claim_of
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.errors import LocalError
+from protocol.manifest import Manifest
 from protocol.rollout import Group
 
 STARTER_PROMPTS = 256
 TRAINED_GROUPS = 2
 """Groups that each step between versions learns from."""
+PREFILLED = 12
+"""Jobs whose states are kept for the forgers who send the same tokens."""
 
 
 class Wide(nn.Linear):
@@ -138,24 +142,33 @@ class Laboratory:
             tensors.pop("lm_head.weight", None)
         load_into(base, tensors)
         if cache is not None and cache.exists():
-            states = torch.load(cache)
+            states = torch.load(cache, mmap=True)
         else:
             versions = zoo.aged(base, training(self), self.settings, recipe, score, 3)
             states = [versions[number].state_dict() for number in (3, 2, 0)]
             if cache is not None:
                 torch.save(states, cache)
-        made = []
-        for state in states:
+        self.wide = dtype == torch.bfloat16 and not native_bfloat16()
+
+        def loaded(state: dict[str, Tensor]) -> CausalLM:
             one = CausalLM(config).requires_grad_(False)
             one.load_state_dict({name: value.to(dtype).float() for name, value in state.items()})
-            made.append(one)
-        self.judge = made[0]
-        self.wide = dtype == torch.bfloat16 and not native_bfloat16()
-        if dtype != torch.float32:
-            made = [rounding(one) if self.wide else copy.deepcopy(one).to(dtype) for one in made]
-        self.model = made[0]
-        self.stage = Stage(made[0], self.settings, made[1], made[2], zoo.no_reward if score is None else score)
+            return one
+
+        def computing(one: CausalLM) -> CausalLM:
+            """As an author computes with these weights."""
+            if dtype == torch.float32:
+                return one
+            return rounding(one) if self.wide else copy.deepcopy(one).to(dtype)
+
+        def older(steps: int) -> CausalLM:
+            return computing(loaded(states[{1: 1, 3: 2}[steps]]))
+
+        self.judge = loaded(states[0])
+        self.model = computing(self.judge)
+        self.stage = Stage(self.model, self.settings, older, zoo.no_reward if score is None else score)
         self._second: Any = None
+        self._states: zoo.Kept[list[Tensor]] = zoo.Kept(PREFILLED)
 
     def ways(self, most: int) -> list[Way]:
         """The ways in which ``most`` groups or fewer are made at once here."""
@@ -190,10 +203,24 @@ class Laboratory:
         finally:
             torch.set_num_threads(threads)
 
+    def store(self, folder: Path) -> tuple[Path, Path]:
+        """Write the weights that judge into ``folder`` as a version; its manifest and its whole file."""
+        tensors = {name: value.detach().to(self.dtype) for name, value in sorted(self.judge.named_parameters())}
+        manifest, whole = folder / "version.manifest", folder / "version.raw"
+        write_whole(tensors.values(), whole)
+        rows: Any = layout(tensors)
+        described = Manifest.of_file(rows, whole.read_bytes(), checksum(self.judge))
+        manifest.write_bytes(described.encode())
+        return manifest, whole
+
     def judged(self, job: Job, groups: Sequence[Group]) -> list[list[Any]]:
-        """A row of figures for each group."""
+        """A row of figures for each group. Forgers who send the same tokens are prefilled once."""
+        if not groups:
+            return []
         claims = [claim_of(seed, group) for seed, group in zip(job.seeds, groups, strict=True)]
-        return [figures(found) for found in measure(self.judge, claims, self.settings)] if claims else []
+        key = tuple((group.prompt, tuple(response.tokens for response in group.responses)) for group in groups)
+        states = self._states.get(key, lambda: prefill(self.judge, claims))
+        return [figures(found) for found in measure(self.judge, claims, self.settings, states)]
 
 
 def starter_prompts() -> list[str]:
@@ -242,10 +269,26 @@ class Calibration:
         job = self._job(made, f"honest {way}", first, count)
         return {"groups": made.judged(job, made.work(made.ways(4)[way], job))}
 
+    def store(self, folder: str) -> dict[str, Any]:
+        """Write the weights into ``folder`` as a version, for an engine in a process of its own to load."""
+        manifest, whole = self._ready().store(Path(folder))
+        return {"manifest": str(manifest), "weights": str(whole)}
+
+    def asked(self, first: int, count: int) -> dict[str, Any]:
+        """What another engine is to answer: prompts and seeds."""
+        job = self._job(self._ready(), "another engine", first, count)
+        return {"prompts": [self._prompt(number) for number in range(first, first + count)], "seeds": list(job.seeds)}
+
+    def measured(self, first: int, groups: list[dict[str, Any]]) -> dict[str, Any]:
+        """Figures of its answers."""
+        made = self._ready()
+        job = self._job(made, "another engine", first, len(groups))
+        return {"groups": made.judged(job, made.stage.received(job, groups))}
+
     def forged(self, name: str, first: int, count: int) -> dict[str, Any]:
         """Figures of ``count`` groups of a forger."""
         made = self._ready()
-        job = self._job(made, f"forger {name}", first, count)
+        job = self._job(made, "forger", first, count)
         if name.startswith("cop"):
             job = replace(job, other=made.stage.honest(self._job(made, "another", first, count)))
         forger = next(forger for forger in zoo.ZOO if forger.name == name)
@@ -256,10 +299,13 @@ class Calibration:
             raise LocalError("prepare comes first")
         return self._laboratory
 
+    def _prompt(self, number: int) -> str:
+        return self._prompts[number % len(self._prompts)]
+
     def _job(self, made: Laboratory, node: str, first: int, count: int) -> Job:
         return zoo.job(
             [
-                made.texts.encode(self._prompts[number % len(self._prompts)], made.settings.max_prompt_tokens)
+                made.texts.encode(self._prompt(number), made.settings.max_prompt_tokens)
                 for number in range(first, first + count)
             ],
             node,
@@ -278,7 +324,14 @@ REPLAYED = tuple(
 def operations() -> dict[str, child.Operation]:
     """The operations over one fresh state."""
     state = Calibration()
-    return {"prepare": state.prepare, "honest": state.honest, "forged": state.forged}
+    return {
+        "prepare": state.prepare,
+        "honest": state.honest,
+        "store": state.store,
+        "asked": state.asked,
+        "measured": state.measured,
+        "forged": state.forged,
+    }
 
 
 if __name__ == "__main__":

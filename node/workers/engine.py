@@ -15,6 +15,7 @@ offers the same without the replay and the conversion.
 from __future__ import annotations
 
 import abc
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -197,6 +198,7 @@ class Measured:
             tokens=len(self.deficits),
             mismatches=int((self.deficits > 0).sum()),
             deficit_sum=int((shares * MILLION).ceil().long().sum()),
+            deficit_max=math.ceil(float(self.deficits.max()) * MILLION),
             logprob_error_max=int(self.logprob_errors.max()),
             activation_values=self.activations.values,
             activation_mismatches=self.activations.mismatches,
@@ -214,9 +216,12 @@ def prefill(model: CausalLM, claims: Sequence[Claim]) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def measure(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list[Measured]:
-    """What replaying each group finds. Tokens must be within the vocabulary (``proofs.audit.inspect``)."""
-    found = prefill(model, claims)
+def measure(
+    model: CausalLM, claims: Sequence[Claim], settings: Settings, states: Sequence[Tensor] | None = None
+) -> list[Measured]:
+    """What replaying each group finds. Tokens must be within the vocabulary (``proofs.audit.inspect``). ``states`` are
+    those of an earlier ``prefill``."""
+    found = prefill(model, claims) if states is None else list(states)
     hidden = torch.cat(found)
     targets = torch.tensor([token for claim in claims for line in claim.responses for token in line]).to(model.device)
     keys = sampling.keys_tensor(
@@ -234,6 +239,9 @@ def measure(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> lis
         logits = model.logits(hidden[block])
         deficits[block] = sampling.deficits(logits, keys[block], targets[block], settings.temperature, settings.min_p)
         logprobs[block] = sampling.logprobs(logits, targets[block], settings.temperature)
+    if not bool(torch.isfinite(deficits).all() and torch.isfinite(logprobs).all()):
+        # Nobody can be judged by such weights, and every comparison with NaN would let a forger pass.
+        raise LocalError("logits are not finite: the weights are broken")
     errors = (micro(logprobs) - reported).abs()
     proven = activation.verify_many(
         [(states_array(states), claim.proofs) for states, claim in zip(found, claims, strict=True)]

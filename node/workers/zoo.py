@@ -10,6 +10,8 @@ reward by it. Each is the strongest of its kind that costs less than honest work
    So they differ from the Q4_1 grid (with offsets) that published GGUF files are made on.
 3. The smaller model is the right one without its last third of layers: no other small model is as close to it.
 4. Stale weights are real ones: the versions that the trainer's own steps lead through, at the domain's learning rate.
+5. Many forgers begin with the same tokens, so what was written for a job is kept for those after it: the zoo costs
+   ten generations and not twenty-five.
 
 Needs torch, and so runs in child processes only.
 """
@@ -18,11 +20,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import cycle, islice
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -36,11 +38,18 @@ from proofs import activation, sampling
 from protocol import schedule
 from protocol.constants import FIELD_PRIME, MILLION, PROOF_CHUNK_TOKENS
 from protocol.domain import Recipe
-from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, Group, Response
+from protocol.errors import LocalError
+from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, Group, Response, unpack
 
 Scorer = Callable[[int, Sequence[int]], int]
 """The reward (micro) of the response (tokens) to the prompt of this index."""
 
+Value = TypeVar("Value")
+
+WRITTEN: Final = 8
+"""Jobs' answers that are kept (rule 5)."""
+MODELS: Final = 1
+"""Other weights that are kept at once beside the right ones."""
 BEST_OF: Final = 4
 """Seeds that the cherry-picker draws from for each response."""
 COLDER: Final = 0.9
@@ -50,6 +59,23 @@ COLDER: Final = 0.9
 def no_reward(prompt: int, tokens: Sequence[int]) -> int:
     """For where no task scores: everything is wrong."""
     return 0
+
+
+class Kept(Generic[Value]):
+    """The ``most`` newest results of something slow, by what they are of."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: dict[Hashable, Value] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The result for ``key``, made where it is not kept."""
+        if key not in self._values:
+            value = make()
+            while len(self._values) >= self._most:
+                del self._values[next(iter(self._values))]
+            self._values[key] = value
+        return self._values[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +101,26 @@ class Forger:
 
 @dataclass(slots=True)
 class Stage:
-    """The right weights (``model``), and versions one and three steps older; how responses are sampled and scored."""
+    """The right weights (``model``), and how to make versions so many steps ``older``; how responses are sampled and
+    scored."""
 
     model: CausalLM
     settings: Settings
-    before: CausalLM
-    long_before: CausalLM
+    older: Callable[[int], CausalLM]
     score: Scorer = no_reward
-    _cheap: dict[str, CausalLM] = field(default_factory=dict)
+    _models: Kept[CausalLM] = field(default_factory=lambda: Kept(MODELS))
+    _kept: Kept[list[list[Written]]] = field(default_factory=lambda: Kept(WRITTEN))
 
-    def cheap(self, name: str) -> CausalLM:
-        """The right weights made cheaper: "int8", "int4" or "smaller"."""
-        if name not in self._cheap:
-            make = {"int8": lambda m: quantised(m, 8), "int4": lambda m: quantised(m, 4), "smaller": smaller}[name]
-            self._cheap[name] = make(self.model)
-        return self._cheap[name]
+    def weights(self, name: str) -> CausalLM:
+        """The weights of this name: "right", "v-1", "v-3" (so many steps older), "int8", "int4" or "smaller"."""
+        make: Mapping[str, Callable[[], CausalLM]] = {
+            "v-1": lambda: self.older(1),
+            "v-3": lambda: self.older(3),
+            "int8": lambda: quantised(self.model, 8),
+            "int4": lambda: quantised(self.model, 4),
+            "smaller": lambda: smaller(self.model),
+        }
+        return self.model if name == "right" else self._models.get(name, make[name])
 
     def groups(
         self, job: Job, written: Sequence[Sequence[Written]], proofs: Sequence[bytes] | None = None
@@ -105,9 +136,28 @@ class Stage:
             found.append(Group(job.first + index, tuple(prompt), responses, proof))
         return found
 
+    def write(self, job: Job, weights: str = "right", settings: Settings | None = None) -> list[list[Written]]:
+        """The answers of the weights of this name to a job."""
+        chosen = self.settings if settings is None else settings
+        key = (weights, chosen, tuple(job.seeds), tuple(map(tuple, job.prompts)))
+        return self._kept.get(key, lambda: generate(self.weights(weights), job.prompts, job.seeds, chosen))
+
+    def received(self, job: Job, answers: Sequence[Mapping[str, Any]]) -> list[Group]:
+        """Protocol groups of what an engine in a process of its own answered (``node.workers.engine``), scored."""
+        found = []
+        for index, (prompt, answer) in enumerate(zip(job.prompts, answers, strict=True)):
+            if unpack(answer["prompt"]) != tuple(prompt):
+                raise LocalError("an engine reads the prompts otherwise")
+            responses = tuple(
+                Response(line := unpack(tokens), unpack(logprobs), self.score(job.number + index, line), finish)
+                for tokens, logprobs, finish, _ in answer["responses"]
+            )
+            found.append(Group(job.first + index, tuple(prompt), responses, answer["proofs"]))
+        return found
+
     def honest(self, job: Job) -> list[Group]:
         """What an honest author sends."""
-        return self.groups(job, generate(self.model, job.prompts, job.seeds, self.settings))
+        return self.groups(job, self.write(job))
 
     def prefilled(self, job: Job, written: Sequence[Sequence[Written]]) -> list[Group]:
         """Others' tokens with the log-probabilities and proofs of a prefill on the right weights."""
@@ -202,30 +252,22 @@ def aged(
 
 
 def _own(name: str) -> Callable[[Stage, Job], list[Group]]:
-    return lambda stage, job: stage.groups(job, generate(_weights(stage, name), job.prompts, job.seeds, stage.settings))
+    return lambda stage, job: stage.groups(job, stage.write(job, name))
 
 
 def _hidden(name: str) -> Callable[[Stage, Job], list[Group]]:
-    return lambda stage, job: stage.prefilled(
-        job, generate(_weights(stage, name), job.prompts, job.seeds, stage.settings)
-    )
-
-
-def _weights(stage: Stage, name: str) -> CausalLM:
-    if name == "v-1":
-        return stage.before
-    return stage.long_before if name == "v-3" else stage.cheap(name)
+    return lambda stage, job: stage.prefilled(job, stage.write(job, name))
 
 
 def _colder(stage: Stage, job: Job) -> list[Group]:
     settings = replace(stage.settings, temperature=stage.settings.temperature * COLDER)
-    return stage.prefilled(job, generate(stage.model, job.prompts, job.seeds, settings))
+    return stage.prefilled(job, stage.write(job, settings=settings))
 
 
 def _greedy(stage: Stage, job: Job) -> list[Group]:
     settings = replace(stage.settings, temperature=stage.settings.temperature / 1000, group_size=1)
-    once = generate(stage.model, job.prompts, job.seeds, settings)
-    return stage.prefilled(job, [list(islice(cycle(group), stage.settings.group_size)) for group in once])
+    once = stage.write(job, settings=settings)
+    return stage.prefilled(job, [group * stage.settings.group_size for group in once])
 
 
 def _best_of(stage: Stage, job: Job) -> list[Group]:
@@ -233,7 +275,7 @@ def _best_of(stage: Stage, job: Job) -> list[Group]:
     tries = []
     for number in range(BEST_OF):
         seeds = [bytes([number ^ seed[0]]) + seed[1:] for seed in job.seeds]
-        tries.append(generate(stage.model, job.prompts, seeds, stage.settings))
+        tries.append(stage.write(replace(job, seeds=seeds)))
     best = []
     for index in range(len(job.prompts)):
         rows = zip(*(attempt[index] for attempt in tries), strict=True)
@@ -245,15 +287,13 @@ def _best_of(stage: Stage, job: Job) -> list[Group]:
 
 def _repeated(stage: Stage, job: Job) -> list[Group]:
     """One response a group, sent as all of them."""
-    settings = replace(stage.settings, group_size=1)
-    once = generate(stage.model, job.prompts, job.seeds, settings)
-    return stage.prefilled(job, [group * stage.settings.group_size for group in once])
+    return stage.prefilled(job, [group[:1] * stage.settings.group_size for group in stage.write(job)])
 
 
 def _shorter(stage: Stage, job: Job, end: bool) -> list[Group]:
     """Each response is broken off in its middle; with ``end`` an end token makes it look finished."""
     written = []
-    for group in generate(stage.model, job.prompts, job.seeds, stage.settings):
+    for group in stage.write(job):
         line = []
         for one in group:
             half = max(1, len(one.tokens) // 2)
@@ -262,6 +302,35 @@ def _shorter(stage: Stage, job: Job, end: bool) -> list[Group]:
             line.append(Written(tokens, one.logprobs[:half], finish, one.states[:half]))
         written.append(line)
     return stage.prefilled(job, written)
+
+
+def _ended(stage: Stage, job: Job) -> list[Group]:
+    """In each group one response ends in its first half, where the end token is nearest to being the right choice."""
+    written = stage.write(job)
+    end = stage.settings.end_token
+    made = []
+    for seed, group, hidden in zip(job.seeds, written, prefill(stage.model, claims_of(job, written)), strict=True):
+        keys = sampling.keys_tensor((seed, n, place) for n, one in enumerate(group) for place in range(len(one.tokens)))
+        with torch.inference_mode():
+            missing = sampling.deficits(
+                stage.model.logits(hidden),
+                keys.to(hidden.device),
+                torch.full((len(hidden),), end, device=hidden.device),
+                stage.settings.temperature,
+                stage.settings.min_p,
+            )
+        lines = torch.split(missing, [len(one.tokens) for one in group])
+        halves = [line[: len(line) // 2] for line in lines]
+        able = [n for n, half in enumerate(halves) if len(half)]
+        changed = list(group)
+        if able:
+            best = min(able, key=lambda n: float(halves[n].min()))
+            one, place = group[best], int(halves[best].argmin())
+            changed[best] = Written(
+                [*one.tokens[:place], end], one.logprobs[: place + 1], FINISH_END, one.states[: place + 1]
+            )
+        made.append(changed)
+    return stage.prefilled(job, made)
 
 
 def _full_marks(stage: Stage, job: Job) -> list[Group]:
@@ -345,6 +414,7 @@ ZOO: Final = (
     Forger("one response for all", "all decoding but one response", _repeated),
     Forger("responses broken off", "half of decoding", lambda s, j: _shorter(s, j, False)),
     Forger("responses ended early", "half of decoding", lambda s, j: _shorter(s, j, True)),
+    Forger("one response a group ended early", "half of one response", _ended),
     Forger("invented rewards", "higher rewards", _full_marks),
     Forger("copy under another key", "everything", lambda s, j: _copied(s, j, False)),
     Forger("copied responses", "everything", lambda s, j: _copied(s, j, True)),

@@ -97,7 +97,7 @@ class Run:
                 yield self._take(rollout)
                 for node in due_validators(newest.id, feed.author.node, 0, by_node):
                     validator = by_node[node]
-                    draw = validator.author.sign(identity.DRAW, file)
+                    draw = validator.author.sign(identity.DRAW, file + rollout.id)
                     verdict = validator.say(anchor, Verdict(rollout.id, "accepted", "none", "ok", 0, draw, 2))
                     self.ledger.draws.note(verdict.id, True)
                     yield self._take(verdict)

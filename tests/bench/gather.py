@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +30,13 @@ from proofs import audit
 from protocol import schedule
 from protocol.domain import Recipe
 from protocol.rollout import Group, Submission
+from tests.node.workers import vllm_child
 
 STARTER: Final = Path(starter.__file__).parent
 BLOCK: Final = 4
 """Honest submissions of a small model that are made and measured at once: saves time, changes nothing."""
+VLLM_BLOCK: Final = 8
+"""Submissions that vLLM writes at once."""
 UNREPLAYED: Final = ("bounds", "wrong-prompt", "termination")
 """What is found before any replay."""
 CHAT: Final = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -75,6 +79,7 @@ class Bench:
         self.about = about
         self.task = catalogue.make({**asdict(defaults.TASKS[0]), "data": None}, sandboxed=False)
         self._items: dict[int, int] = {}
+        self.asked: dict[int, str] = {}
         kept = None if cache is None else cache / f"{about.folder.name}-{recipe.learning_rate}.pt"
         small = about.name == "starter"
 
@@ -97,7 +102,7 @@ class Bench:
         for index, seed in enumerate(empty.seeds):
             item = schedule.choose_task(seed, [1])[1]
             self._items[base + index] = item
-            text = self.about.template.format(self.task.question(item))
+            text = self.asked[base + index] = self.about.template.format(self.task.question(item))
             prompts.append(made.texts.encode(text, made.settings.max_prompt_tokens))
         return replace(empty, prompts=prompts)
 
@@ -171,6 +176,29 @@ def gather(
             yield from bench.rows(forger.name, job, groups, seconds=round(time.perf_counter() - begun, 3))
 
 
+def by_vllm(bench: Bench, honest: int, done: int) -> Iterator[dict[str, Any]]:
+    """The rows of honest submissions that vLLM writes, in a process of its own."""
+    about = bench.about
+    size = about.recipe.groups_per_submission
+    with tempfile.TemporaryDirectory() as scratch, vllm_child.running(Path(scratch) / "cache") as engine:
+        manifest, whole = bench.laboratory.store(Path(scratch))
+        engine.call(
+            "configure",
+            config=str(about.folder / "config.json"),
+            tokenizer=str(about.folder / "tokenizer.json"),
+            recipe=asdict(about.recipe),
+            dtype=str(about.dtype).removeprefix("torch."),
+        )
+        engine.call("load", manifest=str(manifest), weights=str(whole))
+        for number in range(done, honest, VLLM_BLOCK):
+            count = min(VLLM_BLOCK, honest - number)
+            job = bench.job("vllm node", number, count * size)
+            prompts = [bench.asked[job.number + index] for index in range(count * size)]
+            made = engine.call("generate", prompts=prompts, seeds=list(job.seeds))
+            groups = bench.laboratory.stage.received(job, made["groups"])
+            yield from bench.rows("honest", job, groups, engine="vllm", at_once=count * size, threads=1)
+
+
 def main() -> None:
     """Write rows until all are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,9 +208,12 @@ def main() -> None:
     parser.add_argument("--honest", type=int, default=3000)
     parser.add_argument("--forged", type=int, default=20, help="submissions of each forger")
     parser.add_argument("--forger", action="append", default=[], help="only forgers whose names hold this")
+    parser.add_argument("--vllm", action="store_true", help="only honest submissions, written by vLLM")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no submission after so many")
     parser.add_argument("--learning-rate", type=int, metavar="PICO", help="of the steps between versions")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="keeps the trained versions of the weights")
     arguments = parser.parse_args()
+    begun = time.monotonic()
     torch.set_num_threads(1)
     done: Counter[str] = Counter()
     if arguments.out.exists():
@@ -191,9 +222,16 @@ def main() -> None:
         subject(arguments.subject, arguments.model), learning_rate=arguments.learning_rate, cache=arguments.cache
     )
     with arguments.out.open("a") as file:
-        for row in gather(bench, arguments.honest, arguments.forged, arguments.forger, done):
+        made = (
+            by_vllm(bench, arguments.honest, done["honest"])
+            if arguments.vllm
+            else gather(bench, arguments.honest, arguments.forged, arguments.forger, done)
+        )
+        for row in made:
             file.write(json.dumps(row) + "\n")
             file.flush()
+            if time.monotonic() > begun + arguments.seconds:
+                break
 
 
 if __name__ == "__main__":

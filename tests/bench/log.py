@@ -75,7 +75,7 @@ def bare_seconds(entries: Sequence[Entry]) -> float:
     signed = [(entry.author, identity.ENTRY + entry.body, entry.signature) for entry in some]
     for entry in some:
         if isinstance(entry.payload, Verdict):
-            signed.append((entry.author, identity.DRAW + bytes(32), entry.payload.draw))
+            signed.append((entry.author, identity.DRAW + bytes(64), entry.payload.draw))
     began = time.perf_counter()
     for author, message, signature in signed:
         # The draws' messages are not at hand; a signature that is wrong takes as long.

@@ -240,7 +240,7 @@ class EngineChild(Child):
             claimed = [int.from_bytes(tokens[:4], "little") for tokens, _, _ in group["responses"]]
             wrong = sum(a != b for a, b in zip(claimed, self._answers(group["seed"]), strict=True))
             tokens = sum(len(tokens) // 4 for tokens, _, _ in group["responses"])
-            rows.append([tokens, wrong, wrong * MILLION, 0, 8, 0, 0, 0])
+            rows.append([tokens, wrong, wrong * MILLION, wrong * MILLION, 0, 8, 0, 0, 0])
             texts.append([str(answer) for answer in claimed])
         return {"groups": rows, "texts": texts, "seconds": 0.1}
 

@@ -34,7 +34,7 @@ async def judge(cluster: Cluster, rollout: Entry, outcome: str = "accepted") -> 
     node = cluster.running["v"].node
     assert isinstance(rollout.payload, Rollout)
     severity, reason = ("none", "ok") if outcome == "accepted" else ("hard", "reward")
-    draw = node.identity.sign(identity.DRAW, rollout.payload.submission)
+    draw = node.identity.sign(identity.DRAW, rollout.payload.submission + rollout.id)
     await node.log.append(Verdict(rollout.id, outcome, severity, reason, 0, draw, 2))
     await cluster.agree()
 

@@ -44,7 +44,7 @@ def ledger() -> Ledger:
         ("cheat", "rejected", "hard", "reward"),
     ):
         rollout = add(name, Rollout(zero, 0, 2, 8, 30, digest(name), 900, 2))
-        draw = writers["node-2"].identity.sign(DRAW, digest(name))
+        draw = writers["node-2"].identity.sign(DRAW, digest(name) + rollout)
         add("node-2", Verdict(rollout, outcome, severity, reason, 0, draw, 2))
     step = Step(1, 1, zero, digest("blob"), 100, 412_000, 800_000, 2, 2, 8, 8, 8, 30, 1500, 2000, 500, 250)
     made = add("node-1", step)

@@ -23,7 +23,7 @@ from tests.protocol.builders import RECIPE, digest
 
 END, VOCABULARY = 0, 40
 PROMPT = (1, 2)
-EXACT = GroupReplay(32, 0, 0, 0, 32, 0, 0, 0)
+EXACT = GroupReplay(32, 0, 0, 0, 0, 32, 0, 0, 0)
 RESPONSE = Response((5,) * 8, (0,) * 8, 100, FINISH_LENGTH)
 GROUP = Group(4, PROMPT, (RESPONSE,) * 4, b"proofs")
 SUBMISSION = Submission(digest("domain"), digest("weights"), digest("author"), 4, (GROUP, replace(GROUP, counter=5)))
@@ -247,6 +247,7 @@ def replay(model: Toy, group: Group) -> GroupReplay:
         tokens.numel(),
         int((deficit > 0).sum()),
         int((deficit * 1e6).ceil().sum()),
+        int(deficit.max() * CLIP * 1e6),
         int(torch.stack(errors).max() * 1e6),
         found.values,
         found.mismatches,

@@ -65,7 +65,7 @@ def test_exact_runs_give_the_least_limits() -> None:
 
 def test_a_row_is_seen_as_an_audit_sees_it() -> None:
     found = replay_of([100, [500.0, 2_000.0], 9, 32, 1, 5, 2], 1_000)
-    assert (found.tokens, found.mismatches, found.deficit_sum) == (100, 2, 1_500_000)
+    assert (found.tokens, found.mismatches, found.deficit_sum, found.deficit_max) == (100, 2, 1_500_000, 2_000)
     assert (found.logprob_error_max, found.activation_values, found.activation_mismatches) == (9, 32, 1)
     assert (found.mantissa_sum, found.mantissa_median) == (5, 2)
     assert clipped_mean([[100, [500.0, 2_000.0]]], 1_000)[0] == pytest.approx(0.015)

@@ -25,7 +25,7 @@ THRESHOLDS = Thresholds(
     mantissa_median=1_000_000,
     logprob_error=5_000,
 )
-EXACT = GroupReplay(100, 0, 0, 0, 32, 0, 0, 0)
+EXACT = GroupReplay(100, 0, 0, 0, 0, 32, 0, 0, 0)
 
 
 def response(*tokens: int, finish: int = FINISH_END, reward: int = 0) -> Response:
@@ -197,6 +197,25 @@ def test_a_claim_too_high_outweighs_all_else(rewards: list[int | None], reason: 
     assert checks.rewards_reason(group, rewards) == reason
 
 
+def test_a_single_choice_by_hand_is_found_however_right_the_others_are() -> None:
+    def about(worst: int) -> GroupReplay:
+        return replace(EXACT, tokens=10_000, mismatches=1, deficit_sum=1_000_000, deficit_max=worst)
+
+    assert checks.sampling_evidence([about(10**7)], FLOAT32_THRESHOLDS) < 0  # the mean forgives it
+    limit = FLOAT32_THRESHOLDS.logprob_error
+    rows = ((limit, "ok"), (limit + 1, "borderline"), (4 * limit, "borderline"), (4 * limit + 1, "sampling"))
+    for worst, reason in rows:
+        assert checks.sampling_reason([EXACT, about(worst)], FLOAT32_THRESHOLDS) == reason
+        assert checks.hopeless(about(worst), FLOAT32_THRESHOLDS) == (reason == "sampling")
+
+
+def test_hopeless_is_what_is_hard_whatever_stands_beside_it() -> None:
+    assert checks.hopeless(replace(EXACT, activation_values=0), FLOAT32_THRESHOLDS)
+    assert checks.hopeless(replace(EXACT, deficit_sum=8_000_000), FLOAT32_THRESHOLDS)
+    for near in (EXACT, replace(EXACT, deficit_sum=5_000_000), replace(EXACT, logprob_error_max=10**7)):
+        assert not checks.hopeless(near, FLOAT32_THRESHOLDS)
+
+
 def test_rewards_must_fit_the_group() -> None:
     with pytest.raises(LocalError):
         checks.rewards_reason(GROUP, [0] * 3)
@@ -210,7 +229,7 @@ def said(replay: GroupReplay) -> list[str]:
 def test_float32_limits_pass_honest_differences_and_no_more() -> None:
     # 256 tokens of which one flips at a gap of 1e-5, a hundredth of the clip; 0.5 % of 64 values cross a rounding
     # boundary
-    honest = GroupReplay(256, 1, 10_000, 30, 64, 1, 1, 0)
+    honest = GroupReplay(256, 1, 10_000, 10, 30, 64, 1, 1, 0)
     assert said(honest) == ["ok", "ok", "ok"]
     # honest bfloat16, as measured: what a float32 domain does not accept
     assert said(replace(honest, mismatches=7, deficit_sum=7_000_000))[0] == "sampling"

@@ -278,7 +278,7 @@ class Story:
             "hard": ("rejected", "hard", "sampling"),
             "void": ("void", "soft", "undecidable"),
         }[outcome]
-        draw = key(name).sign(identity.DRAW, rollout.payload.submission)
+        draw = key(name).sign(identity.DRAW, rollout.payload.submission + rollout.id)
         return Verdict(rollout.id, result, severity, reason or usual, 0, draw, audited)
 
 

@@ -72,7 +72,8 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         )
     )
     draw_bytes = draw(st.binary(min_size=64, max_size=64))
-    return Verdict(draw(ids), outcome, severity, reason, draw(integers), draw_bytes, draw(st.integers(0, 2**16)))
+    score = draw(st.integers(0, MILLION))
+    return Verdict(draw(ids), outcome, severity, reason, score, draw_bytes, draw(st.integers(0, 2**16)))
 
 
 @st.composite

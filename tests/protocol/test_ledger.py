@@ -384,8 +384,14 @@ def test_a_draw_that_is_no_signature_over_the_submission_does_not_count() -> Non
     elsewhere = story.verdict("v1", other, "hard")
     story.say("v1", dataclasses.replace(payload, draw=bytes(64)))
     story.say("v1", dataclasses.replace(payload, draw=elsewhere.draw))
+    # Nor one over the same file as another entry announces it: who announces another's file first learns no draw.
+    assert isinstance(rollout.payload, Rollout)
+    copied = story.say("i2", rollout.payload)
+    early = story.verdict("v1", copied, "hard")
+    assert early.draw != payload.draw
+    story.say("v1", dataclasses.replace(payload, draw=early.draw))
     assert statuses(story, rollout) == ["pending"]
-    assert [entry.id for entry in story.ledger.pending_for(story.node("v1"))] == [rollout.id, other.id]
+    assert [entry.id for entry in story.ledger.pending_for(story.node("v1"))] == [rollout.id, other.id, copied.id]
     story.judge("v1", rollout)
     assert statuses(story, rollout) == ["accepted"]
 

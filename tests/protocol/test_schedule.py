@@ -125,7 +125,14 @@ def test_due_are_the_lowest_hashes_whatever_the_order() -> None:
 
 def test_few_validators_are_all_due() -> None:
     assert schedule.due_validators(WEIGHTS, NODE, 0, []) == ()
-    assert schedule.due_validators(WEIGHTS, NODE, 0, [NODE]) == (NODE,)
+    assert schedule.due_validators(WEIGHTS, NODE, 0, [WEIGHTS]) == (WEIGHTS,)
+
+
+def test_nobody_is_due_to_judge_itself() -> None:
+    validators = [NODE, *(digest(f"validator {index}") for index in range(2))]
+    for first in range(8):
+        assert set(schedule.due_validators(WEIGHTS, NODE, first, validators)) == set(validators[1:])
+    assert schedule.due_validators(WEIGHTS, NODE, 0, [NODE]) == ()
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from protocol import codec, foldstate, history
 from protocol.constants import MILLION
 from protocol.credit import credits, reputation
 from protocol.entry import Entry
+from protocol.errors import PeerError
 from protocol.evidence import CONVICTS, NEWCOMER, gain
 from protocol.ledger import Ledger
-from protocol.records import Verdict
+from protocol.records import Verdict, parse_payload
 from protocol.replica import Replica
-from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, Story, feed_all, status_of
+from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, Story, digest, feed_all, status_of
 
 SHARED = replace(POLICY, audit_share=0)
 JUDGES = ("v1", "v2", "v3")
@@ -109,6 +112,15 @@ def test_evidence_of_final_verdicts_convicts_from_the_next_version_on() -> None:
     story.cut()
     story.train()
     assert story.ledger.standing(node, story.newest.id) == NEWCOMER
+
+
+def test_evidence_has_an_end_whatever_validators_make_up() -> None:
+    """A snapshot holds it, so that a score of one hundred per cent of very many tokens must not overflow it."""
+    standing = NEWCOMER.after(gain(MILLION * 2**50, 2**50, THRESHOLDS.deficit_honest, THRESHOLDS.deficit_mean), False)
+    assert standing.deficits == CONVICTS
+    assert standing.convicts
+    with pytest.raises(PeerError):
+        parse_payload("verdict", [digest("r"), "void", "soft", "undecidable", MILLION + 1, bytes(64), 0])
 
 
 def test_standings_survive_a_snapshot() -> None:

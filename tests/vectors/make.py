@@ -30,7 +30,7 @@ def golden_entry() -> Any:
     writer = Writer("author", domain.id)
     author = writer.identity
     submission = digest("submission")
-    draw = author.sign(identity.DRAW, submission)
+    draw = author.sign(identity.DRAW, submission + digest("rollout"))
     payloads: tuple[Record, ...] = (
         Role("trainer"),
         Weights(1, 0, None, digest("manifest 0"), 2000, digest("whole 0"), 4096, None),

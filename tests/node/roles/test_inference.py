@@ -53,7 +53,7 @@ async def accept(cluster: Cluster) -> None:
     await cluster.agree()
     for entry in node.log.ledger.pending_for(node.id):
         assert isinstance(entry.payload, Rollout)
-        draw = node.identity.sign(identity.DRAW, entry.payload.submission)
+        draw = node.identity.sign(identity.DRAW, entry.payload.submission + entry.id)
         await node.log.append(Verdict(entry.id, "accepted", "none", "ok", 0, draw, 2))
     await cluster.agree()
 

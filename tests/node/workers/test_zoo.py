@@ -74,7 +74,7 @@ def test_versions_differ_by_the_learning_rate(bench: Bench) -> None:
     stage = bench.laboratory.stage
     near, far = (
         sum(float((a - b).norm()) for a, b in zip(old.parameters(), stage.model.parameters(), strict=True))
-        for old in (stage.before, stage.long_before)
+        for old in map(stage.weights, ("v-1", "v-3"))
     )
     assert 0 < near < far
 
