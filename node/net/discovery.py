@@ -10,6 +10,10 @@ failure; here the application owns all of it.
 3. Of two nodes that know each other, the one with the lower id dials at once and the other a little later, so that
    they seldom connect twice.
 4. The book is bounded; a peer that was never reached is forgotten first, a seed never.
+5. Addresses are a stranger's words, and nobody is to be flooded because strangers named him. A host at which dials
+   fail, whoever named it, is dialled ``VAIN_DIALS`` times in a row and then once in ``VAIN_SECONDS``, until one
+   succeeds; a seed's host is the operator's choice, and this machine is its own. A peer that names new addresses again
+   and again has them tried at once ``FRESH`` times and then once in ``FRESH_SECONDS``.
 """
 
 from __future__ import annotations
@@ -41,6 +45,14 @@ MAX_ADDRESS: Final = 128
 
 SHORT: Final = 5.0
 """A connection that lasts fewer seconds counts as a failure."""
+
+VAIN_DIALS: Final = 16
+VAIN_SECONDS: Final = 10.0
+MAX_HOSTS: Final = 1024
+MAX_PLACES: Final = 4
+"""IP addresses of one name that are dialled."""
+FRESH: Final = 3
+FRESH_SECONDS: Final = 60.0
 
 CONCURRENT_DIALS: Final = 8
 POLL: Final = 0.5
@@ -80,7 +92,7 @@ class Address:
             return [self.host]
         family = {"dns": 0, "dns4": trio.socket.AF_INET, "dns6": trio.socket.AF_INET6}[self.kind]
         found = await trio.socket.getaddrinfo(self.host, self.port, family, trio.socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(item[4][0]) for item in found))
+        return list(dict.fromkeys(str(item[4][0]) for item in found))[:MAX_PLACES]
 
 
 @lru_cache(1024)  # every presence brings the same addresses again
@@ -102,6 +114,25 @@ def parse_address(text: str) -> Address:
 
 
 @dataclass(slots=True)
+class Allowance:
+    """So many at once, and then one in so many seconds."""
+
+    most: int
+    seconds: float
+    used: float = 0.0
+    at: float = 0.0
+
+    def take(self, now: float) -> bool:
+        """Use one, if there is one."""
+        self.used = max(0.0, self.used - (now - self.at) / self.seconds)
+        self.at = now
+        if self.used > self.most - 1:
+            return False
+        self.used += 1
+        return True
+
+
+@dataclass(slots=True)
 class Entry:
     """What the book knows about one peer; times are of trio's clock."""
 
@@ -111,6 +142,8 @@ class Entry:
     failures: int = 0
     next_dial: float = 0.0
     met: float = 0.0
+    fresh: Allowance = field(default_factory=lambda: Allowance(FRESH, FRESH_SECONDS))
+    """For new addresses that are tried at once."""
 
 
 class AddressBook:
@@ -134,8 +167,7 @@ class AddressBook:
         entry.seed = entry.seed or seed
         usable = [address for address in addresses if address.port and address.node in (None, node)]
         usable = [Address(address.kind, address.host, address.port, node) for address in usable]
-        if any(address not in entry.addresses for address in usable):
-            entry.failures = 0
+        if any(address not in entry.addresses for address in usable) and (seed or entry.fresh.take(now)):
             entry.next_dial = min(entry.next_dial, now + (1.0 if node < self._own else 0.0))
             self.news()
         entry.addresses = list(dict.fromkeys([*usable, *entry.addresses]))[:MAX_ADDRESSES]
@@ -210,6 +242,8 @@ class PeerManager:
         self._connected = connected
         self._may_dial = may_dial
         self._locks: dict[bytes, trio.Lock] = {}
+        self._vain: dict[str, Allowance] = {}
+        """For dials that fail, by host."""
 
     async def run(self) -> None:
         """Keep this node connected, for ever."""
@@ -252,7 +286,7 @@ class PeerManager:
                     if self._connected(node):
                         return
                     try:
-                        await self.connect(address)
+                        await self._connect(address, limited=not entry.seed)
                         return
                     except Unreachable as failure:
                         error = failure
@@ -264,6 +298,9 @@ class PeerManager:
 
     async def connect(self, address: Address) -> None:
         """Connect to the node that ``address`` names, by that address only; raises ``Unreachable``."""
+        await self._connect(address, limited=False)
+
+    async def _connect(self, address: Address, *, limited: bool) -> None:
         if address.node is None:
             raise Unreachable(f"{address}: the address names no peer (…/p2p/PEER)")
         try:
@@ -272,9 +309,23 @@ class PeerManager:
             raise Unreachable(f"{address}: the name cannot be resolved ({error})") from None
         reason = "no address"
         for host in hosts:
+            if limited and not self._may_fail(host):
+                reason = "too many dials there were in vain"
+                continue
             try:
                 await self._dial(host, address.port, address.node)
+                self._vain.pop(host, None)
                 return
             except Unreachable as error:
                 reason = str(error)
         raise Unreachable(f"{address}: {reason}")
+
+    def _may_fail(self, host: str) -> bool:
+        """Whether a host may be dialled although that may be in vain once more."""
+        if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            return True
+        allowance = self._vain.pop(host, None) or Allowance(VAIN_DIALS, VAIN_SECONDS)
+        while len(self._vain) >= MAX_HOSTS:
+            del self._vain[next(iter(self._vain))]
+        self._vain[host] = allowance
+        return allowance.take(trio.current_time())

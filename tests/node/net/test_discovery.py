@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ from trio.testing import MockClock
 
 from node.net import discovery
 from node.net.discovery import AddressBook, AddressError, PeerManager, parse_address
+from node.net.rpc import Unreachable
 from protocol.identity import peer_id
 from tests.node.net.helpers import identity, network, until
 
@@ -140,6 +142,76 @@ def test_the_book_is_bounded_and_forgets_strangers_first(monkeypatch: pytest.Mon
     book.connected(new, 0.0)
     book.learn(stranger, [address(1)], 0.0)
     assert book.entries.keys() == {seed, new, stranger}
+
+
+def test_one_who_names_new_addresses_again_and_again_is_not_tried_at_once_each_time() -> None:
+    book = AddressBook(own=bytes(32))
+    node, dials, now = b"n" * 32, 0, 0.0
+    for number in range(1, 601):
+        book.learn(node, [address(number)], now)
+        if book.due(now):
+            dials += 1
+            book.failed(node, now)
+        now += 1
+    assert dials <= 3 + 10 + 10  # new ones at once, one a minute of these, and what is due anyway
+    now += 200
+    book.learn(node, [address(1000)], now)
+    assert book.due(now) == [node]
+
+
+async def test_a_host_that_many_strangers_name_is_dialled_seldom(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    dialled: Counter[str] = Counter()
+    up: set[bytes] = set()
+
+    async def dial(host: str, port: int, node: bytes) -> None:
+        await trio.sleep(0.1)
+        dialled[host] += 1
+        if host != "198.51.100.9":
+            raise Unreachable("nobody answers there")
+        up.add(node)
+
+    book = AddressBook(own=bytes(32))
+    manager = PeerManager(book, dial=dial, connected=up.__contains__, may_dial=lambda node: True)
+    nursery.start_soon(manager.run)
+    for number in range(40):
+        node = b"\1" + bytes([number]) * 31
+        book.learn(node, [address(port, "192.0.2.1") for port in range(1, 9)], 0.0)
+    book.learn(b"s" * 32, [address(1, "192.0.2.7")], 0.0, seed=True)
+    book.learn(b"t" * 32, [address(1, "127.0.0.1")], 0.0)
+    await trio.sleep(300)
+    victim = dialled["192.0.2.1"]
+    assert discovery.VAIN_DIALS <= victim <= discovery.VAIN_DIALS + 300 / discovery.VAIN_SECONDS
+    assert dialled["192.0.2.7"] > 25  # the operator's own choice
+    assert dialled["127.0.0.1"] > 6
+    # Others are reached meanwhile.
+    book.learn(b"h" * 32, [address(1, "192.0.2.1"), address(1, "198.51.100.9")], trio.current_time())
+    await trio.sleep(60)
+    assert b"h" * 32 in up
+
+
+async def test_a_host_where_a_dial_succeeds_is_in_order_again(autojump_clock: MockClock) -> None:
+    works = False
+
+    async def dial(host: str, port: int, node: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        if not works:
+            raise Unreachable("nobody answers there")
+
+    book = AddressBook(own=bytes(32))
+    manager = PeerManager(book, dial=dial, connected=lambda node: False, may_dial=lambda node: True)
+    node = b"n" * 32
+    book.learn(node, [address(1, "192.0.2.1")], 0.0)
+    for _ in range(discovery.VAIN_DIALS):
+        with pytest.raises(Unreachable, match="nobody answers"):
+            await manager.reach(node)
+    works = True
+    with pytest.raises(Unreachable, match="in vain"):
+        await manager.reach(node)
+    await trio.sleep(discovery.VAIN_SECONDS + 1)
+    for _ in range(5):
+        await manager.reach(node)
 
 
 async def test_a_seed_that_starts_late_is_found() -> None:
