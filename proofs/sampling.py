@@ -51,19 +51,11 @@ MIX_1: Final = _signed(0x7FEB352D)
 MIX_2: Final = _signed(0x846CA68B)
 
 
-def noise_keys(seed: bytes, response: int, position: int) -> tuple[int, int]:
-    """``(k1, k2)``, two 32-bit keys of one token's noise (rule 2). ``seed`` has 32 bytes.
-
-    ``response`` counts the group's responses and ``position`` the response's tokens, both from 0.
-    """
-    state = _base(seed)
-    state.update(_PLACE.pack(response, position))
-    digest = state.digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
-
-
 def keys_tensor(places: Iterable[tuple[bytes, int, int]]) -> Tensor:
-    """The keys of many ``(seed, response, position)`` places: an int64 tensor [n, 2] of values below 2³²."""
+    """The keys k1 and k2 (rule 2) of many ``(seed, response, position)`` places: int64 [n, 2], values below 2³².
+
+    Seeds have 32 bytes; ``response`` counts the group's responses and ``position`` the response's tokens, both from 0.
+    """
     bases: dict[bytes, Any] = {}
     parts: list[bytes] = []
     for seed, response, position in places:
@@ -80,14 +72,6 @@ def keys_tensor(places: Iterable[tuple[bytes, int, int]]) -> Tensor:
     return words[..., 0] | words[..., 1] << 8 | words[..., 2] << 16 | words[..., 3] << 24
 
 
-def gumbel(keys: Tensor, vocabulary: int) -> Tensor:
-    """Standard Gumbel noise, float32 [n, vocabulary] on the device of ``keys`` (int64 [n, 2])."""
-    noise = torch.empty((_rows(keys), vocabulary), dtype=torch.float32, device=keys.device)
-    for block in _blocks(noise):
-        noise[block] = _gumbel(keys[block], vocabulary)
-    return noise
-
-
 def choose(logits: Tensor, keys: Tensor, temperature: float, min_p: float = 0.0) -> Tensor:
     """The chosen tokens, int64 [n], of ``logits`` [n, V] and ``keys`` [n, 2] (rule 5).
 
@@ -97,7 +81,7 @@ def choose(logits: Tensor, keys: Tensor, temperature: float, min_p: float = 0.0)
     chosen = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     for block in _blocks(logits):
         scaled = logits[block].float() / temperature
-        score = scaled + _gumbel(keys[block], logits.shape[1])
+        score = scaled + gumbel(keys[block], logits.shape[1])
         if min_p > 0:
             score.masked_fill_(scaled < cut(scaled, min_p), -math.inf)
         chosen[block] = score.argmax(dim=1)
@@ -115,7 +99,7 @@ def deficits(logits: Tensor, keys: Tensor, tokens: Tensor, temperature: float, m
     result = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     for block in _blocks(logits):
         scaled = logits[block].float() / temperature
-        score = scaled + _gumbel(keys[block], logits.shape[1])
+        score = scaled + gumbel(keys[block], logits.shape[1])
         token = tokens[block, None]
         rival = score - score.gather(1, token)
         if min_p > 0:
@@ -207,5 +191,6 @@ def gumbel_of(uniforms: Tensor) -> Tensor:
     return uniforms.clamp_(max=LARGEST_UNIFORM).neg_().log1p_().neg_().log_().neg_()
 
 
-def _gumbel(keys: Tensor, vocabulary: int) -> Tensor:
+def gumbel(keys: Tensor, vocabulary: int) -> Tensor:
+    """Standard Gumbel noise, float32 [n, vocabulary] on the device of ``keys`` (int64 [n, 2])."""
     return gumbel_of(uniforms(keys, vocabulary))

@@ -154,12 +154,6 @@ def kl_from(logprobs: Tensor, other: Tensor) -> Tensor:
     return difference.exp() - difference - 1.0
 
 
-def entropy(logits: Tensor, temperature: float) -> Tensor:
-    """The entropy in nats [N] of softmax(logits / temperature), ``logits`` [N, V]."""
-    logs = torch.log_softmax(logits.float() / temperature, dim=-1)
-    return -(logs.exp() * logs).sum(dim=-1)
-
-
 # The loss
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proofs import sampling
-from proofs.sampling import choose, deficits, gumbel, keys_tensor, logprobs, noise_keys
+from proofs.sampling import choose, deficits, gumbel, keys_tensor, logprobs
 from protocol.errors import LocalError
 from tests.protocol.builders import digest
 
@@ -67,8 +67,8 @@ def random_logits(rows: int, vocabulary: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("vector", VECTORS)
 def test_the_noise_is_the_golden_one(vector: dict[str, Any]) -> None:
     place = (bytes.fromhex(vector["seed"]), vector["response"], vector["position"])
-    assert list(noise_keys(*place)) == vector["keys"]
     keys = keys_tensor([place])
+    assert keys.tolist() == [vector["keys"]]
     vocabulary = max(vector["tokens"]) + 1
     got = (sampling._bits(keys, vocabulary)[0].to(torch.int64) & MASK)[vector["tokens"]].tolist()
     assert got == vector["bits"]
@@ -79,15 +79,15 @@ def test_the_noise_is_the_golden_one(vector: dict[str, Any]) -> None:
 def test_the_keys_are_the_hash_of_their_formula() -> None:
     raw = sha256(b"farflung/noise/v1\0" + SEED + (3).to_bytes(4, "big") + (258).to_bytes(4, "big")).digest()
     expected = (int.from_bytes(raw[:4], "little"), int.from_bytes(raw[4:8], "little"))
-    assert noise_keys(SEED, 3, 258) == expected
     assert keys_tensor([(SEED, 0, 0), (SEED, 3, 258)]).tolist()[1] == list(expected)
     assert keys_tensor([]).shape == (0, 2)
     with pytest.raises(LocalError):
-        noise_keys(SEED[:31], 0, 0)
+        keys_tensor([(SEED[:31], 0, 0)])
 
 
 def test_the_integers_equal_pythons() -> None:
-    for keys in ((0, 0), (MASK, MASK), (0x80000000, 0x7FFFFFFF), noise_keys(SEED, 1, 2)):
+    (usual,) = keys_tensor([(SEED, 1, 2)]).tolist()
+    for keys in ((0, 0), (MASK, MASK), (0x80000000, 0x7FFFFFFF), tuple(usual)):
         got = sampling._bits(torch.tensor([keys]), 300)[0].to(torch.int64) & MASK
         assert got.tolist() == [bits(keys, token) for token in range(300)]
 
@@ -103,9 +103,11 @@ def test_the_noise_depends_on_its_place_alone(monkeypatch: pytest.MonkeyPatch) -
     for row in (0, 13, 29):
         assert torch.equal(gumbel(keys[row : row + 1], 500)[0], whole[row])
     assert torch.equal(gumbel(keys, 200), whole[:, :200])
+    logits = random_logits(30, 500)
+    tokens = choose(logits, keys, 1.0)
     for block in (1, 700, 10**9):
         monkeypatch.setattr(sampling, "BLOCK_ELEMENTS", block)
-        assert torch.equal(gumbel(keys, 500), whole)
+        assert torch.equal(choose(logits, keys, 1.0), tokens)
 
 
 def test_the_noise_is_never_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +222,9 @@ def test_keys_and_logits_must_fit() -> None:
     with pytest.raises(LocalError):
         choose(random_logits(3, 3), places(2), 1.0)
     with pytest.raises(LocalError):
-        gumbel(places(2).to(torch.int32), 3)
+        choose(random_logits(2, 3), places(2).to(torch.int32), 1.0)
     with pytest.raises(LocalError):
-        gumbel(places(2)[:, :1], 3)
+        choose(random_logits(2, 3), places(2)[:, :1], 1.0)
 
 
 @pytest.mark.gpu

@@ -128,7 +128,7 @@ def test_generation_by_the_plain_definition(tmp_path: Path) -> None:
             with torch.no_grad():
                 hidden = made(tokens, torch.arange(slots)[None], mask)[0, -1:]
                 logits = made.logits(hidden)
-            keys = torch.tensor([sampling.noise_keys(seed, number, len(line))])
+            keys = sampling.keys_tensor([(seed, number, len(line))])
             torch.testing.assert_close(torch.from_numpy(one.states[len(line)]), hidden[0], rtol=1e-4, atol=1e-5)
             line.append(int(sampling.choose(logits, keys, 1.0)))
             logprob = float(sampling.logprobs(logits, torch.tensor(line[-1:]), 1.0))

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from node.starter.defaults import RECIPE
-from node.workers import grpo
+from node.workers import grpo, policy
 from node.workers.grpo import Limits, Tokens
 
 LIMITS = Limits(low=0.2, high=0.3, most=4.0, importance_max=2.0, entropy=0.0, kl=0.0)
@@ -170,13 +171,22 @@ def test_advantages_by_hand() -> None:
     assert max(map(abs, tiny)) < 0.5  # the 1e-6 keeps a millionth from looking like a verdict
 
 
-def test_kl_and_entropy_by_hand() -> None:
+def test_kl_by_hand() -> None:
     logprobs, reported = torch.tensor([0.0, -1.0]), torch.tensor([0.0, -2.0])
     assert grpo.kl_from(logprobs, reported).tolist() == pytest.approx([0.0, math.exp(-1) + 1 - 1])
-    uniform = torch.zeros((2, 8))
-    assert grpo.entropy(uniform, 0.7).tolist() == pytest.approx([math.log(8)] * 2)
-    logits = torch.tensor([[0.0, 2 * math.log(3.0)]])  # at temperature 2: probabilities ¼ and ¾
-    assert grpo.entropy(logits, 2.0).item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+
+
+def test_the_policys_entropy_by_hand() -> None:
+    seen: list[float] = []
+
+    def evaluate(logprobs: Tensor, spread: Tensor, part: slice) -> Tensor:
+        seen.extend(spread.tolist())
+        return spread.sum()
+
+    hidden, head = torch.eye(2), torch.tensor([[0.0, 0.0], [2 * math.log(3.0), 0.0]])
+    policy._Head.apply(hidden, head, torch.tensor([0, 1]), 2.0, evaluate)  # type: ignore[no-untyped-call]
+    # At temperature 2 the first row's probabilities are ¼ and ¾, the second's alike.
+    assert seen == pytest.approx([-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)), math.log(2)])
 
 
 def test_limits_come_from_the_recipe() -> None:

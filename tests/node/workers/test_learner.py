@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from node.workers import grpo, policy, rows
 from node.workers import learner as learners
@@ -38,6 +39,11 @@ def alone(made: CausalLM, prompt: list[int], response: list[int]) -> torch.Tenso
     return made.logits(made(line, torch.arange(slots)[None], mask)[0, len(prompt) - 1 : -1])
 
 
+def entropy(logits: Tensor) -> Tensor:
+    logs = torch.log_softmax(logits, dim=-1)
+    return -(logs.exp() * logs).sum(dim=-1)
+
+
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_loss_and_its_gradient_by_the_plain_definition(
@@ -66,7 +72,7 @@ def test_the_loss_and_its_gradient_by_the_plain_definition(
             ratio = (logs - logs.detach()).exp()
             pull = (start - logs).exp() - (start - logs) - 1
             each = 1 / len(response) if normalisation == "sequence" else 1.0
-            total = total + each * (weight * ratio * value + 0.02 * grpo.entropy(logits, 1.0) - 0.05 * pull).sum()
+            total = total + each * (weight * ratio * value + 0.02 * entropy(logits) - 0.05 * pull).sum()
             share += each * len(response)
             pulls += float(pull.detach().sum())
             count += len(response)
