@@ -86,7 +86,8 @@ class Held:
         """
         right = blake3(data).digest() == self.listing.chunks[index]
         if right:
-            self._put(index, data)
+            os.pwrite(self.fd, data, index * CHUNK_BYTES)
+            self._marks[index] = VERIFIED
         return right
 
     def has(self, index: int) -> bool:
@@ -118,14 +119,8 @@ class Held:
     def write(self, index: int, data: bytes) -> None:
         """Store a chunk that was verified elsewhere, unless it is here. Raises ``OSError``."""
         if not self.has(index):
-            self._put(index, memoryview(data))
-
-    def _put(self, index: int, data: memoryview) -> None:
-        """Write all of a chunk that was verified, and mark it. A disk that fills up takes a part, and says so next."""
-        written = 0
-        while written < len(data):
-            written += os.pwrite(self.fd, data[written:], index * CHUNK_BYTES + written)
-        self._marks[index] = VERIFIED
+            os.pwrite(self.fd, data, index * CHUNK_BYTES)
+            self._marks[index] = VERIFIED
 
     def read(self, index: int) -> bytes | None:
         """A copy of chunk ``index``; None where it is not here."""

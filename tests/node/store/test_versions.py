@@ -382,30 +382,3 @@ def test_a_chunk_that_arrived_is_written_only_where_it_is_right(store: VersionSt
     assert held.take(2, memoryview(chunk(DATA, 2)))  # the last one, which is shorter
     assert held.read(2) == chunk(DATA, 2)
     assert held.missing() == [0, 1]
-
-
-def test_a_chunk_of_which_the_disk_took_a_part_is_not_here(
-    store: VersionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, room = os.pwrite, CHUNK_BYTES // 2
-
-    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
-        nonlocal room
-        if not room:
-            raise OSError(28, "No space left on device")
-        written = real(descriptor, data[:room], offset)
-        room -= written
-        return written
-
-    held = store.open(store.begin(MANIFEST))
-    assert held is not None
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    for put in (lambda: held.take(0, memoryview(chunk(DATA, 0))), lambda: held.write(0, chunk(DATA, 0))):
-        room = CHUNK_BYTES // 2
-        with pytest.raises(OSError, match="No space"):
-            put()
-        assert held.missing() == [0, 1, 2]
-    room = SIZE
-    held.write(0, chunk(DATA, 0))
-    assert held.missing() == [1, 2]
-    assert held.read(0) == chunk(DATA, 0)
