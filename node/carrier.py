@@ -5,11 +5,13 @@
    no token its chunks come over libp2p (``fallback``).
 3. It is over once the store says that the object is whole. A child that dies in the midst costs what was on its way:
    its successor, or libp2p, goes on with what is in the store.
-4. Where no chunk arrives for ``stall`` seconds, although somebody may hold it, it fails; what arrived stays.
+4. Where our own disk refuses a chunk it ends at once: more of them would come for nothing.
+5. Where no chunk arrives for ``stall`` seconds, although somebody may hold it, it fails; what arrived stays.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,6 +26,7 @@ from node.bulk.handout import Route
 from node.context import Node
 from node.errors import Busy, Refused, Unreachable
 from node.net import chunks
+from node.store.versions import NoRoom
 from protocol.errors import PeerError
 from protocol.holders import Holding
 from protocol.manifest import ChunkList
@@ -64,6 +67,8 @@ class _Job:
     moved: float
     """When a chunk last arrived."""
     done: bool = False
+    disk: OSError | None = None
+    """Why our own disk takes no more."""
     why: str = "nobody holds it"
     soon: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
@@ -92,6 +97,7 @@ class Carrier:
             ("progress", self._progressed),
             ("done", self._done),
             ("failed", self._failed),
+            ("disk", self._disk),
             ("fault", self._fault),
             ("token", self._token),
             ("misled", self._misled),
@@ -158,7 +164,7 @@ class Carrier:
     async def _by_child(self, job: _Job, holders: Holders, stall: float) -> None:
         """Return once it is done, or the child is gone."""
         bulk, digest = self._node.bulk, job.listing.digest
-        starts, job.done, job.moved = bulk.starts, False, trio.current_time()
+        starts, job.done, job.disk, job.moved = bulk.starts, False, None, trio.current_time()
         job.rows = []
         if not bulk.tell("fetch", digest=digest):
             await trio.sleep(LOOK)
@@ -166,7 +172,11 @@ class Carrier:
         try:
             async with trio.open_nursery() as nursery:
                 job.nursery = nursery
-                while not job.done and bulk.up and bulk.starts == starts and trio.current_time() < job.moved + stall:
+                while (
+                    not (job.done or job.disk)
+                    and (bulk.up and bulk.starts == starts)
+                    and trio.current_time() < job.moved + stall
+                ):
                     self._tell_holders(job, holders())
                     with trio.move_on_after(LOOK):
                         await job.soon.wait()
@@ -175,6 +185,8 @@ class Carrier:
         finally:
             job.nursery = None
             bulk.tell("stop", digest=digest)
+        if job.disk is not None:
+            raise job.disk
         if trio.current_time() >= job.moved + stall:
             count = job.progress.total - job.progress.have
             raise Unreachable(f"{count} chunks of {digest.hex()[:8]} are missing: {job.why}")
@@ -249,8 +261,9 @@ class Carrier:
                 outcome = "lacks"
             except Unreachable:
                 outcome = "failed"
-            except OSError:
+            except OSError as error:
                 outcome = "unkept"
+                self._disk(digest, error.errno or 0, error.strerror or str(error))
             except PeerError as error:
                 outcome = "wrong"
                 node.network.blame(peer, error)
@@ -286,6 +299,13 @@ class Carrier:
     def _failed(self, digest: bytes, why: str) -> None:
         self._node.logger.debug("weights: %s: %s", digest.hex()[:8], why)
         self._done(digest)
+
+    def _disk(self, digest: bytes, number: int, text: str) -> None:
+        job = self._jobs.get(digest)
+        if job is not None:
+            full = number in (errno.ENOSPC, errno.EDQUOT)
+            job.disk = NoRoom("the disk is full") if full else OSError(number, text)
+            job.soon.set()
 
     def _fault(self, digest: bytes, node: bytes, text: str) -> None:
         job = self._jobs.get(digest)

@@ -163,8 +163,9 @@ class Flows:
         elif isinstance(outcome, Missing):
             self._shared.swarm.refused(run, now)
             self._shared.doubt(node)
-        elif isinstance(outcome, OSError):  # our own disk's: it is tried again for as long as the daemon waits
+        elif isinstance(outcome, OSError):
             self._shared.swarm.unkept(run, now)
+            self._shared.disk(outcome)
         elif isinstance(outcome, Busy):
             self._shared.swarm.busy(node, outcome.retry_after, now)
         elif isinstance(outcome, Denied):

@@ -158,6 +158,11 @@ class Shared:
         """Tell the daemon what a holder did wrong."""
         self.child.daemon.say("fault", digest=self.digest, node=node, text=text)
 
+    def disk(self, error: OSError) -> None:
+        """Our own disk did not take a chunk: the daemon decides what becomes of the transfer."""
+        text = error.strerror or str(error)
+        self.child.daemon.say("disk", digest=self.digest, number=error.errno or 0, text=text)
+
     def denied(self, node: bytes, now: float) -> None:
         """A holder did not take the token: ask the daemon for another."""
         self.swarm.busy(node, 1.0, now)

@@ -2,8 +2,8 @@
 
 Messages, each with the object's ``digest``: from the daemon ``fetch`` (of what was begun in the store), ``holders``
 (all of them, again whenever that changes), ``delivered``, ``haves`` and ``stop``; to it ``progress``, ``done``,
-``failed``, ``fault``, ``token``, ``misled`` and ``fallback`` (where ``index`` is −1 it asks which chunks that holder
-has).
+``failed``, ``disk``, ``fault``, ``token``, ``misled`` and ``fallback`` (where ``index`` is −1 it asks which chunks that
+holder has).
 """
 
 from __future__ import annotations

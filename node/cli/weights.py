@@ -186,7 +186,7 @@ def _export(arguments: argparse.Namespace) -> int:
             chosen, arguments.folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
     print(arguments.folder)
-    options.note(f"version {chosen.number}, {tables.size(chosen.manifest.size)}: load it with transformers")
+    options.note(f"version {chosen.number}, {tables.size(chosen.manifest.size)}: load it with transformers or vLLM")
     sys.stdout.flush()
     return 0
 

@@ -86,7 +86,7 @@ class Held:
         """
         right = blake3(data).digest() == self.listing.chunks[index]
         if right:
-            os.pwrite(self.fd, data, index * CHUNK_BYTES)
+            self._put(index, data)
             self._marks[index] = VERIFIED
         return right
 
@@ -119,8 +119,15 @@ class Held:
     def write(self, index: int, data: bytes) -> None:
         """Store a chunk that was verified elsewhere, unless it is here. Raises ``OSError``."""
         if not self.has(index):
-            os.pwrite(self.fd, data, index * CHUNK_BYTES)
+            self._put(index, data)
             self._marks[index] = VERIFIED
+
+    def _put(self, index: int, data: bytes | memoryview) -> None:
+        """Write all of a chunk: a disk that is about to be full takes a part of it, and says no more than how much."""
+        view, at = memoryview(data).cast("B"), index * CHUNK_BYTES
+        while view:
+            written = os.pwrite(self.fd, view, at)
+            view, at = view[written:], at + written
 
     def read(self, index: int) -> bytes | None:
         """A copy of chunk ``index``; None where it is not here."""

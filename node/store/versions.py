@@ -5,7 +5,8 @@
 2. A chunk may be served as soon as it is verified, long before the object is whole. Nothing is served or called
    complete that was not verified since the daemon started.
 3. Room is taken when an object is begun: where it would exceed the quota, or leave less free space than the reserve,
-   what ``spare`` names goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it.
+   what ``spare`` names goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it. The same where
+   others have filled the disk since, so that what lacks of objects on their way has no room any more.
 4. ``retain`` deletes what is neither kept nor pinned. What is on its way is pinned.
 5. What is deleted is moved aside in a moment, and then taken apart: nobody waits for that but who asked for it.
 
@@ -112,7 +113,7 @@ class VersionStore:
         with self._changing:
             if self.open(digest) is None:
                 self._delete(digest)
-                self._make_room(listing.size, digest)
+                self._make_room(lambda: self._shortage(listing.size), digest)
                 temporary = self.folder / f".{secrets.token_hex(8)}"
                 try:
                     self._make(temporary, data, len(listing.chunks), MISSING)
@@ -125,6 +126,8 @@ class VersionStore:
                     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise NoRoom(f"the disk has no room for {listing.size >> 20} MiB of weights") from None
                     raise
+            elif self._unwritten(digest):
+                self._make_room(self._overfull, digest)
         return digest
 
     def adopt(self, manifest: bytes, whole: Path) -> bytes:
@@ -253,13 +256,13 @@ class VersionStore:
             for digest in digests:
                 self._delete_unpinned(digest)
 
-    def _make_room(self, size: int, digest: bytes) -> None:
-        shortage = self._shortage(size)
+    def _make_room(self, short: Callable[[], str | None], digest: bytes) -> None:
+        shortage = short()
         if shortage is None:
             return
         for other in list(self.spare()):
             if other != digest and self._delete_unpinned(other):
-                shortage = self._shortage(size)
+                shortage = short()
                 if shortage is None:
                     return
         raise NoRoom(shortage)
@@ -274,6 +277,10 @@ class VersionStore:
                 f"({free >> 20} MiB are free)"
             )
         return None
+
+    def _overfull(self) -> str | None:
+        free = self.free()
+        return f"the disk is full: weights on their way lack {-free >> 20} MiB" if free < 0 else None
 
     # Files
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -217,6 +219,23 @@ async def test_a_refused_token_is_replaced(tmp_path: Path) -> None:
             origin.token_seconds = 600.0
         assert whole(node)
         assert node.tokens.asked[origin.id] >= 2
+
+
+async def test_a_disk_that_takes_no_more_ends_it_at_once_and_loses_nothing(tmp_path: Path) -> None:
+    async with members(tmp_path, "origin", "node") as (origin, node):
+        give(origin)
+        limits = resource.prlimit(node.bulk.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(node.bulk.pid, resource.RLIMIT_FSIZE, (8 * CHUNK_BYTES, limits[1]))
+        began = time.monotonic()
+        with pytest.raises(OSError, match="File too large"):
+            await bring(node)
+        assert time.monotonic() - began < 30  # not only once nothing has arrived for a minute
+        before = verified(node)
+        resource.prlimit(node.bulk.pid, resource.RLIMIT_FSIZE, limits)
+        await bring(node)
+        assert whole(node)
+        assert before <= 8
+        assert node.network.blamed == []
 
 
 async def test_nobody_has_it(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from rich import console
 
-from node.cli import main
+from node.cli import asking, main, weights
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
@@ -69,6 +71,41 @@ def test_pulling_needs_a_daemon_and_says_so(folder: Path, capsys: pytest.Capture
     assert err == (
         f"farflung: {folder}: no daemon runs, and only a running one can fetch; farflung run --data-dir {folder}\n"
     )
+
+
+def test_a_pull_shows_how_far_it_is_how_fast_from_whom_and_when_it_will_be_here(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    parts = [("delta", have, 2_000_000) for have in (500_000, 1_000_000)]
+    parts += [("whole", have, 900_000_000) for have in range(0, 700_000_000, 100_000_000)]
+    found = [
+        {"version": 7, "part": part, "have": have, "total": total, "rate": 50_000_000, "peers": 3, "done": False}
+        for part, have, total in parts
+    ]
+    found.append({"version": 7, "size": 900_000_000, "done": True})
+
+    def ask(directory: DataDirectory, op: str, **arguments: Any) -> dict[str, Any]:
+        assert (op, arguments) == ("weights-pull", {"version": -1})
+        now[0] += 2
+        return found.pop(0)
+
+    monkeypatch.setattr(asking, "ask", ask)
+    monkeypatch.setattr(weights, "LOOK", 0)
+    monkeypatch.setattr(console, "monotonic", lambda: now[0])
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "150")
+    code, _, err = run(capsys, "pull", "--data-dir", str(folder))
+    assert code == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", err).replace("\r", "\n").splitlines()
+    last = [line for line in shown if "whole" in line and "peer" in line][-1]
+    assert "version 7" in last
+    assert "600.0/900.0 MB" in last
+    assert "50.0 MB/s" in last
+    assert "from 3 peers" in last
+    assert "0:00:0" in last  # 300 MB lack, and 50 came a second
+    assert "version 7 is here, whole and verified (900.0 MB)" in err
 
 
 def test_exporting_what_is_not_here_is_one_line(

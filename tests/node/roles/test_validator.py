@@ -235,7 +235,7 @@ async def test_a_version_that_does_not_arrive_is_not_the_authors_fault(
         cluster.network.partition([cluster.running["v"].id], [cluster.running[name].id for name in ("t", "i")])
         rollout = await submit(cluster.running["i"], newest)
         for name in ("t", "i"):  # nobody has the bytes any more
-            cluster.running[name].node.versions._delete(manifest_of(changed).digest)
+            cluster.running[name].node.versions.delete([manifest_of(changed).digest])
         cluster.network.heal()
         assert summary(await judged(cluster, rollout, 300)) == ("void", "soft", "undecidable")
         assert cluster.running["v"].port.blamed == []

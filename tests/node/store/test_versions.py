@@ -304,6 +304,23 @@ def test_room_is_kept_for_what_is_on_its_way(store: VersionStore, monkeypatch: p
     assert before - SIZE < store.free() <= before - SIZE + CHUNK_BYTES + 4096
 
 
+def test_a_disk_that_others_filled_meanwhile_is_noticed_before_more_is_fetched(
+    store: VersionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, spare = store.begin(MANIFEST), store.begin(OTHER)
+    store.write_chunk(digest, 0, chunk(DATA, 0))
+    store.sync(digest)
+    monkeypatch.setattr(store, "free", lambda: -5 << 20)
+    with pytest.raises(NoRoom, match="the disk is full: weights on their way lack 5 MiB"):
+        store.begin(MANIFEST)
+    assert store.held() == sorted([digest, spare])
+    monkeypatch.setattr(store, "free", lambda: -5 << 20 if spare in store.held() else 0)
+    store.spare = lambda: [spare]
+    assert store.begin(MANIFEST) == digest
+    assert store.held() == [digest]
+    assert store.missing(digest) == [1, 2]
+
+
 def test_two_processes_share_the_marks(store: VersionStore) -> None:
     digest = store.begin(MANIFEST)
     child = VersionStore(store.folder, owner=False)
@@ -382,3 +399,29 @@ def test_a_chunk_that_arrived_is_written_only_where_it_is_right(store: VersionSt
     assert held.take(2, memoryview(chunk(DATA, 2)))  # the last one, which is shorter
     assert held.read(2) == chunk(DATA, 2)
     assert held.missing() == [0, 1]
+
+
+def test_a_disk_that_takes_a_part_of_a_chunk_at_a_time(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = store.begin(MANIFEST)
+    held = store.open(digest)
+    assert held is not None
+    pwrite, room = os.pwrite, [2 * CHUNK_BYTES]
+
+    def some(descriptor: int, data: memoryview, offset: int) -> int:
+        size = min(300_000, room[0])
+        if not size:
+            raise OSError(28, "No space left on device")
+        written = pwrite(descriptor, data[:size], offset)
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "pwrite", some)
+    assert held.take(0, memoryview(chunk(DATA, 0)))
+    store.write_chunk(digest, 1, chunk(DATA, 1))
+    room[0] = 5
+    with pytest.raises(OSError, match="No space left"):
+        held.take(2, memoryview(chunk(DATA, 2)))
+    assert held.missing() == [2]
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert held.take(2, memoryview(chunk(DATA, 2)))
+    assert store.paths(digest)[1].read_bytes() == DATA
