@@ -97,6 +97,7 @@ class _Fetch:
         self._digest = store.listing.digest
         self._scopes: dict[Run, trio.CancelScope] = {}
         self._polled: dict[bytes, float] = {}
+        """When a holder is to be asked (again) what it has."""
         self._doubted: set[bytes] = set()
         self._soon = trio.Event()
         self._why = "nobody holds them"
@@ -141,7 +142,7 @@ class _Fetch:
                 nursery.start_soon(self._fetch_run, swarm, run)
         for node in swarm.partial(now):
             if self._polled.get(node, 0.0) <= now:
-                self._polled[node] = now + POLL
+                self._polled[node] = math.inf  # until it has answered: one that takes its time is not asked twice
                 nursery.start_soon(self._poll, swarm, node)
 
     async def _fetch_run(self, swarm: Swarm, run: Run) -> None:
@@ -188,5 +189,6 @@ class _Fetch:
         except PeerError as error:
             self._network.blame(node, error)
             has = 0
+        self._polled[node] = trio.current_time() + POLL
         swarm.heard(node, has, 0, trio.current_time())
         self._soon.set()

@@ -125,6 +125,15 @@ async def test_a_holder_that_does_not_answer_is_passed_over(monkeypatch: pytest.
         assert receiver.complete()
 
 
+async def test_a_holder_that_takes_its_time_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "POLL", 0.02)
+    async with networks(2) as (asker, silent):
+        silent.serve(HAVE_PROTOCOL, never, max_request=32)
+        with pytest.raises(Unreachable):
+            await get(asker, {silent: Holding(whole=False)}, Receiver(), stall=0.5)
+        assert silent.counts[HAVE_PROTOCOL].requests_received == 1
+
+
 async def test_nobody_has_them() -> None:
     async with networks(2) as (asker, empty):
         serve(empty, 0)
