@@ -297,8 +297,9 @@ class Carrier:
             job.soon.set()
 
     def _failed(self, digest: bytes, why: str) -> None:
-        self._node.logger.debug("weights: %s: %s", digest.hex()[:8], why)
-        self._done(digest)
+        job = self._jobs.get(digest)
+        if job is not None:
+            job.why = str(why)  # and nothing comes: it fails for that in time, and is not begun again and again
 
     def _disk(self, digest: bytes, number: int, text: str) -> None:
         job = self._jobs.get(digest)

@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
 from node import carrier
 from node.bulk.handout import Route
 from node.carrier import MOST, REDRAW_IDLE, Carrier, _Job
-from node.errors import Busy
+from node.errors import Busy, Unreachable
 from node.net import chunks
 from protocol.holders import Holding
 from protocol.manifest import Manifest
@@ -26,6 +27,7 @@ HONEST, AUTHOR = b"\xfe" * 32, b"\xff" * 32
 class Bulk:
     def __init__(self) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
+        self.up, self.starts = False, 0
 
     def hear(self, op: str, handler: Any) -> None:
         del op, handler
@@ -70,6 +72,21 @@ async def test_liars_under_many_names_crowd_nobody_out(autojump_clock: trio.test
             await trio.sleep(REDRAW_IDLE + 0.1)
         assert HONEST in seen
         assert bulk.told
+
+
+async def test_what_the_child_cannot_begin_fails_in_time(autojump_clock: trio.testing.MockClock) -> None:
+    async with job_of() as (made, job, bulk):
+        bulk.up, bulk.starts = True, 1
+        async with trio.open_nursery() as nursery:
+
+            async def bring() -> None:
+                with pytest.raises(Unreachable, match=r"1 chunks of .* are missing: it was not begun"):
+                    await made._by_child(job, dict, 20.0)
+
+            nursery.start_soon(bring)
+            await trio.sleep(1)
+            made._failed(MANIFEST.digest, "it was not begun")
+        assert [op for op, _ in bulk.told] == ["fetch", "stop"]
 
 
 async def test_a_slow_holder_is_asked_what_it_has_once_at_a_time(
