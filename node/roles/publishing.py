@@ -21,6 +21,7 @@ from node import deltas
 from node.context import Node
 from node.entrusting import entrust
 from node.roles.gathering import Gathered, amount
+from node.store.files import sync_directory
 from node.weights import payload as weights_payload
 from node.workers.client import Worker, WorkerError
 from protocol.constants import MILLION
@@ -102,6 +103,8 @@ class Publication:
         if grant is None or overtaken(node, base):
             return None
         made.checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
+        # Before the entry is: it makes the old checkpoint useless.
+        await trio.to_thread.run_sync(sync_directory, self._checkpoints)
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
         step = self._step(made, grant.term, base, await node.blobs.put_async(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
