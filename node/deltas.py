@@ -92,8 +92,7 @@ async def describe(
     worker: Worker, tensors: list[list[Any]], checksum: int, whole: Path, size: int, base: Path | None, delta: Path
 ) -> Described:
     """Hash the new version of ``size`` bytes in the file ``whole``, and write the ``delta`` from the one in the folder
-    ``base``. Where the base cannot be used, there is no delta. Raises
-    ``WorkerError``.
+    ``base``. Where the base cannot be used, there is no delta. Raises ``WorkerError``.
     """
     arguments: dict[str, Any] = {
         "tensors": tensors,

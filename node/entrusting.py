@@ -5,7 +5,6 @@
 2. A node takes what the trainer in office entrusts to it, of the size that the model has, one version at a time. The
    newest that was entrusted is kept until another one is.
 3. Where nobody takes it in time the version is published all the same, with a warning: it is better than none.
-
 4. With a version comes its delta, where it has one. The other node takes the version by it where that is quicker, and
    holds the delta too: others will ask for it.
 

@@ -82,7 +82,7 @@ REASONS: Final[Mapping[str, Reason]] = {
     "copied": Reason("rejected", "hard", "a response is another submission's, and not what its own seed gives"),
     "reward": Reason("rejected", "hard", "a reward is not what its response earns"),
     "understated": Reason("void", "soft", "a reward is below what its response earns"),
-    "undecidable": Reason("void", "soft", "a reward could not be decided"),
+    "undecidable": Reason("void", "soft", "a reward could not be decided, or its validators did not agree"),
     "missing": Reason("rejected", "soft", "the file could not be fetched in time"),
     "late": Reason("rejected", "soft", "its version no longer counted when it could be judged"),
     "gap": Reason("void", "soft", "counters before it are missing"),
