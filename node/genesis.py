@@ -250,14 +250,7 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
     if not checked:
         await check(founding)
     try:
-        async with open_worker("node.workers.engine", name="engine") as worker:
-            model_files = await worker.call(
-                "convert",
-                timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,
-                model_dir=str(founding.model),
-                output=str(scratch),
-                dtype=founding.dtype,
-            )
+        model_files = await convert(founding.model, scratch, founding.dtype, size)
         genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
     except WorkerError as error:
         if error.kind != "user":
@@ -268,6 +261,29 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
         raise UserError(f"{directory.path}: the model cannot be stored ({error.strerror})", "free some room") from None
     directory.save_genesis(genesis)
     return parse_genesis(genesis)
+
+
+async def convert(folder: Path, whole: Path, dtype: str, size: int) -> dict[str, Any]:
+    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
+    ``node.workers.weights.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
+    async with open_worker("node.workers.engine", name="engine") as worker:
+        return await worker.call(
+            "convert",
+            timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,
+            model_dir=str(folder),
+            output=str(whole),
+            dtype=dtype,
+        )
+
+
+def described(model_files: Mapping[str, Any], whole: Path) -> Manifest:
+    """The manifest of what ``convert`` wrote. Raises ``OSError``."""
+    with (
+        whole.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        return Manifest.of_file(model_files["tensors"], view, model_files["checksum"])
 
 
 def _model_bytes(founding: Founding) -> int:
@@ -296,12 +312,7 @@ def _model_bytes(founding: Founding) -> int:
 
 def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[str, Any], scratch: Path) -> bytes:
     blobs = BlobStore(directory.blobs)
-    with (
-        scratch.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        memoryview(data) as view,
-    ):
-        manifest = Manifest.of_file(model_files["tensors"], view, model_files["checksum"])
+    manifest = described(model_files, scratch)
     encoded = manifest.encode()
     VersionStore(directory.versions).adopt(encoded, scratch)
     model = Model(
