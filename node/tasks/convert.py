@@ -291,7 +291,7 @@ def prepared(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[dict[str,
                 source = Source(row["name"], row["kind"], row["parameters"], Path(row["data"]), columns, skip)
                 data, left_out = convert(source)
                 if left_out:
-                    notes.append(f"{row['name']}: {len(left_out)} rows are left out; the first: {left_out[0]}")
+                    notes.append(f"{row['name']}: left out {len(left_out)} of its rows; the first: {left_out[0]}")
                 file = Path(folder) / f"{number}.jsonl"
                 file.write_bytes(data)
                 row["data"] = str(file)
