@@ -17,6 +17,10 @@
 6. Where the recipe has target lengths, SHA-256(``"farflung/length/v1\\0"`` ‖ seed) draws one of them: its first eight
    bytes modulo their number. The prompt is then the question, a line feed, and the recipe's budget prompt with the
    target in the place of its ``{}``.
+7. Evaluations ask what training cannot ask: the seed of a task's question ``number`` is
+   SHA-256(``"farflung/eval/v1\0"`` ‖ domain ‖ SHA-256(task) ‖ u64 number), where the task stands as the canonical
+   encoding of its kind, name, parameters, version and its data's hash or nil. Its item is drawn as rule 2 says. Neither
+   version nor node has a part in it: everybody asks every version the same.
 """
 
 from __future__ import annotations
@@ -25,13 +29,15 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Final
 
+from protocol import codec
 from protocol.constants import MAX_DUE_VALIDATORS, MILLION
-from protocol.domain import Recipe
+from protocol.domain import Recipe, Task
 from protocol.errors import LocalError
 
 SEED_CONTEXT: Final = b"farflung/seed/v1\0"
 TASK_CONTEXT: Final = b"farflung/task/v1\0"
 LENGTH_CONTEXT: Final = b"farflung/length/v1\0"
+EVAL_CONTEXT: Final = b"farflung/eval/v1\0"
 AUDIT_CONTEXT: Final = b"farflung/audit/v1\0"
 AUDIT_FACTOR: Final = 10
 """Where trust lacks a tenth, everything is audited. A change alters who replays what."""
@@ -43,6 +49,19 @@ def seed(domain: bytes, weights: bytes, node: bytes, counter: int) -> bytes:
     """The 32-byte seed of the prompt that ``node`` answers at ``counter`` with the version ``weights``."""
     _ids(domain, weights, node)
     return sha256(SEED_CONTEXT + domain + weights + node + counter.to_bytes(8, "big")).digest()
+
+
+def eval_seed(domain: bytes, task: Task, number: int) -> bytes:
+    """The 32-byte seed of question ``number`` with which versions are evaluated on ``task``; rule 7."""
+    _ids(domain)
+    data = None if task.data is None else task.data.hash
+    described = codec.encode([task.kind, task.name, task.parameters, task.version, data])
+    return sha256(EVAL_CONTEXT + domain + sha256(described).digest() + number.to_bytes(8, "big")).digest()
+
+
+def eval_item(eval_seed: bytes) -> int:
+    """The item that an evaluation's seed draws from its task, below 2³¹."""
+    return choose_task(eval_seed, (1,))[1]
 
 
 def choose_task(prompt_seed: bytes, weights: Sequence[int]) -> tuple[int, int]:

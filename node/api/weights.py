@@ -3,8 +3,8 @@
 ``{"op": "weights"}`` lists the objects, and tells how many versions were ``applied``: made from deltas since the start;
 ``{"op": "weights-gc", "dry_run": bool}`` deletes what nothing keeps and, where
 the quota is exceeded or the reserve is not left, what may be spared, and tells what went (or would);
-``{"op": "weights-pull", "version": N}`` (-1: the newest) begins to fetch a version, or tells how far it is: asked again
-and again by the command that shows the progress. Sizes are bytes, ids hex.
+``{"op": "weights-pull", "version": N}`` (-1: the newest; as text the first digits of its entry's id) begins to fetch a
+version, or tells how far it is: asked again and again by the command that shows the progress. Sizes are bytes, ids hex.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from protocol.errors import Error
 ABANDONED: Final = 5.0
 """Seconds after which nobody waits for a pull any more: the command asks several times a second."""
 
+MIN_ID_DIGITS: Final = 8
+"""Fewer of an id's digits name no version: they would be taken for a number."""
+
 OPS: Final = ("weights", "weights-gc", "weights-pull")
 
 
@@ -41,7 +44,7 @@ async def answer(node: Node, request: dict[str, Any]) -> dict[str, Any]:
             return {**retention.room(node.versions), **told, "objects": rows}
         case {"op": "weights-gc", "dry_run": bool(dry_run)}:
             return await node.weights.clean(dry_run=dry_run)
-        case {"op": "weights-pull", "version": int(version)} if not isinstance(version, bool):
+        case {"op": "weights-pull", "version": int(version) | str(version)} if not isinstance(version, bool):
             return await node.pulls.answer(version)
     await trio.lowlevel.checkpoint()
     return {"error": "unknown request"}
@@ -57,7 +60,8 @@ def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Li
         held = store.open(digest)
         if held is None:
             continue
-        kind, numbers, term = named.get(digest, (_kind(held.listing), [], None))
+        kind, announced, term = named.get(digest, (_kind(held.listing), [], None))
+        numbers = [payload(entry).number for entry in announced]
         if digest == lineage.genesis and not numbers:  # not published yet
             numbers = [0]
         rows.append(
@@ -65,6 +69,7 @@ def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Li
                 "digest": digest.hex(),
                 "kind": kind,
                 "numbers": numbers,
+                "ids": [entry.id.hex() for entry in announced],
                 "term": term,
                 "size": held.listing.size,
                 "here": min(held.listing.size, held.present() * CHUNK_BYTES),
@@ -78,15 +83,15 @@ def _kind(listing: object) -> str:
     return "delta" if isinstance(listing, DeltaManifest) else "version"
 
 
-def _named(lineage: Iterable[Entry]) -> dict[bytes, tuple[str, list[int], int]]:
-    """Kind, numbers of the versions and term by digest. Weights that were announced again have several numbers."""
-    found: dict[bytes, tuple[str, list[int], int]] = {}
+def _named(lineage: Iterable[Entry]) -> dict[bytes, tuple[str, list[Entry], int]]:
+    """Kind, entries and term by digest. Weights that were announced again have several entries, and numbers."""
+    found: dict[bytes, tuple[str, list[Entry], int]] = {}
     for entry in lineage:
         made = payload(entry)
         for digest, kind in ((made.manifest, "version"), (made.delta, "delta")):
             if digest is not None:
-                numbers = found[digest][1] if digest in found else []
-                found[digest] = (kind, [*numbers, made.number], made.term)
+                entries = found[digest][1] if digest in found else []
+                found[digest] = (kind, [*entries, entry], made.term)
     return found
 
 
@@ -122,12 +127,21 @@ class Pulls:
         else:
             del self._pulls[pull.entry.id]
 
-    async def answer(self, version: int) -> dict[str, Any]:
-        """Begin to fetch a version unless it is here or on its way, and tell how far it is."""
+    async def answer(self, version: int | str) -> dict[str, Any]:
+        """Begin to fetch a version unless it is here or on its way, and tell how far it is.
+
+        A text is what the id of its entry begins with; several that do so are refused.
+        """
         await trio.lowlevel.checkpoint()
         weights = self._node.weights
         lineage = self._node.log.ledger.lineage()
-        entry = next((e for e in lineage if payload(e).number == version), None)
+        if isinstance(version, str):
+            alike = [e for e in lineage if len(version) >= MIN_ID_DIGITS and e.id.hex().startswith(version)]
+            if len(alike) > 1:
+                return {"error": f"{len(alike)} versions have ids that begin with {version}"}
+            entry = alike[0] if alike else None
+        else:
+            entry = next((e for e in lineage if payload(e).number == version), None)
         if version == -1:
             entry = weights.newest()
         if entry is None:

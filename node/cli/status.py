@@ -93,8 +93,8 @@ def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, s
     if status["steps"]:
         last = status["steps"][-1]
         yield "training", f"step {last['step']}, reward {last['reward']:.3f}"
-        told = (("trained", "train"), ("waited for rollouts", "wait"), ("and for its last version", "blocked"))
-        times = ", ".join(f"{words} {last[f'{name}_ms'] / 1000:.1f} s" for words, name in told)
+        spent = (("trained", "train"), ("waited for rollouts", "wait"), ("and for its last version", "blocked"))
+        times = ", ".join(f"{words} {last[f'{name}_ms'] / 1000:.1f} s" for words, name in spent)
         yield "", f"the trainer {times}; publishing took {last['publish_ms'] / 1000:.1f} s beside it"
     yield "peers", f"{status['peers']}: {status['outbound']} dialled by it, {status['inbound']} dialled it"
     yield "reachability", _reachability(status)

@@ -1,10 +1,10 @@
-"""``farflung tasks``: what a domain's tasks can be made of on this machine."""
+"""``farflung tasks``: what a domain's tasks can be made of on this machine, and which questions are of use."""
 
 from __future__ import annotations
 
 import argparse
 
-from node.cli import options, tables
+from node.cli import options, tables, tasks_profile
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -13,6 +13,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "tasks", help="what tasks this machine can serve", description="Commands on tasks and their rewards."
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
+    tasks_profile.add_to(actions)
     ls = actions.add_parser(
         "ls",
         help="list the kinds of tasks",

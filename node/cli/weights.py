@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import shtab
 
@@ -20,10 +20,7 @@ from node.store.directory import DataDirectory
 if TYPE_CHECKING:
     from node.retention import Lineage
     from node.store.versions import VersionStore
-    from protocol.ledger import Ledger
-
-LOOK: Final = 0.25
-"""Seconds between two looks at a version that is on its way."""
+    from protocol.entry import Entry
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,8 +70,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     export.set_defaults(command=_export)
 
 
-def _offline(directory: DataDirectory) -> tuple[Ledger, VersionStore, Lineage]:
-    """What the commands need of a node that does not run."""
+def _offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, Lineage]:
+    """What the commands need of a node that does not run: its lineage's entries, none where it never ran."""
     from node import joining
     from node.cli.asking import offline
     from node.retention import lineage_of
@@ -83,15 +80,16 @@ def _offline(directory: DataDirectory) -> tuple[Ledger, VersionStore, Lineage]:
     domain = joining.held(directory)
     if domain is None:
         raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
-    ledger, _ = offline(directory)
+    entries = offline(directory)[0].lineage() if directory.log_database.exists() else ()
     config = directory.config().weights
     directory.versions.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = VersionStore(directory.versions, quota=config.quota << 20, reserve=config.reserve << 20, owner=False)
-    return ledger, store, lineage_of(ledger.lineage(), domain)
+    return entries, store, lineage_of(entries, domain)
 
 
-def _found(directory: DataDirectory) -> dict[str, Any]:
+def found_on_disk(directory: DataDirectory) -> dict[str, Any]:
     """What is on the disk: from the daemon, else from the folder's own log."""
+    from node import joining
     from node.api.weights import objects
     from node.cli.asking import ask_or_none
     from node.retention import room
@@ -99,13 +97,14 @@ def _found(directory: DataDirectory) -> dict[str, Any]:
     found = ask_or_none(directory, "weights")
     if found is not None:
         return found
-    ledger, store, lineage = _offline(directory)
-    rows = objects(ledger.lineage(), store, lineage)
-    return {**room(store), "domain": ledger.domain.id.hex(), "objects": rows}
+    entries, store, lineage = _offline(directory)
+    domain = joining.held(directory)
+    assert domain is not None
+    return {**room(store), "domain": domain.id.hex(), "objects": objects(entries, store, lineage)}
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    found = _found(options.existing_directory(arguments))
+    found = found_on_disk(options.existing_directory(arguments))
     if arguments.json:
         options.print_json(found)
         return 0
@@ -115,7 +114,7 @@ def _ls(arguments: argparse.Namespace) -> int:
             (
                 row["kind"],
                 ", ".join(map(str, row["numbers"])) or "not of the lineage",
-                _size(row["size"]),
+                tables.size(row["size"]),
                 "whole" if row["here"] == row["size"] else f"{100 * row['here'] / row['size']:.0f} %",
                 row["digest"][:8],
                 row["kept"] or "not kept: farflung weights gc",
@@ -149,9 +148,9 @@ def _gc(arguments: argparse.Namespace) -> int:
         return 0
     word = "would be deleted" if arguments.dry_run else "deleted"
     for row in found["gone"]:
-        print(f"{row['digest'][:8]}  {_size(row['size'])}  {word}")
+        print(f"{row['digest'][:8]}  {tables.size(row['size'])}  {word}")
     freed = sum(row["size"] for row in found["gone"])
-    options.note(f"{options.counted(len(found['gone']), 'object')}, {_size(freed)} {word}; {_room(found)}")
+    options.note(f"{options.counted(len(found['gone']), 'object')}, {tables.size(freed)} {word}; {_room(found)}")
     if found["shortage"] is not None:
         options.note(f"still: {found['shortage']}")
         return 1
@@ -159,55 +158,15 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from node.api.client import Declined
+    from node.cli.pulling import pull
 
-    from node.api.client import Declined, Unavailable
-    from node.cli.asking import ask, lock_holder
-
-    directory = options.existing_directory(arguments)
-    columns = (
-        TextColumn("version {task.fields[version]}"),
-        TextColumn("{task.fields[part]}"),
-        BarColumn(),
-        DownloadColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("{task.fields[peers]}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None, version="?", part="", rate="", peers="")
-        part = None
-        while True:
-            try:
-                found = ask(directory, "weights-pull", version=arguments.version)
-            except Declined as error:
-                options.note(str(error))
-                return 1
-            except Unavailable as error:
-                if lock_holder(directory) is None:
-                    raise UserError(
-                        f"{directory.path}: no daemon runs, and only a running one can fetch",
-                        f"farflung run --data-dir {directory.path}",
-                    ) from None
-                raise UserError(str(error), "wait until the daemon answers") from None
-            if found["done"]:
-                break
-            if found["part"] != part:
-                part = found["part"]
-                bar.reset(task, total=found["total"])
-            bar.update(
-                task,
-                total=found["total"],
-                completed=found["have"],
-                version=found["version"],
-                part=part,
-                rate=f"{_size(found['rate'])}/s",
-                peers=f"from {options.counted(found['peers'], 'peer')}",
-            )
-            time.sleep(LOOK)
-    options.note(f"version {found['version']} is here, whole and verified ({_size(found['size'])})")
+    try:
+        found = pull(options.existing_directory(arguments), arguments.version)
+    except Declined as error:
+        options.note(str(error))
+        return 1
+    options.note(f"version {found['version']} is here, whole and verified ({tables.size(found['size'])})")
     return 0
 
 
@@ -218,7 +177,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from node.cli import export
 
     directory = options.existing_directory(arguments)
-    chosen = export.choose(directory, _found(directory)["objects"], arguments.version)
+    chosen = export.choose(directory, found_on_disk(directory)["objects"], arguments.version)
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -227,20 +186,12 @@ def _export(arguments: argparse.Namespace) -> int:
             chosen, arguments.folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
     print(arguments.folder)
-    options.note(f"version {chosen.number}, {_size(chosen.manifest.size)}: load it with transformers")
+    options.note(f"version {chosen.number}, {tables.size(chosen.manifest.size)}: load it with transformers")
     sys.stdout.flush()
     return 0
 
 
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
-
-
 def _room(found: dict[str, Any]) -> str:
-    quota = f" of at most {_size(found['quota'])}" if found["quota"] else ""
-    free, reserve = _size(found["free"]), _size(found["reserve"])
-    return f"weights take {_size(found['used'])}{quota}; the disk has {free} free, and they leave {reserve}"
+    quota = f" of at most {tables.size(found['quota'])}" if found["quota"] else ""
+    free, reserve = tables.size(found["free"]), tables.size(found["reserve"])
+    return f"weights take {tables.size(found['used'])}{quota}; the disk has {free} free, and they leave {reserve}"

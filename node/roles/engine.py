@@ -6,9 +6,10 @@ the configuration says; "auto" is vLLM where it is installed and the model is la
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.rollout import Group, pack
 
+logger = logging.getLogger("farflung")
+
 LOAD_TIMEOUT = 120.0
 LOAD_SPEED = 50e6
 """Bytes a second that loading a large version reaches at least."""
@@ -31,6 +34,8 @@ WORK_TIMEOUT = 300.0
 WORK_SPEED = 20.0
 """Response tokens a second that generation reaches at least, all sequences together."""
 VLLM_START_TIMEOUT = 600.0
+MODEST = ("nice", "-n", "5")
+"""Beside the niceness of all children (``node.workers.child``): a third of their share of a busy processor."""
 AUTO_BYTES = 64 << 20
 """Weights of fewer bytes are generated with by torch, which starts in three seconds and takes little memory."""
 
@@ -123,43 +128,94 @@ def chosen(engine: str, size: int, *, installed: bool) -> str:
     return "vllm" if engine == "vllm" or (engine == "auto" and installed and size >= AUTO_BYTES) else "torch"
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How an engine child is started: ``options`` as of ``configuration``, with the ``dtype``; what generates
+    (``engine``); a folder for what vLLM compiles (``cache``). One that is ``modest`` leaves the processor to the other
+    children where there is not enough of it."""
+
+    options: dict[str, Any]
+    engine: str
+    tensor_parallel: int
+    cache: Path
+    modest: bool = False
+
+
+@asynccontextmanager
+async def open_child(
+    setup: Setup, size: int, started: Callable[[int], None] = lambda _: None
+) -> AsyncIterator[tuple[str, Worker, dict[str, Any]]]:
+    """The child that generates with a model of ``size`` bytes: which it is, and its answer to being configured.
+
+    ``started`` is told its process id before it is configured. "auto" falls back on torch where vLLM cannot run the
+    model.
+    """
+    found = chosen(setup.engine, size, installed=vllm_start.installed())
+    async with AsyncExitStack() as stack:
+        try:
+            worker, answer = await _start(stack, found, setup, started)
+        except WorkerError as error:
+            if found == "torch" or setup.engine != "auto" or error.kind != "user":
+                raise
+            logger.info("torch generates: %s", error)
+            found = "torch"
+            worker, answer = await _start(stack, found, setup, started)
+        yield found, worker, answer
+
+
 @asynccontextmanager
 async def open_engine(node: Node, dtype: str = "float32", *, generates: bool = False) -> AsyncIterator[Engine]:
     """An engine child, configured to compute in ``dtype``; it ends with the block. Audits are in float32 always. One
     that ``generates`` need not be able to replay."""
-    config = node.config
-    found = "torch"
-    if generates and config.engine != "torch" and (config.engine == "vllm" or vllm_start.installed()):
-        blob = node.domain.model.manifest
-        data = await trio.Path(await node.blob_path(blob.hash, blob.size)).read_bytes()
-        found = chosen(config.engine, Manifest.parse(data).size, installed=vllm_start.installed())
-    async with AsyncExitStack() as stack:
-        try:
-            try:
-                worker, answer = await _start(node, stack, found, dtype)
-            except WorkerError as error:
-                if found == "torch" or config.engine != "auto" or error.kind != "user":
-                    raise
-                node.logger.info("torch generates: %s", error)
-                worker, answer = await _start(node, stack, "torch", dtype)
+    setup = await setup_of(node, dtype)
+    if not generates:
+        setup = replace(setup, engine="torch")
+
+    def started(pid: int) -> None:
+        node.children["engine"] = pid
+
+    try:
+        async with open_child(setup, await model_bytes(node, setup.engine), started) as (_, worker, answer):
             yield Engine(node, worker, answer["end_token"], answer["vocabulary"])
-        finally:
-            node.children.pop("engine", None)
+    finally:
+        node.children.pop("engine", None)
 
 
-async def _start(node: Node, stack: AsyncExitStack, engine: str, dtype: str) -> tuple[Worker, dict[str, Any]]:
+async def setup_of(node: Node, dtype: str) -> Setup:
+    """How this node's configuration wants an engine child."""
+    return Setup(
+        options=await configuration(node) | {"dtype": dtype},
+        engine=node.config.engine,
+        tensor_parallel=node.config.tensor_parallel,
+        cache=node.directory.path / "vllm",
+    )
+
+
+async def model_bytes(node: Node, engine: str) -> int:
+    """Bytes of the domain's weights, where the choice of the engine depends on them; else 0."""
+    if engine != "auto" or not vllm_start.installed():
+        return 0
+    blob = node.domain.model.manifest
+    data = await trio.Path(await node.blob_path(blob.hash, blob.size)).read_bytes()
+    return Manifest.parse(data).size
+
+
+async def _start(
+    stack: AsyncExitStack, engine: str, setup: Setup, started: Callable[[int], None]
+) -> tuple[Worker, dict[str, Any]]:
     """A child of ``engine`` and its answer to being configured."""
-    options = await configuration(node) | {"dtype": dtype}
+    options = dict(setup.options)
+    modest: dict[str, Any] = {"prefix": MODEST} if setup.modest else {}
     if engine == "torch":
-        opened = open_worker("node.workers.engine", name="engine")
+        opened = open_worker("node.workers.engine", name="engine", **modest)
         timeout = LOAD_TIMEOUT
     else:
-        environment = vllm_start.environment(node.config.threads, node.directory.path / "vllm")
-        opened = open_worker("node.workers.vllm_engine", name="vllm engine", environment=environment)
-        options |= {"tensor_parallel": node.config.tensor_parallel}
+        environment = vllm_start.environment(options["threads"], setup.cache)
+        opened = open_worker("node.workers.vllm_engine", name="vllm engine", environment=environment, **modest)
+        options |= {"tensor_parallel": setup.tensor_parallel}
         timeout = VLLM_START_TIMEOUT
     worker = await stack.enter_async_context(opened)
-    node.children["engine"] = worker.pid
+    started(worker.pid)
     return worker, await worker.call("configure", timeout=timeout, **options)
 
 

@@ -189,6 +189,11 @@ class TaskService:
         """The first child's process (the sandbox around it), None where none runs."""
         return self._sides[0].pid if self._sides else None
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many items each task has."""
+        return tuple(side.answer["counts"][local] for side, local in self._places)
+
     async def _stop(self) -> None:
         for side in self._sides:
             await side.stop()

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import schedule
+from protocol import codec, schedule
 from protocol.constants import MAX_DUE_VALIDATORS, MILLION
+from protocol.domain import Task
 from protocol.errors import LocalError
+from protocol.records import Blob
 from tests.protocol.builders import RECIPE, digest
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "seed.json").read_text())
@@ -164,3 +166,21 @@ def test_the_share_falls_by_halves_as_trust_grows() -> None:
     ]
     assert schedule.audit_share(3, MILLION) == MILLION
     assert [schedule.audited_count(8, share) for share in (MILLION, 500_000, 125_000, 62_500, 0)] == [8, 4, 1, 1, 1]
+
+
+def test_an_evaluations_seed_is_the_hash_of_its_formula_and_no_training_seed() -> None:
+    task = Task("jsonl", "homework", 3, "{}", "0.9.0", Blob(digest("data"), 5))
+    described = codec.encode(["jsonl", "homework", "{}", "0.9.0", digest("data")])
+    expected = sha256(b"farflung/eval/v1\0" + DOMAIN + sha256(described).digest() + (7).to_bytes(8, "big")).digest()
+    assert schedule.eval_seed(DOMAIN, task, 7) == expected
+    assert schedule.eval_item(expected) == schedule.choose_task(expected, [1])[1]
+    # Its share of the mix is none of its identity; all else is.
+    assert schedule.eval_seed(DOMAIN, replace(task, weight=9), 7) == expected
+    others = (replace(task, name="other"), replace(task, parameters='{"a":1}'), replace(task, data=None))
+    seeds = {schedule.eval_seed(DOMAIN, other, 7) for other in (*others, replace(task, version="1"))}
+    seeds |= {schedule.eval_seed(digest("other"), task, 7), schedule.eval_seed(DOMAIN, task, 8)}
+    assert len(seeds) == 6
+    assert expected not in seeds
+    # The contexts differ in bytes that no field can reach: a training seed of the same digest would be a collision.
+    assert not schedule.SEED_CONTEXT.startswith(schedule.EVAL_CONTEXT)
+    assert not schedule.EVAL_CONTEXT.startswith(schedule.SEED_CONTEXT)

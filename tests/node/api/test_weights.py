@@ -24,7 +24,7 @@ async def ask(running: Running, op: str, **arguments: Any) -> dict[str, Any]:
     return await weights.answer(running.node, {"op": op, **arguments})
 
 
-async def pulled(running: Running, version: int) -> dict[str, Any]:
+async def pulled(running: Running, version: int | str) -> dict[str, Any]:
     with trio.fail_after(30):
         while True:
             found = await ask(running, "weights-pull", version=version)
@@ -45,6 +45,9 @@ async def test_a_version_is_pulled_listed_and_cleaned_up(
         assert len(running.node.weights.held()) == 2
         found = await ask(running, "weights")
         assert [row["numbers"] for row in found["objects"]] == [[1], [0]]
+        ids = [entry.id.hex() for entry in running.node.log.ledger.lineage()]
+        assert [row["ids"] for row in found["objects"]] == [[ids[1]], [ids[0]]]
+        assert (await pulled(running, ids[0]))["version"] == (await pulled(running, ids[0][:8]))["version"] == 0
         assert all(row["here"] == row["size"] == 64 and row["kept"] for row in found["objects"])
         assert found["applied"] == 0
         # A quota that has no room for both: the older one may go, though not while it may be trained with.
@@ -68,8 +71,9 @@ async def test_what_cannot_be_pulled_is_an_error(
 ) -> None:
     async with open_cluster(tmp_path) as cluster:
         running = await stage(cluster)
+        ids = [entry.id.hex() for entry in running.node.log.ledger.lineage()]
         assert await pulled(running, 5) == {"error": "there is no version 5"}
-        for request in ({"version": True}, {"version": "1"}, {}):
+        for request in ({"version": True}, {"version": ids[0][:7]}, {"version": "0" * 64}, {}):
             assert "error" in await ask(running, "weights-pull", **request)
         assert "error" in await ask(running, "weights-gc", dry_run=1)
 

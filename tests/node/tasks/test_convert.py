@@ -183,13 +183,10 @@ def _no_module(name: str) -> Any:
     raise ModuleNotFoundError(name)
 
 
-def test_a_table_is_ready_for_as_long_as_it_is_used(tmp_path: Path) -> None:
+def test_the_form_that_is_pinned_is_a_file_with_notes(tmp_path: Path) -> None:
     path = lines(tmp_path / "set.jsonl", {"problem": "Q", "answer": 1}, {"problem": "Q", "answer": ""})
-    row = {"kind": "jsonl", "name": "own", "weight": 1, "parameters": "{}", "version": "1", "data": str(path)}
-    other = {**row, "kind": "reasoning-gym", "data": None}
-    with convert.prepared([{**row, "columns": {}, "skip": True}, other]) as (made, notes):
-        file = Path(made[0]["data"])
-        assert file.read_text() == '{"question": "Q", "answer": "1"}\n'
-        assert made == [{**row, "data": str(file)}, other]
-    assert not file.exists()
+    file, notes = convert.pinned(source(path, skip=True))
+    assert file.read_text() == '{"question": "Q", "answer": "1"}\n'
     assert notes == ['own: left out 1 of its rows; the first: line 2 of own needs the texts "question" and "answer"']
+    other, notes = convert.pinned(source(lines(path, {"problem": "Q", "answer": 1})))
+    assert (other.read_bytes(), notes, other != file) == (file.read_bytes(), [], True)
