@@ -50,7 +50,8 @@ from node.starter import defaults
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
-from node.tasks import catalogue, convert, service, sets
+from node.tasks import catalogue, service, sets
+from node.tasks import convert as conversion
 from node.workers.client import WorkerError, open_worker
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MAX_BLOB_BYTES
@@ -108,7 +109,8 @@ def _file_rows(path: Path) -> list[dict[str, Any]]:
     return [_row(task, path.parent, f"{path}: task {number}") for number, task in enumerate(tasks, 1)]
 
 
-def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
+def _row(task: Mapping[str, Any], folder: Path, where: str, notes: list[str] | None = None) -> dict[str, Any]:
+    """The row of one table; ``notes`` gets what was left out of its file."""
     if unknown := set(task) - _KEYS:
         raise UserError(f"{where}: unknown key {min(unknown)!r}", f"known keys are {', '.join(sorted(_KEYS))}")
     kind, name, weight = task.get("kind", "reasoning-gym"), task.get("name"), task.get("weight", 1)
@@ -140,16 +142,21 @@ def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
     chosen = task.get("set")
     if chosen is not None and (not isinstance(chosen, str) or not chosen):
         raise UserError(f"{where}: {name}: the set is not the path of a file", 'write set = "….txt"')
+    version = catalogue.package_version(kind, parameters, name=name, of=task.get("package"))
+    data = None
+    if file is not None:
+        source = conversion.Source(name, kind, parameters, (folder / file).absolute(), columns, task.get("skip", False))
+        data, left_out = conversion.pinned(source)
+        if notes is not None:
+            notes += left_out
     return {
         "kind": kind,
         "name": name,
         "weight": weight,
         "parameters": parameters,
-        "version": catalogue.package_version(kind, parameters, name=name, of=task.get("package")),
-        "data": None if file is None else str((folder / file).absolute()),
+        "version": version,
+        "data": None if data is None else str(data),
         "items": None if chosen is None else sets.read(folder / chosen).encode(),
-        "columns": columns,
-        "skip": task.get("skip", False),
     }
 
 
@@ -206,13 +213,16 @@ def devnet(*, name: str, nodes: int, tasks: str | None) -> Founding:
     )
 
 
-def of_file(file: DomainFile) -> Founding:
-    """The domain that a ``domain.toml`` describes. Raises ``UserError`` for tasks that cannot be."""
+def of_file(file: DomainFile, notes: list[str] | None = None) -> Founding:
+    """The domain that a ``domain.toml`` describes; ``notes`` gets what was left out of its files.
+
+    Raises ``UserError`` for tasks that cannot be.
+    """
     return Founding(
         name=file.name,
         devnet=False,
         model=file.model,
-        tasks=tuple(_row(task.values, file.folder, task.where) for task in file.tasks),
+        tasks=tuple(_row(task.values, file.folder, task.where, notes) for task in file.tasks),
         recipe=file.recipe,
         timings=file.timings,
         policy=file.policy,
@@ -225,17 +235,12 @@ def of_file(file: DomainFile) -> Founding:
     )
 
 
-async def check(founding: Founding) -> list[str]:
-    """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used.
-
-    Returns what was left out of question sets, a line each.
-    """
+async def check(founding: Founding) -> None:
+    """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used."""
     try:
-        with convert.prepared(founding.tasks) as (rows, notes):
-            await service.check(rows)
+        await service.check(founding.tasks)
     except WorkerError as error:
         raise UserError(f"the tasks cannot be checked: {error}") from None
-    return notes
 
 
 async def found(directory: DataDirectory, founding: Founding, *, checked: bool = False) -> Domain:
@@ -324,8 +329,6 @@ def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[st
         compute_dtype=founding.dtype,
     )
     creator = directory.read_identity()
-    with convert.prepared(founding.tasks) as (rows, _):
-        tasks = tuple(_task(blobs, row) for row in rows)
     try:
         return make_genesis(
             creator,
@@ -335,7 +338,7 @@ def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[st
             electors=founding.electors or (creator.node,),
             validators=founding.validators,
             model=model,
-            tasks=tasks,
+            tasks=tuple(_task(blobs, row) for row in founding.tasks),
             recipe=founding.recipe,
             timings=founding.timings,
             policy=founding.policy,

@@ -59,7 +59,10 @@ def _create(arguments: argparse.Namespace) -> int:
     from node.config import resolve
     from node.store.files import write_new
 
-    founding = genesis.of_file(domain_file.load(arguments.file))
+    notes: list[str] = []
+    founding = genesis.of_file(domain_file.load(arguments.file), notes)
+    for line in notes:
+        options.note(line)
     if arguments.private:
         founding = replace(founding, private=True)
     directory = options.data_directory(arguments)
@@ -72,13 +75,7 @@ def _create(arguments: argparse.Namespace) -> int:
         listen = resolve(directory.config_file, environment=os.environ).listen
         directory.identity()
         options.note(f"checking the tasks and converting {founding.model}")
-
-        async def found() -> Domain:
-            for line in await genesis.check(founding):
-                options.note(line)
-            return await genesis.found(directory, founding, checked=True)
-
-        domain = trio.run(found)
+        domain = trio.run(genesis.found, directory, founding)
         directory.clean_work()
     if out is not None:
         write_new(out, directory.genesis() or b"", mode=0o644)

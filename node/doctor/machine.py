@@ -17,6 +17,7 @@ import trio
 from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.store.directory import DataDirectory
 from node.tasks import sandbox
+from node.tasks.code import runner
 from node.workers.client import child_environment
 
 PYTHON: Final = (3, 11)
@@ -108,14 +109,20 @@ def judge_torch(probe: dict[str, Any], driver: str | None) -> list[Finding]:
 
 
 async def sandboxed() -> list[Finding]:
-    """Do the tasks' scorers run in a sandbox?"""
+    """Do the tasks' scorers run in a sandbox, and do programs?"""
     problem = await trio.to_thread.run_sync(lambda: sandbox.available(), abandon_on_cancel=True)  # type: ignore[call-arg]
-    if problem is None:
-        return [Finding("sandbox", OK, "bubblewrap works")]
-    found, _, remedy = problem.partition(": ")
-    if remedy != sandbox.REMEDY:
-        found, remedy = problem, "let this user make user namespaces (sysctl kernel.unprivileged_userns_clone=1)"
-    return [Finding("sandbox", WARNING, f"{found}; only data sets whose scorers run no code can be used", remedy)]
+    if problem is not None:
+        found, _, remedy = problem.partition(": ")
+        if remedy != sandbox.REMEDY:
+            found, remedy = problem, "let this user make user namespaces (sysctl kernel.unprivileged_userns_clone=1)"
+        only = "only data sets whose scorers run no code, and texts, can be judged"
+        return [Finding("sandbox", WARNING, f"{found}; {only}", remedy)]
+    own = runner.own_version()
+    problem = await trio.to_thread.run_sync(lambda: runner.available(own), abandon_on_cancel=True)
+    if problem is not None:
+        found = f"bubblewrap works, but the programs of code tasks do not: {problem}"
+        return [Finding("sandbox", WARNING, found, "take part in domains without code tasks, or mend it")]
+    return [Finding("sandbox", OK, f"bubblewrap works, and programs run in it with Python {own}")]
 
 
 def available_memory(meminfo: str, limit: int | None, used: int) -> int:

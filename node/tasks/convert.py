@@ -19,11 +19,13 @@ For the founder's process alone; pyarrow is imported where a file is Parquet.
 from __future__ import annotations
 
 import ast
+import atexit
+import functools
 import importlib
 import json
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -272,28 +274,22 @@ def _literal(tree: ast.expr) -> Any:
     return ast.literal_eval(tree)
 
 
-# Tables
+# Files
 
 
-@contextmanager
-def prepared(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
-    """A task table whose files are in the form that is pinned, for as long as the block lasts, and what was left out.
+def pinned(source: Source) -> tuple[Path, list[str]]:
+    """A file in the form that is pinned, there until this process ends, and what was left out. Raises ``UserError``."""
+    data, left_out = convert(source)
+    descriptor, name = tempfile.mkstemp(".jsonl", dir=_folder())
+    with open(descriptor, "wb") as file:
+        file.write(data)
+    if not left_out:
+        return Path(name), []
+    return Path(name), [f"{source.name}: left out {len(left_out)} of its rows; the first: {left_out[0]}"]
 
-    A row may hold ``columns`` and ``skip`` besides what ``node.tasks.catalogue`` says. Raises ``UserError``.
-    """
-    notes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="farflung-tasks-") as folder:
-        made = []
-        for number, row in enumerate(rows):
-            row = dict(row)
-            columns, skip = row.pop("columns", None) or {}, row.pop("skip", False)
-            if row["kind"] in PARTS and row["data"] is not None:
-                source = Source(row["name"], row["kind"], row["parameters"], Path(row["data"]), columns, skip)
-                data, left_out = convert(source)
-                if left_out:
-                    notes.append(f"{row['name']}: {len(left_out)} rows are left out; the first: {left_out[0]}")
-                file = Path(folder) / f"{number}.jsonl"
-                file.write_bytes(data)
-                row["data"] = str(file)
-            made.append(row)
-        yield made, notes
+
+@functools.cache
+def _folder() -> str:
+    folder = tempfile.mkdtemp(prefix="farflung-tasks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -13,10 +13,12 @@ from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
 from node.tasks.allowlist import REASONING_GYM_VERSION
+from node.tasks.code.runner import own_version
 from node.tasks.versions import MATH
 from protocol.domain import parse_genesis
 from protocol.manifest import Manifest
 from protocol.taskset import TaskSet
+from tests.node.tasks.test_package import install
 
 TABLE = """
 [[task]]
@@ -32,6 +34,27 @@ file = "homework.jsonl"
 """
 
 
+OTHERS = """
+[[task]]
+kind = "jsonl"
+name = "words"
+file = "words.jsonl"
+columns = { question = "q" }
+skip = true
+parameters = { check = "exact" }
+
+[[task]]
+kind = "code"
+name = "programs"
+file = "mbpp.jsonl"
+
+[[task]]
+kind = "package"
+name = "riddles"
+package = "farflung-riddles"
+"""
+
+
 def test_names_stand_for_reasoning_gyms_data_sets() -> None:
     rows = genesis.task_rows("chain_sum, gcd")
     assert [(row["kind"], row["name"], row["weight"], row["parameters"], row["data"]) for row in rows] == [
@@ -44,11 +67,26 @@ def test_names_stand_for_reasoning_gyms_data_sets() -> None:
 def test_a_file_names_weights_parameters_and_jsonl(tmp_path: Path) -> None:
     (tmp_path / "tasks.toml").write_text(TABLE)
     (tmp_path / "sums.txt").write_text("8\n3\n")
+    (tmp_path / "homework.jsonl").write_text('{"problem": "1+1?", "answer": 2, "level": 1}\n')
     first, second = genesis.task_rows(str(tmp_path / "tasks.toml"))
     assert (first["weight"], json.loads(first["parameters"])) == (3, {"min_terms": 2, "max_terms": 3})
     assert (second["kind"], second["version"]) == ("jsonl", MATH)
-    assert second["data"] == str(tmp_path / "homework.jsonl")
+    assert Path(second["data"]).read_text() == '{"question": "1+1?", "answer": "2"}\n'
     assert (first["items"], second["items"]) == (TaskSet.of([3, 8]).encode(), None)
+
+
+def test_files_and_packages_of_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path / "elsewhere")))
+    (tmp_path / "tasks.toml").write_text(OTHERS)
+    (tmp_path / "words.jsonl").write_text('{"q": "Who?", "answer": "me"}\n{"q": "", "answer": "me"}\n')
+    (tmp_path / "mbpp.jsonl").write_text('{"problem": "Double.", "test_list": ["assert f(2) == 4"]}\n')
+    words, programs, riddles = genesis.task_rows(str(tmp_path / "tasks.toml"))
+    assert (words["version"], words["parameters"]) == ("exact==1", '{"check": "exact"}')
+    assert Path(words["data"]).read_text() == '{"question": "Who?", "answer": "me"}\n'
+    assert (programs["kind"], programs["version"]) == ("code", f"python=={own_version()}")
+    tests = [{"call": "f(2)", "returns": 4}]
+    assert json.loads(Path(programs["data"]).read_text()) == {"question": "Double.", "tests": tests}
+    assert (riddles["version"], riddles["data"]) == ("farflung-riddles==1.2.0", None)
 
 
 def test_by_default_it_is_the_starter_models_own_mix() -> None:
@@ -67,6 +105,11 @@ def test_by_default_it_is_the_starter_models_own_mix() -> None:
         ("[[task]]\nname = 'x'\nparameters = 3", "the parameters of x"),
         ("[[task]]\nname = 'x'\nkind = 'jsonl'", "names its file"),
         ("[[task]]\nname = 'x'\nfile = 'x.jsonl'", "names its file"),
+        ("[[task]]\nname = 'x'\nkind = 'code'", "names its file"),
+        ("[[task]]\nname = 'x'\nskip = true", "skip is for tasks of kind jsonl or code"),
+        ("[[task]]\nname = 'x'\nkind = 'code'\nfile = 'x'\nskip = 1", "skip is for tasks of kind jsonl or code"),
+        ("[[task]]\nname = 'x'\nkind = 'code'\nfile = 'x'\ncolumns = { tests = 1 }", "columns does not name columns"),
+        ("[[task]]\nname = 'x'\npackage = 'p'", "package is for tasks of kind package"),
         ("[[task]]\nname = 'x'\nset = 3", "the set is not the path"),
         ("task = 3", "expected [[task]]"),
         ("task = [3]", "expected [[task]]"),

@@ -2,7 +2,7 @@
 
 Run as ``python -P -m node.tasks.code.child FD``. Operations (``node.workers.wire``):
 
-- ``configure{tasks}`` → ``{longest: seconds that one response takes at most}``;
+- ``configure{tasks}`` → ``{longest: seconds that one response takes at most, counts: [items of each task]}``;
 - ``check{tasks}`` → ``{problems: [one line each]}``;
 - ``prompts{items: [[task index, item]…]}`` → ``{questions: [str]}``;
 - ``score{items: [[task index, item, response]…], patient}`` → ``{rewards: [millionths | None]}``.
@@ -60,7 +60,11 @@ class CodeChild:
             self._sets = [catalogue.items(row, task.count) for row, task in zip(tasks, self._tasks, strict=True)]
         except UserError as error:
             raise child.UserError(str(error)) from None
-        return {"longest": max((task.longest for task in self._tasks), default=0.0)}
+        counts = [
+            task.count if chosen is None else len(chosen.items)
+            for task, chosen in zip(self._tasks, self._sets, strict=True)
+        ]
+        return {"longest": max((task.longest for task in self._tasks), default=0.0), "counts": counts}
 
     def check(self, tasks: list[dict[str, Any]]) -> dict[str, Any]:
         """What is wrong with a table of tasks."""

@@ -5,8 +5,8 @@
    a test (1…60, 4 where left out) and ``memory`` of it in MiB (64…4096, 512 where left out).
 2. A test that takes too long or prints too much fails. All tests of one program together may use ``TOTAL_FACTOR``
    times the seconds of one; those beyond fail.
-3. ``patient`` is for calling a claim false: three times the time and twice the memory, and what even then takes too
-   long is undecidable (None) unless another test is wrong for certain. So a slow machine never convicts anybody.
+3. ``patient`` is for calling a claim false: three times the time and twice the memory, and where a test takes too long
+   even then, the reward is undecidable (None). So a slow machine never convicts anybody.
 4. Where the sandbox ends without an answer, the reward is undecidable as well.
 """
 
@@ -107,20 +107,16 @@ class CodeTask:
             memory=(settings.memory << 20) * (MEMORY_PATIENCE if patient else 1),
             output=OUTPUT_BYTES,
         )
-        passed, unknown = 0, 0
+        passed = 0
         try:
             with closing(runner.run(self._python, program, [test.given for test in tests], limits)) as results:
                 for test, (status, output) in zip(tests, results, strict=True):
-                    if status == "lost":
+                    if status == "lost" or (status == "time" and patient):
                         return None
                     if status == "ok" and problems.right(test, output):
                         passed += 1
-                    elif patient and status == "time":
-                        unknown += 1
                     elif settings.reward == "all":
                         return 0
         except runner.Lost:
-            return None
-        if unknown:
             return None
         return MILLION * passed // len(tests)

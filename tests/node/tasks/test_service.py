@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from node.errors import UserError
 from node.tasks import sandbox, service
 from node.tasks.service import TaskService
 from node.workers.client import WorkerError
+from protocol.taskset import TaskSet
 from tests.node.tasks.test_catalogue import row
 from tests.node.workers.test_client import gone, wait_gone
 
@@ -60,6 +63,53 @@ async def test_hostile_answers_in_the_sandbox(tmp_path: Path) -> None:
         assert await tasks.score([(3, 0, "2.0"), (0, 0, "153")]) == [1_000_000, 1_000_000]
         assert tasks.deaths == 0
     assert not mark.exists()
+
+
+@needs_sandbox
+async def test_programs_beside_other_tasks(tmp_path: Path) -> None:
+    code, words = tmp_path / "code.jsonl", tmp_path / "words.jsonl"
+    code.write_text(
+        json.dumps({"question": "Double.", "tests": [{"stdin": "2", "stdout": "4"}, {"call": "f(3)", "returns": 6}]})
+    )
+    words.write_text(json.dumps({"question": "Who?", "answer": "me"}))
+    right = "```\ndef f(x): return 2 * x\nif __name__ == '__main__': print(f(int(input())))\n```"
+    wrong, hang = "```\nprint(5)\n```", "```\nwhile True: pass\n```"
+    rows = [
+        row("double", "code", data=str(code), parameters='{"seconds": 1}'),
+        row("who", "jsonl", data=str(words), parameters='{"check": "exact"}', version="exact==1"),
+        row("again", "code", data=str(code), parameters='{"reward": "fraction", "seconds": 1}'),
+        row("set", "code", data=str(code), items=TaskSet.of([0]).encode()),
+    ]
+    async with TaskService(rows) as tasks:
+        assert await tasks.questions([(1, 0), (0, 5), (3, 0)]) == ["Who?", "Double.", "Double."]
+        items = [(0, 0, right), (1, 0, "me"), (2, 0, wrong), (0, 0, wrong), (1, 0, "you"), (3, 7, right), (0, 0, hang)]
+        assert await tasks.score(items) == [1_000_000, 1_000_000, 0, 0, 0, 1_000_000, 0]
+        # A claim of a program that is wrong is false.
+        assert await tasks.confirm([(0, 0, wrong), (0, 0, right)], [1_000_000, 1_000_000]) == [0, 1_000_000]
+        assert tasks.deaths == 0
+
+
+@needs_sandbox
+async def test_a_child_of_programs_that_dies_is_started_again(tmp_path: Path) -> None:
+    code = tmp_path / "code.jsonl"
+    code.write_text(json.dumps({"question": "One.", "tests": [{"stdin": "", "stdout": "1"}]}))
+    async with TaskService([row("one", "code", data=str(code))]) as tasks:
+        pid = tasks.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await wait_gone(pid)
+        assert await tasks.score([(0, 0, "```\nprint(1)\n```")]) == [1_000_000]
+
+
+@needs_sandbox
+async def test_check_names_what_is_wrong_with_problems(tmp_path: Path) -> None:
+    code = tmp_path / "code.jsonl"
+    code.write_text(json.dumps({"question": "One.", "tests": []}))
+    with pytest.raises(UserError, match='line 1 of one needs "tests", a list of 1 to 200'):
+        await service.check([SUM, row("one", "code", data=str(code))])
+    with pytest.raises(UserError, match='line 1 of one needs "tests", a list of 1 to 200'):
+        async with TaskService([row("one", "code", data=str(code))]):
+            pytest.fail("it started")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -144,6 +194,10 @@ async def test_cancellation_ends_the_child_and_the_service_recovers() -> None:
         (
             [row("countdown")],
             "countdown evaluates a sum with sympy, and so needs a sandbox, and the sandbox is switched off",
+        ),
+        (
+            [row("adds", "code", data="x")],
+            "the code task adds runs programs, and so needs a sandbox, and the sandbox is",
         ),
         ([row("maths", "jsonl", data="x")], "maths is scored with sympy, and so needs a sandbox, and the sandbox is"),
     ],
