@@ -33,6 +33,7 @@ from node import deltas
 from node.context import Node
 from node.entrusting import entrust
 from node.net.rpc import Unreachable
+from node.roles import evaluation, figures
 from node.roles.engine import LOAD_TIMEOUT, configuration
 from node.weights import payload as weights_payload
 from node.workers import launch
@@ -75,7 +76,9 @@ async def run(node: Node) -> None:
                 "recompute": node.config.trainer.recompute,
             }
             await worker.call("configure", timeout=START_TIMEOUT, **settings)
-            await _Life(node, worker).run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(evaluation.run, node)
+                await _Life(node, worker).run()
         finally:
             node.children.pop("trainer", None)
             node.health.clear("office")
@@ -330,6 +333,7 @@ class _Life:
                 0 if delta is None else delta.size,
             ),
         )
+        node.metrics.record("step", **figures.of_step(step, metrics, [response for response, _ in responses]))
         node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         self._batch.clear()
