@@ -290,7 +290,12 @@ def _row(step: dict[str, Any]) -> StepRow:
         lag_max=step["lag_max"],
         accepted=step["accepted"],
         rejected=step["rejected"],
-        seconds=(step["wait_ms"] + step["train_ms"] + step["publish_ms"]) / 1000,
+        trained=step["trained"],
+        seconds=(step["train_ms"] + step["wait_ms"] + step["blocked_ms"]) / 1000,
+        training=step["train_ms"] / 1000,
+        waiting=step["wait_ms"] / 1000,
+        blocked=step["blocked_ms"] / 1000,
+        publishing=step["publish_ms"] / 1000,
     )
 
 

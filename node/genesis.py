@@ -7,6 +7,7 @@ A devnet and ``farflung domain create`` differ in the ``Founding`` that they ask
     name = "chain_sum"
     weight = 2                                  # its share of the mix; 1 where left out
     parameters = { min_terms = 2, max_terms = 2 }
+    set = "chain_sum.txt"                       # the items to ask (node.tasks.sets); all where left out
 
     [[task]]
     kind = "jsonl"                              # "reasoning-gym" where left out
@@ -35,7 +36,7 @@ from node.starter import defaults
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
-from node.tasks import catalogue, service
+from node.tasks import catalogue, service, sets
 from node.workers.client import WorkerError, open_worker
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MAX_BLOB_BYTES
@@ -63,7 +64,7 @@ CONVERT_SPEED: Final = 10e6
 ROOM: Final = 64 << 20
 """Bytes that a founder needs free besides what every node needs: the model in two forms."""
 
-_KEYS: Final = {"kind", "name", "weight", "parameters", "file"}
+_KEYS: Final = {"kind", "name", "weight", "parameters", "file", "set"}
 
 
 def task_rows(text: str | None) -> list[dict[str, Any]]:
@@ -109,6 +110,9 @@ def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
     file = task.get("file")
     if (kind == "jsonl") != isinstance(file, str):
         raise UserError(f"{where}: {name}: a jsonl task, and no other, names its file", 'write file = "….jsonl"')
+    chosen = task.get("set")
+    if chosen is not None and (not isinstance(chosen, str) or not chosen):
+        raise UserError(f"{where}: {name}: the set is not the path of a file", 'write set = "….txt"')
     return {
         "kind": kind,
         "name": name,
@@ -116,6 +120,7 @@ def _row(task: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
         "parameters": parameters,
         "version": catalogue.package_version(kind),
         "data": None if file is None else str((folder / file).absolute()),
+        "items": None if chosen is None else sets.read(folder / chosen).encode(),
     }
 
 
@@ -211,14 +216,7 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
     if not checked:
         await check(founding)
     try:
-        async with open_worker("node.workers.engine", name="engine") as worker:
-            model_files = await worker.call(
-                "convert",
-                timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,
-                model_dir=str(founding.model),
-                output=str(scratch),
-                dtype=founding.dtype,
-            )
+        model_files = await convert(founding.model, scratch, founding.dtype, size)
         genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
     except WorkerError as error:
         if error.kind != "user":
@@ -229,6 +227,29 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
         raise UserError(f"{directory.path}: the model cannot be stored ({error.strerror})", "free some room") from None
     directory.save_genesis(genesis)
     return parse_genesis(genesis)
+
+
+async def convert(folder: Path, whole: Path, dtype: str, size: int) -> dict[str, Any]:
+    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
+    ``node.workers.weights.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
+    async with open_worker("node.workers.engine", name="engine") as worker:
+        return await worker.call(
+            "convert",
+            timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,
+            model_dir=str(folder),
+            output=str(whole),
+            dtype=dtype,
+        )
+
+
+def described(model_files: Mapping[str, Any], whole: Path) -> Manifest:
+    """The manifest of what ``convert`` wrote. Raises ``OSError``."""
+    with (
+        whole.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        memoryview(data) as view,
+    ):
+        return Manifest.of_file(model_files["tensors"], view, model_files["checksum"])
 
 
 def _model_bytes(founding: Founding) -> int:
@@ -257,12 +278,7 @@ def _model_bytes(founding: Founding) -> int:
 
 def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[str, Any], scratch: Path) -> bytes:
     blobs = BlobStore(directory.blobs)
-    with (
-        scratch.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        memoryview(data) as view,
-    ):
-        manifest = Manifest.of_file(model_files["tensors"], view, model_files["checksum"])
+    manifest = described(model_files, scratch)
     encoded = manifest.encode()
     VersionStore(directory.versions).adopt(encoded, scratch)
     model = Model(
@@ -302,4 +318,6 @@ def _blob(blobs: BlobStore, path: Path) -> Blob:
 
 def _task(blobs: BlobStore, row: Mapping[str, Any]) -> Task:
     data = None if row["data"] is None else _blob(blobs, Path(row["data"]))
-    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data)
+    chosen = row["items"]
+    items = None if chosen is None else Blob(blobs.put(chosen), len(chosen))
+    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data, items)

@@ -1,21 +1,46 @@
 """The accepted rollouts that no step has used yet: what the trainer draws from and inference nodes look at.
 
 It follows the ledger's decisions and the blobs of the lineage's steps, each once.
+
+A batch is full (``Amount``) with ``groups_per_step`` groups with a signal. It is also full with ``GATHER_FACTOR`` times
+as many groups of any kind: where no task teaches anything any more, nobody gathers without end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import trio
 
 from node.context import Node
 from node.net.rpc import Unreachable
 from protocol import schedule
-from protocol.constants import MAX_STEP_BLOB_BYTES
+from protocol.constants import GATHER_FACTOR, MAX_STEP_BLOB_BYTES
+from protocol.domain import Recipe
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.records import Rollout, Step, StepBlob
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """So many groups, ``signal`` of them with a signal."""
+
+    groups: int = 0
+    signal: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.groups + other.groups, self.signal + other.signal)
+
+    def fills(self, batches: int, recipe: Recipe) -> bool:
+        """Whether so many batches are full with it."""
+        return max(self.signal, self.groups // GATHER_FACTOR) >= batches * recipe.groups_per_step
+
+    def at_most(self, recipe: Recipe) -> Amount:
+        """As much of it as one batch."""
+        most = recipe.groups_per_step
+        return Amount(min(self.groups, GATHER_FACTOR * most), min(self.signal, most))
 
 
 class Pool:
@@ -25,14 +50,25 @@ class Pool:
         self._node = node
         self._known_steps: set[bytes] = set()
         self._consumed: set[bytes] = set()
+        self._taken: set[bytes] = set()
         self._next_decision = 0
         self._generation = 0
         self._accepted: dict[bytes, Entry] = {}
 
+    def take(self, rollouts: Iterable[bytes]) -> None:
+        """A step of our own uses these rollouts; nobody knows of it yet."""
+        self._taken.update(rollouts)
+
+    def give_back(self, rollouts: Iterable[bytes]) -> None:
+        """It was thrown away."""
+        self._taken.difference_update(rollouts)
+
     def add_step(self, step: Entry, blob: StepBlob) -> None:
         """A step of our own: nothing to fetch."""
         self._known_steps.add(step.id)
-        self._consumed.update(rollout for rollout, _ in blob.submissions)
+        used = {rollout for rollout, _ in blob.submissions}
+        self._consumed |= used
+        self._taken -= used
 
     async def update(self) -> None:
         """Take in new decisions and fetch new step blobs.
@@ -83,20 +119,21 @@ class Pool:
             version = ledger.version_number(entry.payload.weights)
             if entry.id in self._consumed or (version is not None and number - version > level):
                 del self._accepted[entry.id]
-            elif version is not None and schedule.usable(number - version, level):
+            elif version is not None and entry.id not in self._taken and schedule.usable(number - version, level):
                 found[entry.id] = (entry, number - version)
         return dict(sorted(found.items(), key=lambda item: (-item[1][1], item[0])))
 
-    def waiting_groups(self, number: int) -> int:
-        """Groups announced, still of use to a step from version ``number``, and not yet trained on.
+    def waiting(self, number: int) -> Amount:
+        """What was announced, is still of use to a step from version ``number``, and not yet trained on.
 
         What nobody present will judge does not count: its validators may be gone for good. What those announce who were
         not right more often than wrong counts as one batch at most, or a few strangers who announce what they never
         made could keep everybody else waiting.
         """
         ledger, recipe = self._node.log.ledger, self._node.domain.recipe
-        total = sum(e.payload.groups for e, _ in self.usable(number).values() if isinstance(e.payload, Rollout))
-        unproven = 0
+        total, unproven = Amount(), Amount()
+        for entry, _ in self.usable(number).values():
+            total += amount(entry)
         accounts = ledger.accounts()
         judged: dict[tuple[bytes, ...], bool] = {}
         for entry in ledger.outstanding():
@@ -111,7 +148,13 @@ class Pool:
                 continue
             account = accounts[entry.author]
             if entry.author == self._node.id or account.accepted > account.rejected + account.void:
-                total += entry.payload.groups
+                total += amount(entry)
             else:
-                unproven += entry.payload.groups
-        return total + min(unproven, recipe.groups_per_step)
+                unproven += amount(entry)
+        return total + unproven.at_most(recipe)
+
+
+def amount(rollout: Entry) -> Amount:
+    """What a ``rollout`` entry announces."""
+    assert isinstance(rollout.payload, Rollout)
+    return Amount(rollout.payload.groups, rollout.payload.signal)

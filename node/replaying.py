@@ -125,7 +125,17 @@ async def _children(
             raise UserError(f"{directory.path}: a file of the domain is not here", "start the node once, it fetches it")
         return str(blobs.path(blob.hash))
 
-    rows = [{**asdict(task), "data": None if task.data is None else path(task.data)} for task in domain.tasks]
+    def content(blob: Blob) -> bytes:
+        return Path(path(blob)).read_bytes()
+
+    rows = [
+        {
+            **asdict(task),
+            "data": None if task.data is None else path(task.data),
+            "items": None if task.items is None else content(task.items),
+        }
+        for task in domain.tasks
+    ]
     async with open_worker("node.workers.engine", name="engine") as worker, TaskService(rows) as tasks:
         answer = await worker.call(
             "configure",

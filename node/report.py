@@ -14,7 +14,7 @@ from typing import Final
 from node import __version__
 from node.display import human_bytes, human_time
 from node.plot import Point, Series, legend, plot
-from node.summary import NodeRow, Rejection, Summary
+from node.summary import NodeRow, Rejection, StepRow, Summary
 from proofs.checks import REASONS
 
 STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="ascii")
@@ -152,6 +152,12 @@ def _plots(story: Story) -> str:
         Series("accepted", [(float(row.step), float(row.accepted)) for row in steps], "c3"),
         Series("rejected", [(float(row.step), float(row.rejected)) for row in steps], "c5"),
     ]
+    times = [
+        Series("training", [(float(row.step), row.training) for row in steps], "c1"),
+        Series("waiting for rollouts", [(float(row.step), row.waiting) for row in steps], "c4"),
+        Series("waiting for its version", [(float(row.step), row.blocked) for row in steps], "c2"),
+        Series("publishing, meanwhile", [(float(row.step), row.publishing) for row in steps], "c1 faint"),
+    ]
     tokens = [Series("tokens a second", [(x / 60, y) for x, y in rates(samples, RATE_WINDOW)], "c4")]
     moved = [Series("MB", [(s.seconds / 60, s.bytes / 1e6) for s in samples], "c2")]
     small = (470, 210)
@@ -175,6 +181,13 @@ def _plots(story: Story) -> str:
             "responses a step",
             plot(counts, size=small, title="rollouts by step", x_label="step", whole_x=True, bars=True),
             legend(counts),
+        ),
+        _panel(
+            "The trainer's time",
+            f"seconds a step; it stood still for {_idle(steps)}",
+            plot(times, size=(960, 210), title="the trainer's time by step", x_label="step", whole_x=True),
+            legend(times),
+            "wide",
         ),
         _panel(
             "Tokens a second",
@@ -205,6 +218,12 @@ def _evaluations(story: Story, size: tuple[int, int]) -> list[str]:
     drawn = plot([*limits, rate], size=size, title="held-out questions by version", x_label="version", whole_x=True)
     note = f"passed of {rows[-1].questions}, the same each time"
     return [_panel("Held-out questions", note, drawn, legend([rate, limits[0]]))]
+
+
+def _idle(steps: Sequence[StepRow]) -> str:
+    """The share of the trainer's time in which it did not train."""
+    total = sum(row.seconds for row in steps)
+    return f"{sum(row.waiting + row.blocked for row in steps) / total:.0%} of its time" if total else "no time yet"
 
 
 def _words(row: Rejection) -> str:

@@ -1,12 +1,14 @@
 """What a devnet's run came to: ``summary.json``, from a node's own log.
 
-``{format, steps: [{step, reward, lag_mean, lag_max, accepted, rejected, seconds}],
+``{format, steps: [{step, reward, lag_mean, lag_max, accepted, rejected, trained, seconds, training, waiting, blocked,
+publishing}],
 nodes: [{name, id, role, credit, rejections: [{reason, count}]}], seconds, bytes,
 evaluations: [{version, task, questions, pass_rate, pass_rate_low, pass_rate_high, reward}]}``
 
 1. Steps are those whose weights stand on the lineage, in its order. ``reward`` is the mean over all accepted responses
-   that the step gathered, from 0 to 1; ``accepted`` and ``rejected`` count responses; ``seconds`` is the time since the
-   version before was published.
+   that the step gathered, from 0 to 1; ``accepted``, ``rejected`` and ``trained`` count responses. ``seconds`` of the
+   trainer's time are the sum of ``training``, ``waiting`` for rollouts and ``blocked``, for the version before was not
+   published yet. ``publishing`` took so many seconds beside them.
 2. ``credit`` counts final entries only. ``rejections`` counts submissions by reason, the most frequent first.
 3. ``seconds`` is the run's length, ``bytes`` what all its nodes sent each other, and ``evaluations``, left out where
    there are none, what the trainers told of versions on held-out questions: things no log knows.
@@ -28,7 +30,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One training step; fractions as floats, ``seconds`` as a float."""
+    """One training step; fractions and seconds as floats."""
 
     step: int
     reward: float
@@ -36,7 +38,12 @@ class StepRow:
     lag_max: int
     accepted: int
     rejected: int
+    trained: int
     seconds: float
+    training: float
+    waiting: float
+    blocked: float
+    publishing: float
 
     @classmethod
     def of(cls, step: Step) -> StepRow:
@@ -48,7 +55,12 @@ class StepRow:
             lag_max=step.lag_max,
             accepted=step.accepted,
             rejected=step.rejected,
-            seconds=(step.wait_ms + step.train_ms + step.publish_ms) / 1000,
+            trained=step.trained,
+            seconds=(step.train_ms + step.wait_ms + step.blocked_ms) / 1000,
+            training=step.train_ms / 1000,
+            waiting=step.wait_ms / 1000,
+            blocked=step.blocked_ms / 1000,
+            publishing=step.publish_ms / 1000,
         )
 
 

@@ -141,6 +141,7 @@ def header_matches(submission: Submission, domain: bytes, author: bytes, rollout
         and len(submission.groups) == rollout.groups
         and submission.responses == rollout.responses
         and submission.tokens == rollout.tokens
+        and submission.signal == rollout.signal
     )
 
 

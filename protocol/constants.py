@@ -41,7 +41,10 @@ MAX_STEP_BLOB_BYTES: Final = 1 << 20
 """Largest blob that a ``step`` entry names. Bounds the submissions of one step."""
 
 MAX_BLOB_BYTES: Final = 256 << 20
-"""Largest other blob (model configuration, tokenizer, a JSONL task set)."""
+"""Largest other blob (model configuration, tokenizer, the questions of a JSONL task)."""
+
+MAX_SET_BYTES: Final = 4 << 20
+"""Largest task set: about a million items. A node with a smaller limit cannot ask the domain's questions."""
 
 CHUNK_BYTES: Final = 1 << 20
 """Size of a weight chunk. Part of the hash of the whole: a change renames every version."""
@@ -69,6 +72,10 @@ MAX_DUE_VALIDATORS: Final = 3
 
 KEPT_VERSIONS: Final = 5
 """Newest versions that every holder keeps. Fewer, and a validator can no longer replay what still counts."""
+
+GATHER_FACTOR: Final = 4
+"""A batch is also full with so many times ``groups_per_step`` groups, however few have a signal. Inference nodes with a
+lower one would stop before the trainer has enough, and the domain with them."""
 
 VERDICT_CUTS: Final = 60
 """Cuts after which verdicts on a submission count no more. A change alters what is decided and who is credited."""

@@ -4,10 +4,7 @@
 2. The genesis travels as ``[body, signature]``; the creator named in the body signs the body (``identity.GENESIS``).
 3. Electors and named validators are strictly ascending, so that a set has one encoding. There is an elector.
 4. Task parameters are the ASCII text of a JSON object; the text itself is pinned, not what it decodes to.
-5. "micro" is millionths. Learning rates are in units of 10⁻¹² ("pico"). Times are milliseconds.
-6. The default timings of a devnet are ten times shorter than a public domain's or more.
-7. Target lengths are strictly ascending and no longer than a response may be. Where there are any, the recipe's budget
-   prompt has one place ``{}`` for the number.
+5. A task may be restricted to a set of its items, a blob (``protocol.taskset``). Its numbers are in ``protocol.rules``.
 
 ``parse_genesis`` raises ``PeerError`` and nothing else.
 """
@@ -15,196 +12,48 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, ClassVar, Final, NoReturn, Self
+from typing import Any, ClassVar, Final, NoReturn
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Int, Many, Optional, Schema, Text
-from protocol.constants import FORMAT, MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES, MILLION
+from protocol.codec import Array, Bytes, Int, Many, Optional, Text
+from protocol.constants import FORMAT, MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES, MAX_SET_BYTES, MILLION
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
 from protocol.records import Blob
+from protocol.rules import Part, Policy, Recipe, Thresholds, Timings, default_timings
+
+__all__ = [
+    "ARCHITECTURES",
+    "DTYPES",
+    "ID_CONTEXT",
+    "MAX_ELECTORS",
+    "MAX_NAMED_VALIDATORS",
+    "MAX_TASKS",
+    "TASK_KINDS",
+    "Domain",
+    "Model",
+    "Part",
+    "Policy",
+    "Recipe",
+    "Task",
+    "Thresholds",
+    "Timings",
+    "default_timings",
+    "domain_id",
+    "make_genesis",
+    "parse_genesis",
+]
 
 ID_CONTEXT: Final = b"farflung/domain/v1\0"
 ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES: Final = ("float32", "bfloat16")
 TASK_KINDS: Final = ("reasoning-gym", "jsonl")
-NORMALISATIONS: Final = ("token", "sequence")
-MAX_TARGET_LENGTHS: Final = 64
 MAX_ELECTORS: Final = 64
 MAX_NAMED_VALIDATORS: Final = 256
 MAX_TASKS: Final = 64
-
-_COUNT = Int(1, 2**20)
-_MICRO = Int(0, 1000 * MILLION)
-_SHARE = Int(0, MILLION)
-_MS = Int(1, 2**40)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Base of the genesis' flat parts: fields in declaration order, each with a schema."""
-
-    SCHEMA: ClassVar[tuple[tuple[str, Schema], ...]] = ()
-
-    def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
-        return [getattr(self, item.name) for item in fields(self)]
-
-    @classmethod
-    def from_value(cls, value: codec.Value) -> Self:
-        """The inverse of ``to_value`` for a value that was checked against ``SCHEMA``."""
-        return cls(*value)
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe(Part):
-    """How rollouts are made and trained on. The fields' units: counts, tokens, micro, pico (learning rate).
-
-    ``normalisation``: whether every token of an optimizer step weighs the same, or every response. ``target_lengths``
-    in tokens (none: no length control): the prompt's seed draws one of them, ``budget_prompt`` tells it to the model,
-    and each token more or less than it takes ``length_penalty`` (micro) off the reward.
-    """
-
-    SCHEMA: ClassVar = (
-        ("async_level", Int(0, 64)),
-        ("group_size", Int(1, 256)),
-        ("groups_per_submission", Int(1, 1024)),
-        ("groups_per_step", Int(1, 2**16)),
-        ("max_prompt_tokens", _COUNT),
-        ("max_response_tokens", _COUNT),
-        ("temperature", Int(1, 100 * MILLION)),
-        ("min_p", _SHARE),
-        ("clip_low", _SHARE),
-        ("clip_high", _MICRO),
-        ("clip_max", Int(MILLION, 1000 * MILLION)),
-        ("importance_max", Int(MILLION, 1000 * MILLION)),
-        ("learning_rate", Int(0, 10**12)),
-        ("warmup_steps", Int(0, 2**20)),
-        ("weight_decay", _MICRO),
-        ("grad_clip", _MICRO),
-        ("entropy", _MICRO),
-        ("kl", _MICRO),
-        ("inner_steps", Int(1, 1024)),
-        ("normalisation", Text(16, NORMALISATIONS)),
-        ("target_lengths", Many(_COUNT, most=MAX_TARGET_LENGTHS)),
-        ("length_penalty", _SHARE),
-        ("budget_prompt", Text(200)),
-    )
-
-    async_level: int
-    group_size: int
-    groups_per_submission: int
-    groups_per_step: int
-    max_prompt_tokens: int
-    max_response_tokens: int
-    temperature: int
-    min_p: int
-    clip_low: int
-    clip_high: int
-    clip_max: int
-    importance_max: int
-    learning_rate: int
-    warmup_steps: int
-    weight_decay: int
-    grad_clip: int
-    entropy: int
-    kl: int
-    inner_steps: int
-    normalisation: str
-    target_lengths: tuple[int, ...]
-    length_penalty: int
-    budget_prompt: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "target_lengths", tuple(self.target_lengths))
-
-    def problem(self) -> str | None:
-        """What is wrong between fields that each fit their own schema, or None."""
-        targets = self.target_lengths
-        if any(left >= right for left, right in pairwise(targets)):
-            return "the target lengths are not strictly ascending"
-        if targets and targets[-1] > self.max_response_tokens:
-            return "a target length is longer than a response may be"
-        if targets and self.budget_prompt.count("{}") != 1:
-            return "the budget prompt needs one {} for the target length"
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Timings(Part):
-    """Milliseconds: between presences, between attempts to cut, a trainer's silence that ends its term, the wait
-    for a verdict before a submission counts as late, and the wait after the first peer before a first term."""
-
-    SCHEMA: ClassVar = (
-        ("presence_ms", _MS),
-        ("epoch_ms", _MS),
-        ("term_silence_ms", _MS),
-        ("verdict_wait_ms", _MS),
-        ("founding_wait_ms", _MS),
-    )
-
-    presence_ms: int
-    epoch_ms: int
-    term_silence_ms: int
-    verdict_wait_ms: int
-    founding_wait_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Policy(Part):
-    """How many nodes take which role (``*_per_million`` of the nodes present), the reputation (micro) that makes
-    a validator where the genesis names none such, and the least share (micro) of a submission's groups to replay."""
-
-    SCHEMA: ClassVar = (
-        ("min_nodes", _COUNT),
-        ("relays_min", Int(0, 2**20)),
-        ("relays_per_million", _SHARE),
-        ("validators_min", Int(0, 2**20)),
-        ("validators_per_million", _SHARE),
-        ("validator_reputation", _SHARE),
-        ("audit_share", _SHARE),
-    )
-
-    min_nodes: int
-    relays_min: int
-    relays_per_million: int
-    validators_min: int
-    validators_per_million: int
-    validator_reputation: int
-    audit_share: int
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds(Part):
-    """Limits of the rollout checks, all in micro; what each bounds is defined in ``proofs.checks``. They are for the
-    domain's compute dtype, audited in float32, and hold for all engines that it admits.
-
-    ``deficit_clip`` is in units of the score; ``deficit_honest`` and ``deficit_mean``, an honest author's largest and a
-    forger's least mean deficit, are in millionths of the clip.
-    """
-
-    SCHEMA: ClassVar = (
-        ("deficit_clip", Int(1, 100 * MILLION)),
-        ("deficit_honest", Int(1, MILLION)),
-        ("deficit_mean", Int(1, MILLION)),
-        ("mismatch_share", _SHARE),
-        ("activation_mismatch_share", _SHARE),
-        ("mantissa_mean", Int()),
-        ("mantissa_median", Int()),
-        ("logprob_error", Int()),
-    )
-
-    deficit_clip: int
-    deficit_honest: int
-    deficit_mean: int
-    mismatch_share: int
-    activation_mismatch_share: int
-    mantissa_mean: int
-    mantissa_median: int
-    logprob_error: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +88,8 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Task:
     """One task of the mix. ``weight`` is its integer share, ``parameters`` JSON text, ``version`` the version of
-    the package that questions and scores come from, ``data`` the blob of a "jsonl" task and of no other."""
+    the package that questions and scores come from, ``data`` the blob of a "jsonl" task and of no other. ``items`` is
+    the blob of the set (``protocol.taskset``) that its questions come from; None: all its items."""
 
     SCHEMA: ClassVar[Array] = Array(
         (
@@ -249,6 +99,7 @@ class Task:
             ("parameters", Text(2000)),
             ("version", Text(64)),
             ("data", Optional(Blob.SCHEMA)),
+            ("items", Optional(Array((("hash", Bytes(32)), ("size", Int(1, MAX_SET_BYTES)))))),
         )
     )
 
@@ -258,11 +109,17 @@ class Task:
     parameters: str
     version: str
     data: Blob | None
+    items: Blob | None = None
 
     def to_value(self) -> list[Any]:
         """The fields in declaration order, ready for ``codec.encode``."""
-        data = None if self.data is None else self.data.to_value()
-        return [self.kind, self.name, self.weight, self.parameters, self.version, data]
+        data, items = (None if blob is None else blob.to_value() for blob in (self.data, self.items))
+        return [self.kind, self.name, self.weight, self.parameters, self.version, data, items]
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The blobs that this task names: a newcomer needs them."""
+        return tuple(blob for blob in (self.data, self.items) if blob is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +166,6 @@ _WIRE: Final = Array((("body", Bytes(most=MAX_GENESIS_BYTES)), ("signature", cod
 def domain_id(body: bytes) -> bytes:
     """The 32-byte id of the domain with this genesis body."""
     return sha256(ID_CONTEXT + body).digest()
-
-
-def default_timings(devnet: bool) -> Timings:
-    """The timings that a new domain starts from."""
-    if devnet:
-        return Timings(500, 500, 6_000, 6_000, 1_000)
-    return Timings(5_000, 10_000, 60_000, 60_000, 10_000)
 
 
 def make_genesis(
@@ -400,7 +250,7 @@ def _ascending(keys: list[bytes], what: str) -> None:
 
 
 def _task(value: list[Any]) -> Task:
-    kind, name, weight, parameters, version, data = value
+    kind, name, weight, parameters, version, data, items = value
     if not name:
         raise PeerError("genesis: a task has no name")
     if (kind == "jsonl") != (data is not None):
@@ -411,7 +261,8 @@ def _task(value: list[Any]) -> Task:
         raise PeerError(f"genesis: task {name}: the parameters are not JSON") from None
     if type(decoded) is not dict:
         raise PeerError(f"genesis: task {name}: the parameters are not a JSON object")
-    return Task(kind, name, weight, parameters, version, None if data is None else Blob(*data))
+    found = (None if blob is None else Blob(*blob) for blob in (data, items))
+    return Task(kind, name, weight, parameters, version, *found)
 
 
 def _no_constant(text: str) -> NoReturn:

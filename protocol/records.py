@@ -130,7 +130,9 @@ class Weights(Payload):
 @value
 class Rollout(Payload):
     """Announces a submission of ``groups`` consecutive groups, ``responses`` responses and ``tokens`` response
-    tokens in all, generated with the version whose entry id is ``weights``; the file has ``size`` bytes."""
+    tokens in all, generated with the version whose entry id is ``weights``; the file has ``size`` bytes. ``signal`` of
+    the groups have rewards that differ, so that something can be learnt from them: all nodes see when there is enough.
+    """
 
     KIND: ClassVar[str] = "rollout"
     SCHEMA: ClassVar = (
@@ -141,6 +143,7 @@ class Rollout(Payload):
         ("tokens", Int(1, 2**31 - 1)),
         ("submission", codec.HASH),
         ("size", Int(1, MAX_SUBMISSION_BYTES)),
+        ("signal", Int(0, 2**16)),
     )
 
     weights: bytes
@@ -150,10 +153,13 @@ class Rollout(Payload):
     tokens: int
     submission: bytes
     size: int
+    signal: int
 
     def problem(self) -> str | None:
         if not self.groups <= self.responses <= self.tokens:
             return "every group has a response and every response a token"
+        if self.signal > self.groups:
+            return "more groups have a signal than there are"
         return None
 
 
@@ -199,6 +205,10 @@ class Step(Payload):
     ``blob`` names the ``StepBlob``. ``reward`` is the mean over all accepted responses gathered, before any is
     dropped, and ``lag_mean`` the mean policy lag, both in micro. ``accepted``, ``rejected`` (refused or rejected
     since the last step) and ``trained`` count responses, ``tokens`` response tokens trained on.
+
+    The trainer's time between two versions is ``train_ms`` + ``wait_ms`` + ``blocked_ms``: it trained, it stood still
+    for want of rollouts, it stood still because the version before was not published yet. ``publish_ms``, from the end
+    of training to the version's entry, is beside it: the next step may be trained meanwhile.
     """
 
     KIND: ClassVar[str] = "step"
@@ -219,6 +229,7 @@ class Step(Payload):
         ("train_ms", Int()),
         ("wait_ms", Int()),
         ("publish_ms", Int()),
+        ("blocked_ms", Int()),
     )
 
     term: int
@@ -237,6 +248,7 @@ class Step(Payload):
     train_ms: int
     wait_ms: int
     publish_ms: int
+    blocked_ms: int
 
     def problem(self) -> str | None:
         if self.trained > self.accepted:

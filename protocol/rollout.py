@@ -58,6 +58,11 @@ class Group:
     responses: tuple[Response, ...]
     proofs: bytes
 
+    @property
+    def signal(self) -> bool:
+        """Whether rewards differ, so that some responses are better than others."""
+        return len({response.reward for response in self.responses}) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Submission:
@@ -78,6 +83,11 @@ class Submission:
     def tokens(self) -> int:
         """The number of response tokens."""
         return sum(len(response.tokens) for group in self.groups for response in group.responses)
+
+    @property
+    def signal(self) -> int:
+        """The number of groups with a signal."""
+        return sum(group.signal for group in self.groups)
 
     @property
     def digest(self) -> bytes:

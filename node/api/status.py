@@ -146,4 +146,5 @@ def _step(step: Step) -> dict[str, Any]:
         "train_ms": step.train_ms,
         "wait_ms": step.wait_ms,
         "publish_ms": step.publish_ms,
+        "blocked_ms": step.blocked_ms,
     }

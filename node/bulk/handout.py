@@ -82,8 +82,8 @@ class Routes:
         if self.may_have(peer):
             return True
         model, tasks = self._node.domain.model, self._node.domain.tasks
-        blobs = [model.manifest, model.config, model.tokenizer, *(task.data for task in tasks)]
-        return any(blob is not None and blob.hash == digest for blob in blobs)
+        blobs = [model.manifest, model.config, model.tokenizer, *(blob for task in tasks for blob in task.blobs)]
+        return any(blob.hash == digest for blob in blobs)
 
     async def _answer(self, peer: bytes, request: bytes) -> bytes:
         bulk = self._bulk

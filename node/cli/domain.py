@@ -150,6 +150,7 @@ def describe(domain: Domain) -> dict[str, Any]:
                 "parameters": task.parameters,
                 "version": task.version,
                 "data": None if task.data is None else {"hash": task.data.hash.hex(), "bytes": task.data.size},
+                "set": None if task.items is None else {"hash": task.items.hash.hex(), "bytes": task.items.size},
             }
             for task in domain.tasks
         ],
@@ -180,6 +181,8 @@ def text(described: dict[str, Any]) -> str:
     for task in described["tasks"]:
         data = "" if task["data"] is None else f", {task['data']['bytes']} bytes of data"
         lines.append(f"task        {task['name']} ({task['kind']} {task['version']}) ×{task['weight']}{data}")
+        if task["set"] is not None:
+            lines.append(f"            only the items of the set {task['set']['hash'][:16]}…")
         if task["parameters"] != "{}":
             lines.append(f"            {task['parameters']}")
     for name in ("recipe", "timings", "policy", "thresholds"):

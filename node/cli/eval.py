@@ -211,7 +211,8 @@ async def _measure(
     from protocol.manifest import Manifest
 
     own = [
-        {**_fields(task), "data": None if task.data is None else str(_blob(directory, task.data.hash))}
+        # All items of a task, not only those of the set that training asks: they are held out.
+        {**_fields(task), "data": None if task.data is None else str(_blob(directory, task.data.hash)), "items": None}
         for task in domain.tasks
     ]
     rows = evaluating.tasks_named(arguments.tasks, domain, own)

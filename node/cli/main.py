@@ -43,6 +43,7 @@ def commands() -> tuple[ModuleType, ...]:
         run,
         service,
         status,
+        tasks,
         weights,
     )
 
@@ -61,6 +62,7 @@ def commands() -> tuple[ModuleType, ...]:
         eval,
         identity,
         domain,
+        tasks,
         proofs,
         doctor,
         completion,

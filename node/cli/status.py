@@ -93,6 +93,9 @@ def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, s
     if status["steps"]:
         last = status["steps"][-1]
         yield "training", f"step {last['step']}, reward {last['reward']:.3f}"
+        spent = (("trained", "train"), ("waited for rollouts", "wait"), ("and for its last version", "blocked"))
+        times = ", ".join(f"{words} {last[f'{name}_ms'] / 1000:.1f} s" for words, name in spent)
+        yield "", f"the trainer {times}; publishing took {last['publish_ms'] / 1000:.1f} s beside it"
     if status["evaluations"] and status["evaluations"][-1]["scores"]:
         evaluation = status["evaluations"][-1]
         score = evaluation["scores"][-1]

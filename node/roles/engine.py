@@ -220,9 +220,13 @@ async def _start(
 
 
 async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:
-    """The domain's tasks as the tasks child takes them, with the local paths of their data."""
+    """The domain's tasks as the tasks child takes them, with the local paths of their data, and their sets."""
     table = []
     for task in domain.tasks:
+        items = None
+        if task.items is not None:
+            peers = list(node.network.peers)
+            items = await node.fetch_blob(task.items.hash, task.items.size, peers, timeout=60)
         path = None if task.data is None else str(await node.blob_path(task.data.hash, task.data.size))
         table.append(
             {
@@ -232,6 +236,7 @@ async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:
                 "parameters": task.parameters,
                 "version": task.version,
                 "data": path,
+                "items": items,
             }
         )
     return table

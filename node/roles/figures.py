@@ -34,6 +34,7 @@ def of_step(step: Step, learned: Mapping[str, Any], responses: Sequence[Response
         **lengths(responses),
         "training_seconds": train,
         "waiting_seconds": step.wait_ms / 1000,
+        "blocked_seconds": step.blocked_ms / 1000,
         "publishing_seconds": step.publish_ms / 1000,
         **{name: learned[name] for name in LEARNER if name in learned},
     }

@@ -1,9 +1,10 @@
 """The inference role: groups from the newest version it holds, scored, proved, stored and announced.
 
 1. It never goes back to an older version, and its counters run on without a gap, also after a restart.
-2. It generates only while rollouts are wanted: at most ``BACKLOG`` batches may wait, network-wide; and only one while
-   a newer version is on its way, because waiting for that costs no training time and lowers the policy lag. Nothing
-   is wanted while the version's validators are not there to judge it.
+2. It generates only while rollouts are wanted: so many batches may wait, network-wide; and only one while a newer
+   version is on its way, because waiting for that costs no training time and lowers the policy lag. Groups without a
+   signal fill no batch, so generation goes on until the trainer has enough to learn from (``node.pool``). Nothing is
+   wanted while the version's validators are not there to judge it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from node.weights import payload as weights_payload
 from protocol import schedule
 from protocol.constants import MILLION
 from protocol.entry import Entry
-from protocol.records import Rollout
+from protocol.records import Rollout, Step
 from protocol.rollout import Group, Response, Submission, unpack
 
 BACKLOG = 2
 """Batches of groups that may stand announced and unused. One is being trained on while the next fills up."""
+SLOW = 2
+"""Where publishing takes longer than one part in so many of training, one batch more: that of the step whose version is
+being published stands there as well, because nobody knows yet that it was used."""
 
 
 async def run(node: Node) -> None:
@@ -69,10 +73,17 @@ class _Life:
         if not ledger.may_infer(node.id, version.id) or not node.will_judge(ledger.validators_of(version.id)):
             return None
         await node.pool.update()
-        batches = BACKLOG if number == newest else 1
-        if node.pool.waiting_groups(newest) >= batches * self._recipe.groups_per_step:
+        batches = self._backlog() if number == newest else 1
+        if node.pool.waiting(newest).fills(batches, self._recipe):
             return None
         return version
+
+    def _backlog(self) -> int:
+        """Batches that may wait. More than ``async_level`` beyond the one that is wanted next would be too old."""
+        steps = self._node.log.ledger.steps()
+        last = steps[-1].payload if steps else None
+        slow = isinstance(last, Step) and last.publish_ms * SLOW > last.train_ms
+        return min(BACKLOG + slow, self._recipe.async_level + 1)
 
     async def submit(self, version: Entry) -> None:
         """Make one submission and announce it."""
@@ -102,12 +113,15 @@ class _Life:
         digest = await node.blobs.put_async(data)
         tokens = sum(len(r.tokens) for g in groups for r in g.responses)
         responses = sum(len(g.responses) for g in groups)
-        await node.log.append(Rollout(version.id, first, len(groups), responses, tokens, digest, len(data)))
+        await node.log.append(
+            Rollout(version.id, first, len(groups), responses, tokens, digest, len(data), submission.signal)
+        )
         written = [response for group in groups for response in group.responses]
         node.metrics.record(
             "generation",
             version=self._newest_used,
             groups=len(groups),
+            groups_with_signal=submission.signal,
             responses=responses,
             tokens=tokens,
             tokens_per_second=tokens / answer["seconds"] if answer["seconds"] else None,

@@ -1,68 +1,49 @@
-"""The trainer role: gathers accepted rollouts, trains, and commits step and weights together.
+"""The trainer role: gathers accepted rollouts and trains, one step after the other, while each version is published.
 
 1. It trains on submissions that the majority of the due validators accepted, each once, with a policy lag from 0 to
-   ``async_level``, whatever their senders did.
-2. A batch is full once it holds ``groups_per_step`` groups, those without signal too; the oldest versions go first.
-   The child drops groups without signal; where none has any, the version that follows has unchanged weights.
-3. ``step`` and ``weights`` are one transaction, written before anybody can see the new version.
+   ``async_level``, whatever their senders did. When a batch is full: ``node.roles.gathering``.
+2. The child drops groups without signal; where none has any, the version that follows has unchanged weights.
+3. A step starts from what the child has just made, published or not, so training waits neither for weights to travel
+   nor for peers to store them; the next batch comes in meanwhile. It is one version ahead of the log at most: what a
+   step made is handed over to ``node.roles.publishing`` once the version before is published. With ``async_level`` 0 no
+   rollout is fresh enough for that, and steps follow on publications by themselves.
 4. The first trainer announces version 0 once a cut covers a validator and an inference node, because that cut decides
    who may audit and generate.
 5. Where the validators due for the newest version are gone, or all who may generate with it, the same weights are
    announced again, so that those who are here now are due or may.
-6. A step that is done when the term or the version that it started from is over is thrown away.
+6. What was trained from a version that is thrown away is thrown away with it, and its rollouts are used again.
 7. A step whose loss or gradient was not finite is thrown away with its batch, and the last good version loaded again:
    training goes on from there with other rollouts, and the health warning "training" says why.
-8. With a version goes what changed since its base, where that is clearly smaller. A delta that cannot be made is a
-   warning: the version is published without.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from node import deltas
 from node.context import Node
-from node.entrusting import entrust
-from node.net.rpc import Unreachable
-from node.roles import evaluation, figures
+from node.roles import evaluation
 from node.roles.engine import LOAD_TIMEOUT, configuration
+from node.roles.gathering import Gathered, Gathering
+from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.weights import payload as weights_payload
 from node.workers import launch
 from node.workers.client import Worker, WorkerError, open_worker
-from protocol.constants import MILLION
 from protocol.entry import Entry
-from protocol.errors import PeerError
 from protocol.manifest import Manifest
-from protocol.records import Blob, Rollout, Step, StepBlob, Verdict, Weights
-from protocol.rollout import Submission
+from protocol.records import Weights
 
 TRAIN_TIMEOUT = 3600.0
-DELTA = "next.delta"
 REFERENCE_TIMEOUT = 3600.0
 """Seconds that version 0 may take to arrive, where the recipe needs it."""
 START_TIMEOUT = 300.0
 """Seconds that the child may take to start: several processes on a busy machine need their time."""
-MAX_REJECTED = 2**31 - 1
-"""The most that a step entry can say; anybody may announce a great many responses."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """One accepted submission on its way into a batch."""
-
-    entry: Entry
-    lag: int
-    path: Path
-    submission: Submission
 
 
 async def run(node: Node) -> None:
@@ -78,7 +59,7 @@ async def run(node: Node) -> None:
             await worker.call("configure", timeout=START_TIMEOUT, **settings)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(evaluation.run, node)
-                await _Life(node, worker).run()
+                await _Life(node, worker, nursery).run()
         finally:
             node.children.pop("trainer", None)
             node.health.clear("office")
@@ -103,50 +84,71 @@ async def _open_trainer(node: Node) -> AsyncIterator[Worker]:
 
 
 class _Life:
-    def __init__(self, node: Node, worker: Worker) -> None:
+    def __init__(self, node: Node, worker: Worker, nursery: trio.Nursery) -> None:
         self._node = node
         self._worker = worker
+        self._nursery = nursery
         self._recipe = node.domain.recipe
         self._checkpoints = node.directory.trainer
-        self._batch: dict[bytes, Gathered] = {}
-        self._refused: set[bytes] = set()
+        self._gathering = Gathering(node)
+        self._publication: Publication | None = None
+        """The version that is on its way into the log."""
+        self._holds: Publication | Entry | None = None
+        """What the child can train from: that one, or a version of the log."""
+        self._idle_since = trio.current_time()
+        """When the child was last ready for a step."""
+        self._published_at = trio.current_time()
         self._progress_at = trio.current_time()
 
     async def run(self) -> None:
-        node = self._node
+        for leftover in self._checkpoints.glob("*.part"):
+            leftover.unlink(missing_ok=True)
         seen = 0
-        loaded: bytes | None = None
-        began = time.monotonic()
         while True:
-            if not self._in_office():
-                node.health.warn("office", "another trainer was granted a term")
-            elif node.weights.newest() is None:
-                await self._announce_version_0()
-            else:
-                base = await self._base()
-                if base is not None:
-                    if loaded != base.id:
-                        await self._load(base)
-                        loaded = base.id
-                        began = time.monotonic()  # what came before was no wait for rollouts
-                    full = False if node.paused() else await self._gather(base)
-                    if full:
-                        made = await self._step(base, wait_ms=int((time.monotonic() - began) * 1000))
-                        loaded = None if made is None else made.id
-                        began = time.monotonic()
-                        self._progress_at = trio.current_time()
-                        continue
-                    await self._announce_again_if_stuck(base)
-            seen = await node.log.wait_change(seen, timeout=0.5)
+            self._look_after_publication()
+            if not await self._turn():
+                seen = await self._node.log.wait_change(seen, timeout=0.5)
 
-    def _in_office(self) -> bool:
-        grant = self._node.log.ledger.grant()
-        return grant is not None and grant.trainer == self._node.id
+    async def _turn(self) -> bool:
+        """Do what is to be done now; False where that was to wait."""
+        node = self._node
+        if not in_office(node):
+            node.health.warn("office", "another trainer was granted a term")
+            return False
+        if node.weights.newest() is None:
+            await self._announce_version_0()
+            return False
+        number = await self._base_number()
+        if number is None:
+            return False
+        if not self._paused() and await self._gathering.fill(number):
+            await self._step(number)
+            return True
+        if self._publication is None:
+            await self._announce_again_if_stuck()
+        return False
 
-    async def _base(self) -> Entry | None:
-        """The version that the next step starts from, held whole; None while it has not arrived."""
-        newest = self._node.weights.newest()
-        held = self._node.weights.newest_held()
+    def _paused(self) -> bool:
+        """Whether no other step is wanted; one that is being published counts."""
+        node = self._node
+        made = node.log.ledger.step_count() + (self._publication is not None)
+        return node.paused() or 0 < node.pause_at_step <= made
+
+    async def _base_number(self) -> int | None:
+        """The number of the version that the child holds and that the next step starts from; None where it has to
+        wait for one."""
+        if self._publication is not None:
+            return self._publication.number if self._holds is self._publication else None
+        base = self._base()
+        if base is None:
+            return None
+        if self._holds != base:
+            await self._load(base)
+        return weights_payload(base).number
+
+    def _base(self) -> Entry | None:
+        """The newest version, where it is held whole."""
+        newest, held = self._node.weights.newest(), self._node.weights.newest_held()
         return held if held is not None and newest is not None and held.id == newest.id else None
 
     async def _announce_version_0(self) -> None:
@@ -166,10 +168,11 @@ class _Life:
         manifest = Manifest.parse(data)
         await node.log.append(Weights(grant.term, 0, None, blob.hash, blob.size, manifest.whole, manifest.size, None))
 
-    async def _announce_again_if_stuck(self, base: Entry) -> None:
+    async def _announce_again_if_stuck(self) -> None:
         node = self._node
         patience = node.domain.timings.term_silence_ms / 1000
-        if trio.current_time() < self._progress_at + patience or node.paused():
+        base = self._base()
+        if base is None or trio.current_time() < self._progress_at + patience or node.paused():
             return
         why = self._deserted(base)
         if why is None:
@@ -199,8 +202,10 @@ class _Life:
         return None
 
     async def _load(self, base: Entry) -> None:
+        self._holds = None
         manifest, whole = self._node.weights.paths(base.id)
-        checkpoint = self._checkpoint(base)
+        # Named by the weights, so that an optimizer state is never mixed up with another version's.
+        checkpoint = self._checkpoints / f"{weights_payload(base).manifest.hex()}.safetensors"
         await self._worker.call(
             "load",
             timeout=LOAD_TIMEOUT,
@@ -209,6 +214,8 @@ class _Life:
             checkpoint=str(checkpoint) if checkpoint.exists() else None,
             reference=await self._reference(),
         )
+        self._holds = base
+        self._idle_since = trio.current_time()  # what came before was no wait for rollouts
 
     async def _reference(self) -> list[str] | None:
         """The manifest's and the whole file's path of version 0, where the recipe has a KL term."""
@@ -220,169 +227,94 @@ class _Life:
             await node.weights.hold(node.log.ledger.lineage()[0], timeout=REFERENCE_TIMEOUT)
         return [str(path) for path in node.versions.paths(digest)]
 
-    def _checkpoint(self, base: Entry) -> Path:
-        """Where the optimizer state that belongs to a version lies; named by the weights, so never mixed up."""
-        return self._checkpoints / f"{weights_payload(base).manifest.hex()}.safetensors"
+    # Steps
 
-    async def _gather(self, base: Entry) -> bool:
-        """Take in what was accepted since the last look; True once the batch is full."""
-        await self._node.pool.update()
-        usable = self._node.pool.usable(weights_payload(base).number)
-        # What was gathered before a step that another trainer made may be too old or used by now.
-        self._batch = {i: replace(g, lag=usable[i][1]) for i, g in self._batch.items() if i in usable}
-        for entry, lag in usable.values():
-            if self._groups() >= self._recipe.groups_per_step:
-                break
-            await self._take(entry, lag)
-        return self._groups() >= self._recipe.groups_per_step
-
-    def _groups(self) -> int:
-        return sum(len(g.submission.groups) for g in self._batch.values())
-
-    async def _take(self, entry: Entry, lag: int) -> None:
+    async def _step(self, number: int) -> None:
+        """Train on the batch from version ``number``, and hand over what comes of it to be published."""
         node = self._node
-        if entry.id in self._batch or entry.id in self._refused:
-            return
-        rollout = entry.payload
-        assert isinstance(rollout, Rollout)
+        self._look_after_publication()
+        if self._holds is None:
+            return  # what it had made was thrown away at this moment
+        base = self._holds if isinstance(self._holds, Entry) else None
+        before, started = self._publication, trio.current_time()
+        waited, blocked = self._idle(started)
+        batch = self._gathering.hand_out()
+        whole, checkpoint = node.directory.work / f"{number + 1}.bin", self._checkpoints / f"{number + 1}.part"
+        publication = Publication(node, number + 1, batch, self._checkpoints)
+        self._nursery.start_soon(publication.run)
+        self._holds = None
         try:
-            # The validators fetched it to judge it, and hold it; its author may be busy or gone.
-            peers = [*node.log.ledger.verdicts(entry.id), entry.author]
-            data = await node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
-            submission = Submission.parse(data, self._recipe)
-        except PeerError as error:
-            self._refused.add(entry.id)
-            node.network.blame(entry.author, error)
-            return
-        except Unreachable:
-            return
-        self._batch[entry.id] = Gathered(entry, lag, node.blobs.path(rollout.submission), submission)
+            answer = await self._train(number, batch, whole, checkpoint)
+            trained_at = trio.current_time()
+            if before is not None:
+                base = await self._published(before)
+            if answer is not None and base is not None:
+                times = (trained_at - started, waited, blocked + trio.current_time() - trained_at)
+                publication.go(Made(answer, whole, checkpoint, trained_at, *map(milliseconds, times)), base)
+                self._publication = self._holds = publication
+                self._idle_since = self._progress_at = trio.current_time()
+        except WorkerError:
+            if before is not None:
+                await self._published(before)  # what was made before is not lost with this
+            raise
+        finally:
+            if self._publication is not publication:
+                publication.drop()
+                self._gathering.give_back(batch)
+                for file in (whole, checkpoint):
+                    file.unlink(missing_ok=True)
 
-    async def _step(self, base: Entry, wait_ms: int) -> Entry | None:
-        """Train on the batch and commit what came of it; None where the term or the base was over by then."""
-        node = self._node
-        batch = list(self._batch.values())
-        old = weights_payload(base)
-        scratch = node.directory.work / "next.bin"
-        began = time.monotonic()
-        checkpoint = self._checkpoints / "next.part"
-        async with deltas.open_child() as differ:  # it starts while the other child trains
-            answer = await self._worker.call(
-                "train",
-                timeout=TRAIN_TIMEOUT,
-                submissions=[str(g.path) for g in batch],
-                output=str(scratch),
-                checkpoint=str(checkpoint),
-            )
-            trained_at = time.monotonic()
-            if "stopped" in answer:
-                words = f"a step from version {old.number} was thrown away: {answer['stopped']}"
-                node.health.warn("training", words)
-                self._refused |= self._batch.keys()
-                self._batch.clear()
-                return None
-            if self._overtaken(base):
-                return None
-            described = await self._describe(differ, answer, scratch, base)
-        manifest = described.manifest
-        data = manifest.encode()
-        digest = await node.blobs.put_async(data)
-        node.weights.expect(manifest, described.delta)
-        await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
-        delta = await self._adopt_delta(described)
-        await entrust(node, Blob(digest, len(data)), delta, manifest.size)
-        grant = node.log.ledger.grant()
-        if grant is None or self._overtaken(base):
+    async def _published(self, before: Publication) -> Entry | None:
+        """The entry of a version that is on its way, once it is there; None where it was thrown away."""
+        await before.over.wait()
+        self._look_after_publication()
+        return before.entry
+
+    async def _train(self, number: int, batch: list[Gathered], whole: Path, checkpoint: Path) -> dict[str, Any] | None:
+        """The child's answer, None where the step had to be stopped. The next batch comes in meanwhile."""
+        answer: dict[str, Any] | WorkerError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._gathering.keep_filling, number + 1)
+            try:
+                answer = await self._worker.call(
+                    "train",
+                    timeout=TRAIN_TIMEOUT,
+                    submissions=[str(g.path) for g in batch],
+                    output=str(whole),
+                    checkpoint=str(checkpoint),
+                )
+            except WorkerError as error:
+                answer = error  # raised outside, so that it comes alone and not in a group
+            nursery.cancel_scope.cancel()
+        if isinstance(answer, WorkerError):
+            raise answer
+        if "stopped" in answer:
+            words = f"a step from version {number} was thrown away: {answer['stopped']}"
+            self._node.health.warn("training", words)
+            self._gathering.refuse(batch)
             return None
-        checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
-        blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in batch)).encode()
-        blob_hash = await node.blobs.put_async(blob)
-        metrics = answer["metrics"]
-        responses = [(r, g.lag) for g in batch for group in g.submission.groups for r in group.responses]
-        step = Step(
-            term=grant.term,
-            number=old.number + 1,
-            base=base.id,
-            blob=blob_hash,
-            blob_size=len(blob),
-            reward=sum(r.reward for r, _ in responses) // len(responses),
-            lag_mean=sum(lag for _, lag in responses) * MILLION // len(responses),
-            lag_max=max(lag for _, lag in responses),
-            groups=self._groups(),
-            accepted=len(responses),
-            rejected=self._rejected_since(),
-            trained=metrics["trained"],
-            tokens=metrics["tokens"],
-            train_ms=int((trained_at - began) * 1000),
-            wait_ms=wait_ms,
-            publish_ms=int((time.monotonic() - trained_at) * 1000),
-        )
-        number, size = old.number + 1, manifest.size
-        entries = await node.log.append(
-            step,
-            lambda made: Weights(
-                grant.term,
-                number,
-                base.id,
-                digest,
-                len(data),
-                manifest.whole,
-                size,
-                made[-1].id,
-                None if delta is None else delta.hash,
-                0 if delta is None else delta.size,
-            ),
-        )
-        node.metrics.record("step", **figures.of_step(step, metrics, [response for response, _ in responses]))
-        node.pool.add_step(entries[0], StepBlob.parse(blob))
-        node.weights.adopt(entries[1])
-        self._batch.clear()
-        node.health.clear("training")
-        self._drop_old_checkpoints(keep=digest)
-        return entries[1]
+        return answer
 
-    async def _describe(self, differ: Worker, answer: dict[str, Any], whole: Path, base: Entry) -> deltas.Described:
-        """The new version's manifest, and its delta in ``work``."""
-        node = self._node
-        place = node.weights.paths(base.id)[0].parent
-        made = (answer["tensors"], answer["checksum"], whole, weights_payload(base).size)
-        try:
-            found = await deltas.describe(differ, *made, place, node.directory.work / DELTA)
-        except WorkerError as error:
-            node.health.warn("delta", f"no delta was made of the newest version: {error}")
-            async with deltas.open_child() as other:
-                return await deltas.describe(other, *made, None, node.directory.work / DELTA)
-        node.health.clear("delta")
-        return found
+    def _idle(self, now: float) -> tuple[float, float]:
+        """Seconds that the child stood still until now: for want of rollouts, and while a version was published."""
+        idle = now - self._idle_since
+        if self._publication is not None:
+            return 0.0, idle
+        blocked = min(idle, max(0.0, self._published_at - self._idle_since))
+        return idle - blocked, blocked
 
-    async def _adopt_delta(self, described: deltas.Described) -> Blob | None:
-        """Keep the delta, to serve it; None where there is none."""
-        if described.delta is None:
-            return None
-        data = described.delta.encode()
-        digest = await self._node.blobs.put_async(data)
-        await trio.to_thread.run_sync(self._node.versions.adopt, data, self._node.directory.work / DELTA)
-        return Blob(digest, len(data))
-
-    def _overtaken(self, base: Entry) -> bool:
-        """Whether the term or the version that a step began with is over meanwhile."""
-        newest = self._node.weights.newest()
-        over = not self._in_office() or newest is None or newest.id != base.id
-        if over:
-            number = weights_payload(base).number
-            self._node.logger.warning("a step from version %d is thrown away: its term or version is over", number)
-        return over
-
-    def _accepting(self, entry: Entry) -> tuple[bytes, ...]:
-        verdicts = self._node.log.ledger.verdicts(entry.id).values()
-        return tuple(v.id for v in verdicts if isinstance(v.payload, Verdict) and v.payload.outcome == "accepted")
-
-    def _rejected_since(self) -> int:
-        """Responses rejected or void by now, less those that earlier steps have counted."""
-        ledger = self._node.log.ledger
-        return min(max(0, ledger.rejected() - ledger.rejected_in_steps()), MAX_REJECTED)
-
-    def _drop_old_checkpoints(self, keep: bytes) -> None:
-        for path in self._checkpoints.glob("*.safetensors"):
-            if path.stem != keep.hex():
-                path.unlink(missing_ok=True)
+    def _look_after_publication(self) -> None:
+        """Take note of what became of the version that was on its way."""
+        publication = self._publication
+        if publication is None or not publication.over.is_set():
+            return
+        self._publication = None
+        self._published_at = publication.over_at
+        if publication.entry is None:
+            self._gathering.give_back(publication.batch)
+            self._holds = None
+            return
+        if self._holds is publication:
+            self._holds = publication.entry
+        self._node.health.clear("training")
+        self._progress_at = trio.current_time()

@@ -2,8 +2,8 @@
 
 Operations (``node.workers.wire``):
 
-- ``configure{tasks, sandboxed}`` → ``{filter: None | why there is no system call filter}``; after it no new process,
-  program or connection is possible in it;
+- ``configure{tasks, sandboxed}`` → ``{filter: None | why there is no system call filter, counts: [items a task]}``;
+  after it no new process, program or connection is possible in it;
 - ``check{tasks, sandboxed}`` → ``{problems: [one line each]}``;
 - ``prompts{items: [[task index, item]…]}`` → ``{questions: [str]}``;
 - ``score{items: [[task index, item, response]…], limit: seconds}`` → ``{rewards: [millionths | None]}``.
@@ -53,7 +53,7 @@ class TasksChild:
             raise child.UserError(str(error)) from None
         if sandboxed:  # outside, the limit would count all processes of this user
             limits.bound_processes(PROCESSES)
-        return {"filter": seccomp.install()}
+        return {"filter": seccomp.install(), "counts": [task.count for task in self._tasks]}
 
     def check(self, tasks: list[dict[str, Any]], sandboxed: bool) -> dict[str, Any]:
         """What is wrong with a table of tasks."""

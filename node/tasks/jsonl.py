@@ -129,6 +129,11 @@ class JsonlTask:
         parsed: list[Any] = self._library.parse(_as_latex(text), parsing_timeout=None, raise_on_error=False)
         return parsed
 
+    @property
+    def count(self) -> int:
+        """The number of lines."""
+        return len(self._lines)
+
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
         return self._line(item)[0]

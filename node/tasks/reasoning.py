@@ -156,6 +156,11 @@ class ReasoningTask:
         entry: dict[str, Any] = pickle.loads(self._pickled(item))  # noqa: S301  our own bytes
         return entry
 
+    @property
+    def count(self) -> int:
+        """How many items there are; a generator's never repeat below 2³¹."""
+        return self._count
+
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1, the same in every process. Raises what the generator raises."""
         return str(self._entry(item)["question"])

@@ -73,6 +73,8 @@ class TaskService:
         self._lock = trio.Lock()
         self._worker: Worker | None = None
         self._stack = AsyncExitStack()
+        self.counts: tuple[int, ...] = ()
+        """How many items each task has."""
         self.deaths = 0
         """Children that died or were killed since the service started."""
 
@@ -115,11 +117,12 @@ class TaskService:
         await self._stop()
         worker = await self._stack.enter_async_context(open_worker(CHILD, name="tasks", prefix=self._prefix))
         try:
-            await worker.call("configure", timeout=START_SECONDS, tasks=self._tasks, sandboxed=self._sandboxed)
+            told = await worker.call("configure", timeout=START_SECONDS, tasks=self._tasks, sandboxed=self._sandboxed)
         except BaseException:
             await self._stop()
             raise
         self._worker = worker
+        self.counts = tuple(told["counts"])
         return worker
 
     async def _call(self, op: str, timeout: float, **arguments: Any) -> dict[str, Any]:

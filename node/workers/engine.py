@@ -1,12 +1,8 @@
 """The engine child: writes groups of responses with one version of the weights, and replays what others wrote.
 
-1. Generation computes a prompt once and expands its cache to the group's responses; all groups of a request are decoded
-   together, and finished rows leave the batch.
-2. Tokens are chosen by the protocol's own noise (``proofs.sampling``), so a result depends on seed, prompt and
-   weights only, not on the batch it was made in.
-3. The hidden state that belongs to a token is the one whose logits chose it; activation proofs are built over each
-   group's responses, concatenated.
-4. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
+1. How responses are written: ``node.workers.generation``.
+2. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
+3. It computes on a GPU where there is one (``node.workers.device``).
 
 The operations are configure, load, encode, generate, replay, benchmark and convert. ``node.workers.vllm_engine``
 offers the same without the replay and the conversion.
@@ -21,63 +17,43 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from node.workers import child, rows
 from node.workers import weights as weight_files
 from node.workers.child import UserError
-from node.workers.model import Cache, CausalLM, Config, read_config
-from proofs import activation, race, sampling
+from node.workers.device import AUTO, chosen
+from node.workers.generation import Settings, Written, build_proofs, generate, micro, states_array
+from node.workers.model import CausalLM, Config, read_config
+from proofs import activation, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.errors import LocalError
-from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, pack, unpack
+from protocol.rollout import pack, unpack
 
-MAX_SEQUENCES = 512
-"""Sequences decoded together: bounds the memory of caches. No influence on results."""
+__all__ = [
+    "Claim",
+    "Engine",
+    "Measured",
+    "Settings",
+    "Texts",
+    "TorchEngine",
+    "Written",
+    "build_proofs",
+    "generate",
+    "measure",
+    "micro",
+    "operations",
+    "prefill",
+    "replay",
+    "states_array",
+]
 
 LOGIT_ELEMENTS = 1 << 24
 """Logits that a replay holds at once, for a vocabulary may be 10⁵ times a token. No influence on results."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How responses are sampled; ``temperature`` and ``min_p`` as plain numbers."""
-
-    group_size: int
-    max_prompt_tokens: int
-    max_tokens: int
-    temperature: float
-    min_p: float
-    end_token: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, config: Config) -> Settings:
-        """The settings that a domain's recipe prescribes for a model."""
-        return cls(
-            group_size=recipe.group_size,
-            max_prompt_tokens=recipe.max_prompt_tokens,
-            max_tokens=recipe.max_response_tokens,
-            temperature=recipe.temperature / MILLION,
-            min_p=recipe.min_p / MILLION,
-            end_token=config.end_token,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A generated response. ``logprobs``: −log p in micro, one a token. ``states``: [tokens, hidden], the ones that
-    chose them (float32, or bfloat16 bits)."""
-
-    tokens: list[int]
-    logprobs: list[int]
-    finish: int
-    states: NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,96 +65,6 @@ class Claim:
     responses: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[int]]
     proofs: bytes
-
-
-def states_array(states: Tensor) -> NDArray[Any]:
-    """Hidden states as ``proofs.activation`` takes them: float32, or bfloat16 bits as uint16."""
-    states = states.cpu()
-    if states.dtype == torch.bfloat16:
-        return states.view(torch.int16).numpy().view(np.uint16)
-    result: NDArray[Any] = states.float().numpy()
-    return result
-
-
-def micro(logprobs: Tensor) -> Tensor:
-    """Log-probabilities (at most 0) as the protocol writes them: int64 −log p in micro."""
-    return (logprobs.double() * -MILLION).round().clamp(0, MAX_LOGPROB).long()
-
-
-@torch.inference_mode()
-def generate(
-    model: CausalLM, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
-) -> list[list[Written]]:
-    """One group of responses for each prompt, in order."""
-    groups: list[list[Written]] = []
-    step = max(1, MAX_SEQUENCES // settings.group_size)
-    for start in range(0, len(prompts), step):
-        groups += _generate(model, prompts[start : start + step], seeds[start : start + step], settings)
-    return groups
-
-
-def _generate(
-    model: CausalLM, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
-) -> list[list[Written]]:
-    device, size = model.device, settings.group_size
-    longest = max(len(prompt) for prompt in prompts)
-    # Left padding: every row's next slot is the same one, and only the positions differ.
-    tokens = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in prompts], device=device)
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    slots = torch.arange(longest, device=device)
-    real = slots >= (longest - lengths)[:, None]
-    causal = slots[:, None] >= slots
-    mask = (causal & real[:, None, :]) | torch.eye(longest, dtype=torch.bool, device=device)
-    cache = Cache(model.config, len(prompts), longest, dtype=model.dtype, device=device)
-    positions = (slots - (longest - lengths)[:, None]).clamp(min=0)
-    hidden = model(tokens, positions, mask[:, None], cache)[:, -1]
-
-    live = torch.arange(len(prompts) * size, device=device)  # numbers of the sequences still being written
-    group = live // size
-    capacity = longest + settings.max_tokens - 1
-    cache, hidden, real, lengths = cache.take(group, capacity), hidden[group], real[group], lengths[group]
-    chosen = torch.zeros((len(live), settings.max_tokens), dtype=torch.int64, device=device)
-    logprobs = torch.zeros((len(live), settings.max_tokens), device=device)
-    states = torch.zeros((len(live), settings.max_tokens, hidden.shape[1]), dtype=hidden.dtype, device=device)
-    counts = torch.full((len(live),), settings.max_tokens, device=device)
-    for position in range(settings.max_tokens):
-        logits = model.logits(hidden)
-        places = ((seeds[number // size], number % size, position) for number in live.tolist())
-        keys = sampling.keys_tensor(places).to(device)
-        token, logprob = race.sample(logits, keys, settings.temperature, settings.min_p)
-        chosen[live, position] = token
-        logprobs[live, position] = logprob
-        states[live, position] = hidden
-        going = (token != settings.end_token).nonzero()[:, 0]
-        counts[live[token == settings.end_token]] = position + 1
-        if position + 1 == settings.max_tokens or not len(going):
-            break
-        if len(going) < len(live):
-            live, token, real, lengths = live[going], token[going], real[going], lengths[going]
-            cache = cache.take(going, capacity)
-        real = torch.cat((real, real.new_ones((len(live), 1))), dim=1)
-        hidden = model(token[:, None], (lengths + position)[:, None], real[:, None, None, :], cache)[:, 0]
-
-    scores = micro(logprobs)
-    groups: list[list[Written]] = []
-    for number, count in enumerate(counts.tolist()):
-        line = chosen[number, :count].tolist()
-        if number % size == 0:
-            groups.append([])
-        groups[-1].append(
-            Written(
-                tokens=line,
-                logprobs=scores[number, :count].tolist(),
-                finish=FINISH_END if line[-1] == settings.end_token else FINISH_LENGTH,
-                states=states_array(states[number, :count]),
-            )
-        )
-    return groups
-
-
-def build_proofs(groups: Sequence[Sequence[Written]]) -> list[bytes]:
-    """The activation proofs of each group's concatenated responses."""
-    return activation.build_many([np.concatenate([response.states for response in group]) for group in groups])
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,10 +264,10 @@ class TorchEngine(Engine):
         self._model: CausalLM | None = None
 
     def _build(
-        self, config: Config, settings: Settings, dtype: str, threads: int = 1, device: str = "cpu", **_: Any
+        self, config: Config, settings: Settings, dtype: str, threads: int = 1, device: str = AUTO, **_: Any
     ) -> None:
         torch.set_num_threads(threads)
-        self._model = CausalLM(config).to(device=device, dtype=getattr(torch, dtype)).requires_grad_(False)
+        self._model = CausalLM(config).to(device=chosen(device), dtype=getattr(torch, dtype)).requires_grad_(False)
 
     def _load(self, manifest: Path, weights: Path) -> int:
         assert self._model is not None

@@ -3,7 +3,8 @@
 1. Master weights and the optimizer are float32; what is published has the dtypes of the manifest that was loaded.
 2. A loss or gradient that is not finite stops the step: nothing is written, the answer says why, and the child refuses
    to train until the last good version is loaded again.
-3. Run as ``python -P -m node.workers.trainer FD`` it is one process; with ``FD FOLDER``, started through torchrun, it
+3. It computes on a GPU where there is one (``node.workers.device``), one process or many.
+4. Run as ``python -P -m node.workers.trainer FD`` it is one process; with ``FD FOLDER``, started through torchrun, it
    is one rank of several. Rank 0 answers the daemon, and every rank does what rank 0 is asked to (``sharding``).
 """
 
@@ -25,6 +26,7 @@ from node.workers import checkpoint as checkpoints
 from node.workers import child, sharding
 from node.workers import weights as weight_files
 from node.workers.child import UserError
+from node.workers.device import AUTO, chosen
 from node.workers.learner import Learner, Sample, activation_bytes, make_policy, samples_of
 from node.workers.model import Config, parameter_count, read_config
 from node.workers.policy import Policy
@@ -63,7 +65,7 @@ class Trainer:
         tokenizer: str = "",
         threads: int = 1,
         dtype: str = "float32",
-        device: str = "cpu",
+        device: str = AUTO,
         recompute: str = "auto",
     ) -> dict[str, Any]:
         """Read the model's configuration (a path).
@@ -76,7 +78,7 @@ class Trainer:
         self._config, self._recipe = read_config(Path(config)), Recipe(**recipe)
         self._dtype = sharding.DTYPES[dtype]
         if self._group is None:
-            self._group = sharding.alone(device, sharded=self._dtype is not torch.float32)
+            self._group = sharding.alone(chosen(device), sharded=self._dtype is not torch.float32)
         self._recompute = recompute
         self._learner = self._policy = None
         self._policy = make_policy(self._config, self._recipe, self._group, self._dtype)
@@ -204,8 +206,7 @@ def main(arguments: Sequence[str]) -> None:
         child.run(operations, list(arguments))
         return
     connection = child.connect(int(arguments[0]))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    group = sharding.join(Path(arguments[1]), device)
+    group = sharding.join(Path(arguments[1]), chosen(AUTO))
     table = operations(group)
     if group.first:
         with suppress(OSError):

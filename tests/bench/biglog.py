@@ -28,6 +28,8 @@ from protocol.schedule import due_validators
 from protocol.snapshot import Snapshot
 from tests.protocol.builders import MODEL, RECIPE, digest, grant_for, key, small_domain
 
+GROUPS = RECIPE.groups_per_submission
+
 INFERENCE: Final = 96
 VALIDATORS: Final = 6
 ELECTOR: Final = "elector"
@@ -85,15 +87,13 @@ class Run:
         )
         yield self._take(newest)
         by_node = {feed.author.node: feed for feed in self.validators}
-        responses = RECIPE.groups_per_submission * RECIPE.group_size
+        responses = GROUPS * RECIPE.group_size
         number = 0
         while True:
             for feed in self.inference:
                 anchor = replica.newest_cut_id
                 file = sha256(newest.id + feed.author.node).digest()
-                rollout = feed.say(
-                    anchor, Rollout(newest.id, 0, RECIPE.groups_per_submission, responses, responses * 5, file, 1024)
-                )
+                rollout = feed.say(anchor, Rollout(newest.id, 0, GROUPS, responses, responses * 5, file, 1024, GROUPS))
                 yield self._take(rollout)
                 for node in due_validators(newest.id, feed.author.node, 0, by_node):
                     validator = by_node[node]
@@ -105,7 +105,7 @@ class Run:
             trained = responses * len(self.inference)
             step = trainer.say(
                 replica.newest_cut_id,
-                Step(1, number, newest.id, digest("blob"), 90, 500_000, 0, 0, 2, trained, 0, trained, 40, 9, 1, 1),
+                Step(1, number, newest.id, digest("blob"), 90, 500_000, 0, 0, 2, trained, 0, trained, 40, 9, 1, 1, 0),
             )
             yield self._take(step)
             whole = sha256(step.id).digest()

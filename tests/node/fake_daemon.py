@@ -31,9 +31,11 @@ def status(config: dict[str, Any], step: int, behaviour: str) -> dict[str, Any]:
             "lag_max": 2,
             "accepted": 8,
             "rejected": 0,
+            "trained": 8,
             "train_ms": 60,
             "wait_ms": 30,
             "publish_ms": 10,
+            "blocked_ms": 0,
         }
         for number in range(1, step + 1)
     ]

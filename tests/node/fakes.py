@@ -55,12 +55,14 @@ from protocol.presence import Presence
 from protocol.records import Blob, Join, Role
 from protocol.records import Weights as WeightsRecord
 from protocol.rollout import Submission, pack
+from protocol.taskset import TaskSet
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
 from tests.simulator import Disk, Network, Port
 
 TENSORS = [("weights", "F32", (4, 4))]
 CONFIG, TOKENIZER = b'{"model_type": "llama"}', b'{"model": "words"}'
 VOCABULARY, END = 256, 1
+TASK_SET = TaskSet.of(range(0, 2000, 7)).encode()
 TASKS_FILE = b'{"question": "1 + 1", "answer": "2"}\n'
 
 
@@ -99,7 +101,15 @@ def genesis(
             compute_dtype="float32",
         ),
         tasks=(
-            Task("reasoning-gym", "basic_arithmetic", 3, "{}", "0.1.25", None),
+            Task(
+                "reasoning-gym",
+                "basic_arithmetic",
+                3,
+                "{}",
+                "0.1.25",
+                None,
+                Blob(hash_bytes(TASK_SET), len(TASK_SET)),
+            ),
             Task("jsonl", "homework", 1, "{}", "0.9.0", Blob(hash_bytes(TASKS_FILE), len(TASKS_FILE))),
         ),
         recipe=recipe,
@@ -266,7 +276,9 @@ class TrainerChild(Child):
         self.steps += 1
         Path(output).write_bytes(self.raw)
         Path(checkpoint).write_text(str(self.steps))
-        trained, tokens = sum(one.responses for one in parsed), sum(one.tokens for one in parsed)
+        used = [group for one in parsed for group in one.groups if group.signal]
+        trained = sum(len(group.responses) for group in used)
+        tokens = sum(len(response.tokens) for group in used for response in group.responses)
         return {
             "metrics": {"trained": trained, "tokens": tokens},
             "tensors": [list(tensor) for tensor in TENSORS],
@@ -560,7 +572,7 @@ class Cluster:
             task_status.started()
 
     def _found(self, node: Node) -> None:
-        for data in (CONFIG, TOKENIZER, TASKS_FILE, manifest_of(WHOLE_0).encode()):
+        for data in (CONFIG, TOKENIZER, TASKS_FILE, TASK_SET, manifest_of(WHOLE_0).encode()):
             node.blobs.put(data)
         raw = node.directory.work / "version-0.bin"
         raw.write_bytes(WHOLE_0)

@@ -72,7 +72,7 @@ BAD = [8, 8, 8 * MILLION, 0, 32, 0, 0, 0]
 
 
 def case(share: int = MILLION, standing: Standing = NEWCOMER) -> Case:
-    rollout = Rollout(WEIGHTS, 4, GROUPS, 4 * GROUPS, 8 * GROUPS, digest("file"), 1000)
+    rollout = Rollout(WEIGHTS, 4, GROUPS, 4 * GROUPS, 8 * GROUPS, digest("file"), 1000, MADE.signal)
     return Case(DOMAIN, AUTHOR, rollout, share, standing, FLOAT32_THRESHOLDS)
 
 

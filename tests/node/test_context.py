@@ -92,7 +92,7 @@ async def test_a_majority_of_the_due_must_be_here_and_at_it(
         assert node.will_judge([v, w, digest("gone")])
         # At most three are due, so two decide, however many there are.
         assert node.will_judge([v, w, *(digest(f"gone {i}") for i in range(5))])
-        (entry,) = await node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10))
+        (entry,) = await node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
         assert isinstance(entry, Entry)
         assert node.will_be_judged(entry)
         cluster.running["w"].node.role = "inference"

@@ -10,7 +10,7 @@ from rich.console import Console
 from node.display import LiveDisplay, NodeView, PlainDisplay, View, human_bytes, human_time, open_display, sparkline
 from node.summary import StepRow
 
-ROW = StepRow(12, 0.4123, 0.8, 2, 256, 0, 4.12)
+ROW = StepRow(12, 0.4123, 0.8, 2, 256, 0, 200, 4.12, 3.0, 1.0, 0.12, 0.5)
 NODE = NodeView("node-1", "running", "trainer", 12, 345, 4, 6789, 3_200_000, 1_000, ("the disk is nearly full",))
 ADDRESS = "/ip4/127.0.0.1/tcp/12345/p2p/12D3KooWJ1MyKR3Gm9VKnKhU5cCXZN1CHmSQyNRFwcDVxkqHpBk9"
 VIEW = View(60, "training", 61.0, 3_200_000, (ROW,), (NODE,), 7, ADDRESS)

@@ -16,12 +16,14 @@ from node.tasks.allowlist import REASONING_GYM_VERSION
 from node.tasks.jsonl import MATH_VERIFY_VERSION
 from protocol.domain import parse_genesis
 from protocol.manifest import Manifest
+from protocol.taskset import TaskSet
 
 TABLE = """
 [[task]]
 name = "chain_sum"
 weight = 3
 parameters = { min_terms = 2, max_terms = 3 }
+set = "sums.txt"
 
 [[task]]
 kind = "jsonl"
@@ -41,10 +43,12 @@ def test_names_stand_for_reasoning_gyms_data_sets() -> None:
 
 def test_a_file_names_weights_parameters_and_jsonl(tmp_path: Path) -> None:
     (tmp_path / "tasks.toml").write_text(TABLE)
+    (tmp_path / "sums.txt").write_text("8\n3\n")
     first, second = genesis.task_rows(str(tmp_path / "tasks.toml"))
     assert (first["weight"], json.loads(first["parameters"])) == (3, {"min_terms": 2, "max_terms": 3})
     assert (second["kind"], second["version"]) == ("jsonl", MATH_VERIFY_VERSION)
     assert second["data"] == str(tmp_path / "homework.jsonl")
+    assert (first["items"], second["items"]) == (TaskSet.of([3, 8]).encode(), None)
 
 
 def test_by_default_it_is_the_starter_models_own_mix() -> None:
@@ -63,6 +67,7 @@ def test_by_default_it_is_the_starter_models_own_mix() -> None:
         ("[[task]]\nname = 'x'\nparameters = 3", "the parameters of x"),
         ("[[task]]\nname = 'x'\nkind = 'jsonl'", "names its file"),
         ("[[task]]\nname = 'x'\nfile = 'x.jsonl'", "names its file"),
+        ("[[task]]\nname = 'x'\nset = 3", "the set is not the path"),
         ("task = 3", "expected [[task]]"),
         ("task = [3]", "expected [[task]]"),
         ("x = 3", "expected [[task]]"),
@@ -84,10 +89,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:
-    directory = DataDirectory(tmp_path)
+    directory = DataDirectory(tmp_path / "founder")
     directory.create()
     creator = directory.identity()
-    await genesis.found(directory, genesis.devnet(name="test", nodes=5, tasks=None))
+    table = tmp_path / "tasks.toml"
+    table.write_text(TABLE[: TABLE.index("[[task]]", 10)])
+    (tmp_path / "sums.txt").write_text("8\n3\n")
+    await genesis.found(directory, genesis.devnet(name="test", nodes=5, tasks=str(table)))
     data = directory.genesis()
     assert data is not None
     domain = parse_genesis(data)
@@ -97,6 +105,9 @@ async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(
     blobs = BlobStore(directory.blobs)
     for blob in (domain.model.config, domain.model.tokenizer, domain.model.manifest):
         assert blobs.size(blob.hash) == blob.size
+    chosen = domain.tasks[0].items
+    assert chosen is not None
+    assert TaskSet.parse(blobs.get(chosen.hash) or b"").items == (3, 8)
     versions = VersionStore(directory.versions)
     assert versions.complete(domain.model.manifest.hash)
     manifest = Manifest.parse(blobs.get(domain.model.manifest.hash) or b"")

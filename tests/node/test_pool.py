@@ -7,7 +7,9 @@ from pathlib import Path
 import trio
 import trio.testing
 
+from node.pool import Amount
 from protocol import identity
+from protocol.constants import GATHER_FACTOR
 from protocol.entry import Entry
 from protocol.records import Rollout, Step, StepBlob, Verdict
 from tests.node.fakes import WHOLE_0, Cluster, Faults, open_cluster
@@ -18,11 +20,11 @@ async def stage(cluster: Cluster) -> Entry:
     return await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
 
 
-async def announce(cluster: Cluster, name: str, version: Entry, first: int = 0) -> Entry:
+async def announce(cluster: Cluster, name: str, version: Entry, first: int = 0, signal: int = 2) -> Entry:
     node = cluster.running[name].node
     responses = 2 * RECIPE.group_size
     (entry,) = await node.log.append(
-        Rollout(version.id, first, 2, responses, responses, digest(f"{name} {first}"), 100)
+        Rollout(version.id, first, 2, responses, responses, digest(f"{name} {first}"), 100, signal)
     )
     await cluster.agree()
     return entry
@@ -42,7 +44,7 @@ async def step(cluster: Cluster, base: Entry, raw: bytes, blob: bytes, *, held: 
     node = cluster.running["t"].node
     stored = node.blobs.put(blob)
     number = (node.log.ledger.version_number(base.id) or 0) + 1
-    await node.log.append(Step(1, number, base.id, stored, len(blob), 0, 0, 0, 2, 8, 0, 8, 8, 1, 1, 1))
+    await node.log.append(Step(1, number, base.id, stored, len(blob), 0, 0, 0, 2, 8, 0, 8, 8, 1, 1, 1, 0))
     made = node.log.replica.entries(node.id)[-1]
     if not held:
         node.blobs.delete(stored)
@@ -62,22 +64,54 @@ async def test_accepted_until_a_step_used_them(
         pool = cluster.running["i"].node.pool
         await pool.update()
         assert pool.usable(0) == {}
-        assert pool.waiting_groups(0) == 6
+        assert pool.waiting(0) == Amount(6, 6)
         await judge(cluster, first)
         await judge(cluster, second)
         await judge(cluster, third, "rejected")
         await pool.update()
         assert {i: lag for i, (_, lag) in pool.usable(0).items()} == {first.id: 0, second.id: 0}
-        assert pool.waiting_groups(0) == 4
+        assert pool.waiting(0) == Amount(4, 4)
         assert cluster.running["i"].node.log.ledger.rejected() == 2 * RECIPE.group_size
         await step(cluster, version, b"\1" + WHOLE_0[1:], StepBlob(((first.id, ()),)).encode())
         await pool.update()
         assert {i: lag for i, (_, lag) in pool.usable(1).items()} == {second.id: 1}
-        assert pool.waiting_groups(1) == 2
+        assert pool.waiting(1) == Amount(2, 2)
         # The file that says what a step used was fetched from its trainer, and is kept for others.
         made = cluster.running["t"].node.log.ledger.steps()[0].payload
         assert isinstance(made, Step)
         assert cluster.running["i"].node.blobs.has(made.blob)
+
+
+def test_a_batch_is_full_with_groups_that_teach_something() -> None:
+    step = RECIPE.groups_per_step
+    assert not Amount(GATHER_FACTOR * step - 1, step - 1).fills(1, RECIPE)
+    assert Amount(step, step).fills(1, RECIPE)
+    assert not Amount(2 * step, step).fills(2, RECIPE)
+    # However few there are, the gathering has an end.
+    assert Amount(GATHER_FACTOR * step, 0).fills(1, RECIPE)
+    assert not Amount(GATHER_FACTOR * step, 0).fills(2, RECIPE)
+
+
+async def test_what_a_step_of_our_own_takes_is_not_taken_twice(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        version = await stage(cluster)
+        rollout = await announce(cluster, "i", version, signal=1)
+        await judge(cluster, rollout)
+        pool = cluster.running["t"].node.pool
+        await pool.update()
+        assert pool.waiting(0) == Amount(2, 1)
+        pool.take([rollout.id])
+        assert pool.usable(0) == {}
+        pool.give_back([rollout.id])
+        assert set(pool.usable(0)) == {rollout.id}
+        pool.take([rollout.id])
+        blob = StepBlob(((rollout.id, ()),))
+        await step(cluster, version, b"\1" + WHOLE_0[1:], blob.encode())
+        pool.add_step(cluster.running["t"].node.log.ledger.steps()[0], blob)
+        pool.give_back([rollout.id])
+        assert pool.usable(1) == {}
 
 
 async def test_the_oldest_versions_come_first_and_too_old_ones_are_forgotten(
@@ -151,10 +185,10 @@ async def test_what_nobody_here_will_judge_is_not_waited_for(
         await announce(cluster, "i", version)
         node = cluster.running["i"].node
         await trio.sleep(1)
-        assert node.pool.waiting_groups(0) == 2
+        assert node.pool.waiting(0) == Amount(2, 2)
         cluster.crash("v")
         await trio.sleep(3)
-        assert node.pool.waiting_groups(0) == 0
+        assert node.pool.waiting(0) == Amount()
         assert len(node.log.ledger.outstanding()) == 1
 
 
@@ -167,8 +201,9 @@ async def test_strangers_who_announce_what_never_comes_hold_nobody_up(
         for first in range(0, 20 * RECIPE.groups_per_step, 2):
             await announce(cluster, "j", version, first)
         pool = cluster.running["i"].node.pool
-        assert pool.waiting_groups(0) == RECIPE.groups_per_step
+        most = 20 * RECIPE.groups_per_step
+        assert pool.waiting(0) == Amount(GATHER_FACTOR * RECIPE.groups_per_step, RECIPE.groups_per_step)
         # Whoever was right so far is believed, and everybody believes himself.
         await judge(cluster, cluster.running["j"].node.log.ledger.outstanding()[0])
-        assert pool.waiting_groups(0) == 20 * RECIPE.groups_per_step - 2
-        assert cluster.running["j"].node.pool.waiting_groups(0) == 20 * RECIPE.groups_per_step - 2
+        assert pool.waiting(0) == Amount(most - 2, most - 2)
+        assert cluster.running["j"].node.pool.waiting(0) == Amount(most - 2, most - 2)

@@ -52,7 +52,7 @@ def parse(page: str) -> Balance:
 
 
 def row(step: int, reward: float) -> StepRow:
-    return StepRow(step, reward, 0.8, 2, 256, 16, 4.1)
+    return StepRow(step, reward, 0.8, 2, 256, 16, 240, 4.1, 2.5, 1.5, 0.1, 0.7)
 
 
 STEPS = tuple(row(i, 0.3 + i / 100) for i in range(1, 13))
@@ -66,10 +66,11 @@ STORY = Story(Summary(STEPS, NODES, 61.5, 1_500_000), SAMPLES, 12, "done", (("he
 
 def test_the_page_needs_nothing_else() -> None:
     page = report.render(STORY)
+    assert "it stood still for 39% of its time" in page
     parsed = parse(page)
     assert parsed.references == []
     assert not re.search(r"https?:|url\(|@import|<script", page)
-    assert parsed.seen["svg"] == 5
+    assert parsed.seen["svg"] == 6
 
 
 def test_it_shows_the_run() -> None:

@@ -54,10 +54,10 @@ def ledger() -> Ledger:
         ("node-10", "accepted", "none", "ok"),
         ("cheat", "rejected", "hard", "reward"),
     ):
-        rollout = add(name, Rollout(zero, 0, 2, 8, 30, digest(name), 900))
+        rollout = add(name, Rollout(zero, 0, 2, 8, 30, digest(name), 900, 2))
         draw = writers["node-2"].identity.sign(DRAW, digest(name))
         add("node-2", Verdict(rollout, outcome, severity, reason, 0, draw, 2))
-    step = Step(1, 1, zero, digest("blob"), 100, 412_000, 800_000, 2, 2, 8, 8, 8, 30, 1500, 2000, 500)
+    step = Step(1, 1, zero, digest("blob"), 100, 412_000, 800_000, 2, 2, 8, 8, 8, 30, 1500, 2000, 500, 250)
     made = add("node-1", step)
     add("node-1", Weights(1, 1, zero, digest("manifest 1"), 2000, digest("whole 1"), 5000, made))
     cut()
@@ -66,7 +66,7 @@ def ledger() -> Ledger:
 
 def test_it_is_what_the_log_says() -> None:
     found = timed(of_ledger(ledger(), ["node-1", "node-2", "node-10"]), 12.34567, 3_200_000)
-    assert found.steps == (StepRow(1, 0.412, 0.8, 2, 8, 8, 4.0),)
+    assert found.steps == (StepRow(1, 0.412, 0.8, 2, 8, 8, 8, 3.75, 1.5, 2.0, 0.25, 0.5),)
     assert [(row.name, row.role, row.credit) for row in found.nodes] == [
         ("node-1", "trainer", 8),
         ("node-2", "validator", 4),
@@ -79,11 +79,24 @@ def test_it_is_what_the_log_says() -> None:
 
 def test_the_json_has_exactly_the_agreed_fields() -> None:
     nodes = (NodeRow("node-1", "ab" * 32, "trainer", 8, (Rejection("late", 2),)),)
-    value = json.loads(Summary((StepRow(1, 0.5, 0.25, 1, 8, 0, 4.0),), nodes, 12.5, 77).to_json())
+    value = json.loads(
+        Summary((StepRow(1, 0.5, 0.25, 1, 8, 0, 6, 4.0, 1.5, 2.0, 0.5, 1.0),), nodes, 12.5, 77).to_json()
+    )
     assert value == {
         "format": summary.FORMAT,
         "steps": [
-            {"step": 1, "reward": 0.5, "lag_mean": 0.25, "lag_max": 1, "accepted": 8, "rejected": 0, "seconds": 4.0}
+            {
+                **{
+                    "step": 1,
+                    "reward": 0.5,
+                    "lag_mean": 0.25,
+                    "lag_max": 1,
+                    "accepted": 8,
+                    "rejected": 0,
+                    "trained": 6,
+                },
+                **{"seconds": 4.0, "training": 1.5, "waiting": 2.0, "blocked": 0.5, "publishing": 1.0},
+            }
         ],
         "nodes": [
             {

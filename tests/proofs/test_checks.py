@@ -34,7 +34,7 @@ def response(*tokens: int, finish: int = FINISH_END, reward: int = 0) -> Respons
 
 GROUP = Group(4, (1, 2), tuple(response(5, END) for _ in range(4)), b"")
 SUBMISSION = Submission(digest("domain"), digest("weights"), digest("author"), 4, (GROUP, replace(GROUP, counter=5)))
-ROLLOUT = Rollout(digest("weights"), 4, 2, 8, 16, digest("file"), 1000)
+ROLLOUT = Rollout(digest("weights"), 4, 2, 8, 16, digest("file"), 1000, 0)
 
 
 def test_every_reason_makes_a_verdict_that_the_log_accepts() -> None:
@@ -65,6 +65,7 @@ def test_the_header_is_what_the_entry_announced() -> None:
         replace(ROLLOUT, groups=3),
         replace(ROLLOUT, responses=9),
         replace(ROLLOUT, tokens=17),
+        replace(ROLLOUT, signal=1),
     ):
         assert not checks.header_matches(SUBMISSION, digest("domain"), digest("author"), rollout)
 

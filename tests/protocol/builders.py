@@ -252,7 +252,7 @@ class Story:
         base = base or self.newest
         assert isinstance(base.payload, Weights)
         number = base.payload.number + 1
-        step = Step(term, number, base.id, digest("blob"), 90, 500_000, 0, 0, 2, trained, 0, trained, 40, 9, 1, 1)
+        step = Step(term, number, base.id, digest("blob"), 90, 500_000, 0, 0, 2, trained, 0, trained, 40, 9, 1, 1, 0)
         made = self.say(name, step)
         self.newest = self.say(name, self.version(term, number, base.id, made.id))
         return self.newest
@@ -262,7 +262,7 @@ class Story:
         version = (weights or self.newest).id
         responses = groups * RECIPE.group_size
         file = digest(f"file {name} {version.hex()} {first_counter}")
-        return self.say(name, Rollout(version, first_counter, groups, responses, responses * 5, file, 1024))
+        return self.say(name, Rollout(version, first_counter, groups, responses, responses * 5, file, 1024, groups))
 
     def judge(self, name: str, rollout: Entry, outcome: str = "accepted", reason: str = "", audited: int = 2) -> Entry:
         """A verdict: "accepted", "soft", "hard" or "void"."""

@@ -53,7 +53,9 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     responses = groups * each
     size = draw(st.integers(1, MAX_SUBMISSION_BYTES))
     counter = draw(st.integers(0, 2**62))
-    return Rollout(draw(ids), counter, groups, responses, responses * tokens, draw(ids), size)
+    return Rollout(
+        draw(ids), counter, groups, responses, responses * tokens, draw(ids), size, draw(st.integers(0, groups))
+    )
 
 
 @st.composite
@@ -91,7 +93,7 @@ def steps(draw: st.DrawFn) -> Step:
         trained + draw(st.integers(0, 1000)),
         draw(counts),
         trained,
-        *draw(st.tuples(integers, integers, integers, integers)),
+        *draw(st.tuples(integers, integers, integers, integers, integers)),
     )
 
 

@@ -13,7 +13,7 @@ from protocol.records import Rollout, Verdict
 from tests.protocol import builders
 from tests.protocol.builders import Story, digest
 
-ROLLOUT = Rollout(digest("weights"), 0, 3, 24, 100, digest("file"), 1000)
+ROLLOUT = Rollout(digest("weights"), 0, 3, 24, 100, digest("file"), 1000, 3)
 ACCEPTED = Status("accepted", "none", "ok")
 
 
@@ -66,7 +66,7 @@ def test_an_auditor_earns_a_quarter_of_what_it_replayed(status: Status, given: s
 
 def test_a_quarter_is_rounded_down_for_each_submission() -> None:
     tally = Tally()
-    odd = Rollout(digest("weights"), 0, 1, 7, 7, digest("file"), 10)
+    odd = Rollout(digest("weights"), 0, 1, 7, 7, digest("file"), 10, 1)
     for _ in range(3):
         tally.audit(ACCEPTED, odd, MILLION, verdict("accepted", 1))
     assert tally.audited == 3

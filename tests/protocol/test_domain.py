@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protocol import codec, identity
+from protocol.constants import MAX_SET_BYTES
 from protocol.domain import ID_CONTEXT, Task, default_timings, make_genesis, parse_genesis
 from protocol.errors import LocalError, PeerError
 from protocol.records import Blob
@@ -43,7 +44,7 @@ def put(*path: int, value: Any) -> Callable[[list[Any]], None]:
 def test_what_is_made_reads_as_itself() -> None:
     tasks = (
         Task("reasoning-gym", "basic_arithmetic", 3, "{}", "0.1.25", None),
-        Task("jsonl", "sums", 1, '{"a": [1, 2.5, null]}', "0.9.0", Blob(digest("data"), 77)),
+        Task("jsonl", "sums", 1, '{"a": [1, 2.5, null]}', "0.9.0", Blob(digest("data"), 77), Blob(digest("set"), 12)),
     )
     domain = parse_genesis(
         make_genesis(
@@ -108,6 +109,8 @@ def test_a_devnets_timings_are_at_least_ten_times_shorter() -> None:
         put(TASKS, 0, 3, value='{"a": NaN}'),
         put(TASKS, 0, 3, value="[" * 2000),
         put(TASKS, 0, 5, value=[bytes(32), 1]),
+        put(TASKS, 0, 6, value=[bytes(32), 0]),
+        put(TASKS, 0, 6, value=[bytes(32), MAX_SET_BYTES + 1]),
         put(RECIPE_AT, 19, value="group"),
         put(RECIPE_AT, 20, value=[3, 2]),
         put(RECIPE_AT, 20, value=[2, 2]),

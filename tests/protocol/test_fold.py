@@ -68,7 +68,7 @@ def test_missing_verdicts_lapse(given_verdicts: tuple[str, ...], expected: Statu
 
 def test_a_submission_whose_weights_never_come_lapses_and_lets_the_next_one_by() -> None:
     story = Story()
-    unknown = story.say("i1", Rollout(bytes(32), 0, 2, 8, 40, bytes(32), 100))
+    unknown = story.say("i1", Rollout(bytes(32), 0, 2, 8, 40, bytes(32), 100, 2))
     behind = story.rollout("i1")
     story.cut()
     cut_often(story, VERDICT_CUTS - 1)
@@ -85,7 +85,7 @@ def test_a_submission_whose_weights_never_come_lapses_and_lets_the_next_one_by()
 
 def test_a_verdict_whose_submission_comes_too_late_counts_for_nothing() -> None:
     story = Story()
-    entry = story.writers["i1"].append(Rollout(story.newest.id, 0, 2, 8, 40, bytes(32), 100))
+    entry = story.writers["i1"].append(Rollout(story.newest.id, 0, 2, 8, 40, bytes(32), 100, 2))
     story.judge("v1", entry)
     story.cut()
     cut_often(story, VERDICT_CUTS)
@@ -157,7 +157,7 @@ def long_story(seed: int) -> Story:
                 if rng.random() < 0.5:
                     story.judge(validator, rollout, rng.choice(("accepted", "accepted", "soft", "hard", "void")))
         if rng.random() < 0.2:
-            story.say(rng.choice(("i1", "v4")), Rollout(rng.randbytes(32), 0, 2, 8, 40, bytes(32), 100))
+            story.say(rng.choice(("i1", "v4")), Rollout(rng.randbytes(32), 0, 2, 8, 40, bytes(32), 100, 2))
         if rng.random() < 0.2:
             story.train(trainer, term)
         if number == 40:

@@ -227,7 +227,7 @@ def test_there_may_be_more_terms_than_versions_are_kept(monkeypatch: pytest.Monk
 def test_a_step_that_does_not_fit_its_weights_is_none(change: dict[str, object]) -> None:
     story = Story()
     zero = story.newest
-    good = Step(1, 1, zero.id, digest("blob"), 9, 0, 0, 0, 2, 8, 0, 8, 40, 1, 1, 1)
+    good = Step(1, 1, zero.id, digest("blob"), 9, 0, 0, 0, 2, 8, 0, 8, 40, 1, 1, 1, 0)
     made = story.say("trainer", dataclasses.replace(good, **change))  # type: ignore[arg-type]
     story.say("trainer", story.version(1, 1, zero.id, made.id))
     assert len(story.ledger.lineage()) == 2
@@ -456,7 +456,7 @@ def test_who_announces_more_than_the_recipe_allows_is_rejected(
     groups: int, responses: int, tokens: int, size: int
 ) -> None:
     story = Story()
-    entry = story.say("i1", Rollout(story.newest.id, 0, groups, responses, tokens, digest("file"), size))
+    entry = story.say("i1", Rollout(story.newest.id, 0, groups, responses, tokens, digest("file"), size, 2))
     assert story.ledger.rollout_status(entry.id) == Status("rejected", "hard", "malformed")
     assert story.ledger.accounts()[story.node("i1")].hard == 1
 

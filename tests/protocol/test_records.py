@@ -18,9 +18,9 @@ from tests.protocol.strategies import ids, records, values
 
 HASH = digest("hash")
 WEIGHTS = Weights(1, 1, HASH, HASH, 10, HASH, 20, HASH)
-ROLLOUT = Rollout(HASH, 0, 2, 8, 40, HASH, 1000)
+ROLLOUT = Rollout(HASH, 0, 2, 8, 40, HASH, 1000, 1)
 VERDICT = Verdict(HASH, "accepted", "none", "ok", 0, bytes(64), 2)
-STEP = Step(1, 1, HASH, HASH, 10, 300_000, 500_000, 1, 4, 16, 0, 12, 100, 5, 6, 7)
+STEP = Step(1, 1, HASH, HASH, 10, 300_000, 500_000, 1, 4, 16, 0, 12, 100, 5, 6, 7, 8)
 
 
 @given(records)
@@ -68,6 +68,7 @@ def change(record: Record, **fields: object) -> Record:
         change(ROLLOUT, responses=1),
         change(ROLLOUT, tokens=7),
         change(ROLLOUT, size=0),
+        change(ROLLOUT, signal=3),
         change(VERDICT, outcome="rejected"),
         change(VERDICT, severity="hard"),
         change(VERDICT, reason="reward"),

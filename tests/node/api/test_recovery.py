@@ -91,7 +91,7 @@ async def test_a_lost_node_goes_on_as_another(
 ) -> None:
     async with open_cluster(tmp_path) as cluster:
         _, old, new = await joined(cluster, "elector", "old", "new")
-        await old.node.log.append(Rollout(digest("no version"), 0, 2, 8, 16, digest("file"), 10))
+        await old.node.log.append(Rollout(digest("no version"), 0, 2, 8, 16, digest("file"), 10, 2))
         await cluster.cut()
         await ask(new, "rebind", **statement("rebind", "old", "new", cluster.domain.id))
         await cluster.cut()

@@ -26,7 +26,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Running]:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         running = cluster.running["i"]
         await running.node.weights.hold(version, timeout=10)
-        await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10))
+        await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
         await cluster.agree()
         await running.nursery.start(server.run, running.node)
         yield running

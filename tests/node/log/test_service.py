@@ -56,7 +56,7 @@ async def test_append_stores_before_it_tells() -> None:
 async def test_a_later_payload_can_name_an_earlier_entry() -> None:
     service = await start()
     await service.append(JOIN)
-    step = Step(1, 1, digest("base"), digest("blob"), 10, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1)
+    step = Step(1, 1, digest("base"), digest("blob"), 10, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0)
 
     def weights(made: list[Entry]) -> Weights:
         return Weights(1, 1, digest("base"), digest("manifest"), 10, digest("whole"), 4, made[-1].id)

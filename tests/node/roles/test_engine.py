@@ -18,7 +18,7 @@ from node.workers import vllm_start
 from node.workers.client import WorkerError
 from protocol.errors import LocalError
 from protocol.rollout import Group, Response, pack
-from tests.node.fakes import END, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
+from tests.node.fakes import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
 from tests.protocol.builders import digest
 
 
@@ -37,6 +37,7 @@ async def test_files_of_the_domain_come_from_peers_and_the_child_is_told_its_pat
             assert task is not None
             assert tasks.table[1]["data"] == str(node.blobs.path(task.hash))  # type: ignore[attr-defined]
             assert node.blobs.get(task.hash) == TASKS_FILE
+            assert [row["items"] for row in tasks.table] == [TASK_SET, None]  # type: ignore[attr-defined]
         assert node.children == {}
         assert faults.running == {"engine": 0, "tasks": 0}
 

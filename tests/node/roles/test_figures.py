@@ -14,7 +14,25 @@ from protocol.rollout import FINISH_END, FINISH_LENGTH, Response
 from tests.node.fakes import Faults, open_cluster
 from tests.protocol.builders import digest
 
-STEP = Step(3, 9, digest("base"), digest("blob"), 100, 412_000, 1_500_000, 2, 64, 1024, 16, 800, 4000, 2000, 500, 250)
+STEP = Step(
+    term=3,
+    number=9,
+    base=digest("base"),
+    blob=digest("blob"),
+    blob_size=100,
+    reward=412_000,
+    lag_mean=1_500_000,
+    lag_max=2,
+    groups=64,
+    accepted=1024,
+    rejected=16,
+    trained=800,
+    tokens=4000,
+    train_ms=2000,
+    wait_ms=500,
+    publish_ms=250,
+    blocked_ms=125,
+)
 RESPONSES = [
     Response((1, 2, 3), (0, 0, 0), 1_000_000, FINISH_END),
     Response((1, 2, 3, 4, 5), (0, 0, 0, 0, 0), 0, FINISH_LENGTH),
@@ -40,6 +58,7 @@ def test_a_steps_row_is_in_seconds_and_shares() -> None:
         "ended": 0.5,
         "training_seconds": 2.0,
         "waiting_seconds": 0.5,
+        "blocked_seconds": 0.125,
         "publishing_seconds": 0.25,
         "loss": -0.5,
         "grad_norm": 2.0,

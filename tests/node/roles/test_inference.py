@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +11,23 @@ import trio
 import trio.testing
 
 from node.config import DevnetConfig
+from node.pool import Amount
 from node.roles import inference
 from node.roles.engine import open_engine, open_tasks
 from node.roles.inference import BACKLOG
 from protocol import identity, schedule
 from protocol.entry import Entry
-from protocol.records import Role, Rollout, Verdict
+from protocol.records import Role, Rollout, Step, StepBlob, Verdict
 from protocol.rollout import Submission
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, open_cluster
+from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, Tasks, open_cluster
 from tests.protocol.builders import RECIPE
 
-FULL = BACKLOG * RECIPE.groups_per_step // RECIPE.groups_per_submission
-"""Submissions that may wait."""
+
+def just_full(rollouts: Sequence[Rollout], batches: int) -> bool:
+    """Whether so many batches are full with these, and were not without the last of them."""
+    amounts = [Amount(rollout.groups, rollout.signal) for rollout in rollouts]
+    before = sum(amounts[:-1], Amount())
+    return (before + amounts[-1]).fills(batches, RECIPE) and not before.fills(batches, RECIPE)
 
 
 def announced(running: Running) -> list[Rollout]:
@@ -60,7 +66,8 @@ async def test_it_announces_what_the_seeds_prescribe_and_stops_at_the_backlog(
         running = cluster.running["i"]
         await for_seconds(running, 30)
         rollouts = announced(running)
-        assert [rollout.first_counter for rollout in rollouts] == list(range(0, 2 * FULL, 2))
+        assert just_full(rollouts, BACKLOG)
+        assert [rollout.first_counter for rollout in rollouts] == list(range(0, 2 * len(rollouts), 2))
         assert not running.node.generating
         data = running.node.blobs.get(rollouts[1].submission) or b""
         assert len(data) == rollouts[1].size
@@ -68,6 +75,7 @@ async def test_it_announces_what_the_seeds_prescribe_and_stops_at_the_backlog(
         assert (submission.weights, submission.author) == (version.id, running.id)
         assert submission.responses == rollouts[1].responses == 8
         assert submission.tokens == rollouts[1].tokens
+        assert submission.signal == rollouts[1].signal
         weights = [task.weight for task in cluster.domain.tasks]
         for group in submission.groups:
             seed = schedule.seed(cluster.domain.id, version.id, running.id, group.counter)
@@ -75,6 +83,44 @@ async def test_it_announces_what_the_seeds_prescribe_and_stops_at_the_backlog(
             assert bytes(group.prompt).decode() == f"{cluster.domain.tasks[index].name[:8]} {item}"
             right = [int((item + response.tokens[0]) % 2 == 0) * 1_000_000 for response in group.responses]
             assert [response.reward for response in group.responses] == right
+
+
+async def test_generation_goes_on_until_there_is_enough_to_learn_from(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hard(self: Tasks, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
+        return [1_000_000 * (item % 2 and int(text) % 2) for _, item, text in items]
+
+    monkeypatch.setattr(Tasks, "score", hard)
+    async with open_cluster(tmp_path) as cluster:
+        await stage(cluster)
+        running = cluster.running["i"]
+        await for_seconds(running, 60)
+        rollouts = announced(running)
+        assert just_full(rollouts, BACKLOG)
+        signal, groups = sum(r.signal for r in rollouts), sum(r.groups for r in rollouts)
+        assert BACKLOG * RECIPE.groups_per_step <= signal < groups / 1.5
+
+
+async def test_how_many_batches_may_wait(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        version = await stage(cluster)
+        node, trainer = cluster.running["i"].node, cluster.running["t"].node
+        async with open_engine(node) as engine, open_tasks(node) as tasks:
+            life = inference._Life(node, engine, tasks)
+            assert life._backlog() == BACKLOG
+            for number, publish in ((1, 49), (2, 51)):
+                blob = trainer.blobs.put(StepBlob(()).encode())
+                times = (100, 0, publish, 0)
+                await trainer.log.append(Step(1, number, version.id, blob, 3, 0, 0, 0, 2, 8, 0, 8, 8, *times))
+                made = trainer.log.replica.entries(trainer.id)[-1]
+                version = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], version, made.id)
+                assert life._backlog() == BACKLOG + (publish > 50)
+            # What is generated for a later step than this one would be too old for it.
+            life._recipe = replace(RECIPE, async_level=0)
+            assert life._backlog() == 1
 
 
 async def test_counters_go_on_after_a_restart(
@@ -99,7 +145,7 @@ async def test_only_one_batch_waits_while_a_newer_version_is_on_its_way(
         running = cluster.running["i"]
         await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
         await for_seconds(running, 20)
-        assert len(announced(running)) == FULL // 2
+        assert just_full(announced(running), 1)
         assert {rollout.weights for rollout in announced(running)} == {version.id}
 
 
@@ -210,4 +256,4 @@ async def test_accepted_work_that_waits_counts_as_backlog(
         await for_seconds(running, 20)
         await accept(cluster)
         await for_seconds(running, 10)
-        assert len(announced(running)) == FULL
+        assert just_full(announced(running), BACKLOG)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
 from node.config_keys import WILLING
-from node.context import Node
-from node.roles import trainer
+from node.pool import Amount
+from node.roles.gathering import Gathering
+from node.roles.publishing import rejected_since
 from node.workers.client import WorkerError
-from protocol.constants import MILLION
+from protocol.constants import GATHER_FACTOR, MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
 from protocol.rollout import Submission
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, TrainerChild, genesis, open_cluster
+from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, Tasks, genesis, open_cluster
 from tests.protocol.builders import RECIPE, digest
 
 
@@ -39,8 +40,9 @@ def weights_of(running: Running) -> list[Weights]:
     return [w.payload for w in running.node.log.ledger.lineage() if isinstance(w.payload, Weights)]
 
 
-def life(node: Node, faults: Faults) -> trainer._Life:
-    return trainer._Life(node, cast("Any", TrainerChild("trainer", 1, faults)))
+def own_steps(running: Running) -> list[Step]:
+    """The steps that a node made, whatever became of them."""
+    return [e.payload for e in running.node.log.replica.entries(running.id) if isinstance(e.payload, Step)]
 
 
 async def test_a_step_says_what_it_was_made_of(
@@ -54,7 +56,7 @@ async def test_a_step_says_what_it_was_made_of(
         used: set[bytes] = set()
         lags = []
         for step in steps_of(running):
-            rewards = []
+            rewards, signal, groups = [], 0, 0
             for rollout, verdicts in StepBlob.parse(blobs.get(step.blob) or b"").submissions:
                 assert rollout not in used
                 used.add(rollout)
@@ -65,12 +67,17 @@ async def test_a_step_says_what_it_was_made_of(
                 assert set(verdicts) == {verdict.id for verdict in ledger.verdicts(rollout).values()}
                 lag = step.number - 1 - (ledger.version_number(entry.payload.weights) or 0)
                 submission = Submission.parse(blobs.get(entry.payload.submission) or b"", RECIPE)
+                signal, groups = signal + submission.signal, groups + len(submission.groups)
+                assert submission.signal == entry.payload.signal
                 rewards += [(r.reward, lag) for group in submission.groups for r in group.responses]
             assert step.reward == sum(reward for reward, _ in rewards) // len(rewards)
             assert step.lag_mean == sum(lag for _, lag in rewards) * MILLION // len(rewards)
             assert step.lag_max == max(lag for _, lag in rewards) <= RECIPE.async_level
-            assert step.accepted == step.trained == len(rewards) == RECIPE.groups_per_step * RECIPE.group_size
-            assert step.groups == RECIPE.groups_per_step
+            assert step.accepted == len(rewards) == groups * RECIPE.group_size
+            assert step.trained == signal * RECIPE.group_size
+            # Groups without a signal fill no batch, and the last submission made it full.
+            assert RECIPE.groups_per_step <= signal < RECIPE.groups_per_step + RECIPE.groups_per_submission
+            assert step.groups == groups
             lags.append(step.lag_max)
         assert any(lags)
         # Each step's weights stand right behind it and name it.
@@ -79,6 +86,101 @@ async def test_a_step_says_what_it_was_made_of(
         assert {step.rejected for step in steps_of(running)} == {0}
         kept = list(running.node.directory.trainer.glob("*.safetensors"))
         assert [file.read_text() for file in kept] == ["4"]
+
+
+async def test_a_task_that_teaches_nothing_hangs_nobody(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: Tasks, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
+        await faults.note("tasks", "score", {"items": items})
+        return [0 for _ in items]
+
+    monkeypatch.setattr(Tasks, "score", nothing)
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster, pause_at_step=2)
+        await trained(cluster, 2)
+        running = cluster.running[cluster.role("trainer")]
+        assert {step.groups for step in steps_of(running)} == {GATHER_FACTOR * RECIPE.groups_per_step}
+        assert {(step.trained, step.reward) for step in steps_of(running)} == {(0, 0)}
+
+
+async def test_the_next_step_is_trained_while_a_version_is_published(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        faults.seconds |= {"train": 2.0, "describe": 1.6, "generate": 0.05}
+        await trained(cluster, 6, 120)
+        later = steps_of(cluster.running[cluster.role("trainer")])[3:]
+        for step in later:
+            assert 2000 <= step.train_ms < 2100
+            assert step.publish_ms >= 1600
+            # Were it to wait for the version before, it would stand still for 1.6 s.
+            assert step.wait_ms + step.blocked_ms < 1000
+            assert step.lag_max <= RECIPE.async_level
+        # No version was trained for longer than it took: time is told once.
+        assert [step.number for step in later] == list(range(4, 4 + len(later)))
+
+
+async def test_without_an_async_level_a_step_waits_for_the_version_before(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, async_level=0))) as cluster:
+        await started(cluster, pause_at_step=3)
+        faults.seconds |= {"train": 0.5, "describe": 1.0}
+        await trained(cluster, 3, 120)
+        steps = steps_of(cluster.running[cluster.role("trainer")])
+        assert {step.lag_max for step in steps} == {0}
+        assert all(step.blocked_ms >= 1000 for step in steps[1:])
+
+
+async def test_what_was_made_before_is_not_lost_with_a_child_that_dies(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        await trained(cluster, 2)
+        running = cluster.running[cluster.role("trainer")]
+        faults.seconds |= {"train": 0.2, "describe": 3.0}
+        begun = faults.count("delta", "describe")
+        await cluster.until(lambda: faults.count("delta", "describe") > begun)
+        made, calls = running.steps, faults.count("trainer", "train")
+        await cluster.until(lambda: faults.count("trainer", "train") > calls)
+        faults.fail["train"] = (WorkerError("trainer: train: the child was ended by signal SIGKILL", "died"), 1)
+        await cluster.until(lambda: "role" in running.node.health.warnings)
+        assert running.steps == made + 1
+        assert faults.count("trainer", "start") == 1
+        await trained(cluster, made + 3)
+        numbers = [step.number for step in own_steps(running)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_what_was_trained_from_a_version_that_is_thrown_away_goes_with_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster, "a", "b", "c", "d")
+        await trained(cluster, 1)
+        old = cluster.running[cluster.role("trainer")]
+        faults.seconds |= {"train": 0.3, "describe": 3.0}
+        begun = faults.count("delta", "describe")
+        await cluster.until(lambda: faults.count("delta", "describe") > begun)
+        made, calls = len(own_steps(old)), faults.count("trainer", "train")
+        await cluster.until(lambda: faults.count("trainer", "train") > calls)
+        elector = cluster.running["elector"].elector
+        assert elector is not None
+        # Renewed: the same node goes on, but what was under way was for the term before.
+        await elector.grant_term(old.id)
+        faults.seconds |= {"train": 0.05, "describe": 0.05}
+        await trained(cluster, made + 3)
+        await cluster.agree()
+        steps = own_steps(old)
+        assert {step.term for step in steps[made + 1 :]} == {2}
+        used: list[bytes] = []
+        for step in steps:
+            used += [r for r, _ in StepBlob.parse(old.node.blobs.get(step.blob) or b"").submissions]
+        assert len(used) == len(set(used))
+        assert [step.number for step in steps_of(old)] == list(range(1, len(steps_of(old)) + 1))
 
 
 async def test_version_0_waits_for_a_validator_and_an_inference_node(
@@ -163,13 +265,13 @@ async def test_a_step_whose_term_ended_meanwhile_is_thrown_away(
         elector = cluster.running["elector"].elector
         assert elector is not None
         other = next(r for n, r in cluster.running.items() if r.node.role == "inference" and n != "elector")
-        made = len([e for e in old.node.log.replica.entries(old.id) if isinstance(e.payload, Step)])
+        made = len(own_steps(old))
         await elector.grant_term(other.id)
         await trio.sleep(2)
         faults.seconds["train"] = 0.05
         await cluster.until(lambda: other.node.role == "trainer")
         await trained(cluster, made + 2)
-        assert len([e for e in old.node.log.replica.entries(old.id) if isinstance(e.payload, Step)]) == made
+        assert len(own_steps(old)) == made
         assert steps_of(old)[-1].term == 2
 
 
@@ -281,12 +383,12 @@ async def test_no_number_of_announced_responses_is_too_large_for_a_step(
         version = await cluster.stage(a="trainer", b="validator", c="inference")
         node = cluster.running["a"].node
         liar = cluster.running["c"].node
-        announced = Rollout(version.id, 0, 2**16, 2**20, 2**30, digest("nothing"), 100)
+        announced = Rollout(version.id, 0, 2**16, 2**20, 2**30, digest("nothing"), 100, 2)
         await liar.log.append(announced)
         await cluster.agree()
         assert node.log.ledger.rejected() == 2**20
         monkeypatch.setattr(node.log.ledger, "rejected", lambda: 2**40)
-        assert life(node, faults)._rejected_since() == 2**31 - 1
+        assert rejected_since(node) == 2**31 - 1
 
 
 async def test_what_the_author_hands_out_instead_is_his_fault_alone(
@@ -297,12 +399,12 @@ async def test_what_the_author_hands_out_instead_is_his_fault_alone(
         node, author = cluster.running["a"].node, cluster.running["c"].node
         file = b"\x90"
         stored = author.blobs.put(file)
-        (entry,) = await author.log.append(Rollout(version.id, 0, 2, 8, 16, stored, len(file)))
+        (entry,) = await author.log.append(Rollout(version.id, 0, 2, 8, 16, stored, len(file), 2))
         await cluster.agree()
-        alive = life(node, faults)
-        await alive._take(entry, 0)
-        await alive._take(entry, 0)
-        assert alive._groups() == 0
+        gathering = Gathering(node)
+        await gathering.take(entry, 0)
+        await gathering.take(entry, 0)
+        assert gathering.amount == Amount()
         assert [peer for peer, _ in cluster.running["a"].port.blamed] == [author.id]
         assert node.weights.newest_held() is not None
         assert node.weights.paths(version.id)[1].read_bytes() == WHOLE_0

@@ -10,6 +10,7 @@ from node.errors import UserError
 from node.tasks import catalogue
 from node.tasks.jsonl import JsonlTask
 from node.tasks.reasoning import ReasoningTask
+from protocol.taskset import TaskSet
 
 
 def row(name: str, kind: str = "reasoning-gym", **changes: Any) -> dict[str, Any]:
@@ -55,6 +56,25 @@ def test_every_kind_is_made(tmp_path: Path) -> None:
         catalogue.make(row("maths", "python"), sandboxed=True)
 
 
+def test_of_a_task_with_a_set_only_its_items_are_asked(tmp_path: Path) -> None:
+    path = tmp_path / "maths.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{n}+1", "answer": str(n + 1)}) + "\n" for n in range(4)))
+    chosen = row("maths", "jsonl", data=str(path), items=TaskSet.of([1, 3]).encode())
+    task = catalogue.make(chosen, sandboxed=True)
+    assert [task.question(item) for item in range(4)] == ["1+1", "3+1", "1+1", "3+1"]
+    assert [task.score(1, answer) for answer in ("2", "4")] == [0, 1_000_000]
+    assert task.count == 2
+    sums = catalogue.make(row("chain_sum"), sandboxed=False)
+    some = catalogue.make(row("chain_sum", items=TaskSet.of([9, 2**31 - 1]).encode()), sandboxed=False)
+    assert [some.question(item) for item in (0, 1)] == [sums.question(item) for item in (9, 2**31 - 1)]
+    assert (sums.count, some.count) == (2**31, 2)
+    bad = [{**chosen, "items": TaskSet.of([1, 4]).encode()}, {**chosen, "items": b"\x90"}]
+    assert catalogue.problems(bad, sandboxed=True)[0].startswith(
+        "the task set of maths names item 4, and the task has 4"
+    )
+    assert catalogue.problems(bad, sandboxed=True)[1].startswith("maths: task set")
+
+
 def test_problems_name_every_bad_row() -> None:
     rows = [row("chain_sum"), row("chain_sum", parameters='{"max_terms": 0}'), row("maths", "jsonl", data="/nothing")]
     assert catalogue.problems(rows, sandboxed=True) == [
@@ -64,6 +84,8 @@ def test_problems_name_every_bad_row() -> None:
 
 
 class Bad:
+    count = 1
+
     def __init__(self, question: str | Exception | None) -> None:
         self._question = question
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from node.starter.defaults import RECIPE
-from node.workers import engine
+from node.workers import engine, generation
 from node.workers.child import UserError
 from node.workers.client import open_worker
 from node.workers.engine import Claim, Settings, Texts, TorchEngine, generate
@@ -100,7 +100,7 @@ def test_a_result_does_not_depend_on_the_batch(tmp_path: Path, monkeypatch: pyte
         for prompt, seed in zip(prompts, noise, strict=True)
         for group in generate(made, [prompt], [seed], SETTINGS)
     ]
-    monkeypatch.setattr(engine, "MAX_SEQUENCES", 8)  # two groups at a time
+    monkeypatch.setattr(generation, "MAX_SEQUENCES", 8)  # two groups at a time
     in_parts = generate(made, prompts, noise, SETTINGS)
     for other in (reverse, alone, in_parts):
         for group, same in zip(together, other, strict=True):

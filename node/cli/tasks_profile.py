@@ -1,0 +1,264 @@
+"""``farflung tasks profile``: which questions are of use to a model. See ``node.profiling``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shtab
+
+from node.cli import options, tables
+from node.config_keys import ENGINES
+from node.errors import UserError
+
+if TYPE_CHECKING:
+    from node.profiling import Model, Profile, Wanted
+    from node.store.directory import DataDirectory
+
+
+def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the action's parser."""
+    parser = actions.add_parser(
+        "profile",
+        help="find the questions that are neither too easy nor too hard for a model",
+        description="Have a model answer each question several times, as inference nodes do, score the answers in the "
+        "tasks' sandbox, and write for each task the set of the questions whose pass@k lies in a band. A task names "
+        "such a file as its set, and the new domain then asks these questions only. Run it again with the same --out "
+        "to go on, to ask more items, or to choose another band.",
+    )
+    options.complete(
+        parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where the sets are written"),
+        shtab.DIRECTORY,
+    )
+    source = parser.add_mutually_exclusive_group()
+    options.complete(
+        source.add_argument(
+            "--domain", type=Path, metavar="FILE", help="a domain.toml: its model, tasks and recipe (default: starter)"
+        ),
+        shtab.FILE,
+    )
+    source.add_argument(
+        "--version",
+        type=int,
+        metavar="N",
+        help="a version that a node's folder holds, with its domain's tasks and recipe",
+    )
+    options.complete(
+        source.add_argument(
+            "--model", type=Path, metavar="DIR", help="a Hugging Face folder instead of the starter model"
+        ),
+        shtab.DIRECTORY,
+    )
+    parser.add_argument("--tasks", metavar="FILE|NAMES", help="other tasks, as of farflung devnet")
+    parser.add_argument(
+        "--items", type=int, default=1000, metavar="N", help="items of each task, as far as it has them (1000)"
+    )
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (0)")
+    parser.add_argument("--responses", type=int, default=16, metavar="N", help="answers to each question (16)")
+    parser.add_argument("-k", type=int, default=1, metavar="K", help="the k of pass@k (1)")
+    parser.add_argument(
+        "--low", type=_share, default=Fraction(1, 8), metavar="P", help="keep from this pass@k on (0.125)"
+    )
+    parser.add_argument("--high", type=_share, default=Fraction(1, 2), metavar="P", help="up to this (0.5)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler's noise (0)")
+    parser.add_argument("--engine", choices=ENGINES, help="what generates (default: auto, or the node's configuration)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: 1, or the node's)")
+    options.add_data_dir(parser)
+    options.add_json(parser)
+    parser.set_defaults(command=_run)
+
+
+def _share(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    # Imported here, so that other commands start without loading what they do not use.
+    import trio
+
+    found: list[Profile]
+    wanted, found = trio.run(_profile, arguments)
+    told = [_told(each, arguments.out) for each in found]
+    if arguments.json:
+        band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
+        options.print_json({"responses": wanted.responses, **band, "tasks": told})
+    else:
+        _show(wanted, told)
+    return 0 if all(each.kept for each in found) else 1
+
+
+async def _profile(arguments: argparse.Namespace) -> tuple[Wanted, list[Profile]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from node import profiling
+
+    if arguments.threads is not None and arguments.threads < 1:
+        raise UserError(f"--threads {arguments.threads}: expected 1 or more")
+    console = Console(stderr=True)
+    columns = (TextColumn("asked"), BarColumn(), MofNCompleteColumn(), TextColumn("questions"), TimeRemainingColumn())
+    async with _source(arguments) as (wanted, model):
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("")
+            plain = _Lines(quiet=console.is_terminal)
+
+            def tell(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+                plain.tell(done, total)
+
+            return wanted, await profiling.profile(wanted, model, arguments.out, tell)
+
+
+class _Lines:
+    """A line for each tenth of the work, where there is no terminal to draw on."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._told = 0
+        self._quiet = quiet
+
+    def tell(self, done: int, total: int) -> None:
+        tenth = 10 * done // max(1, total)
+        if tenth > self._told and not self._quiet:
+            options.note(f"{done} of {total} questions asked")
+        self._told = max(self._told, tenth)
+
+
+@asynccontextmanager
+async def _source(arguments: argparse.Namespace) -> AsyncIterator[tuple[Wanted, Model]]:
+    """What to ask, and the model that answers. Raises ``UserError``."""
+    from dataclasses import replace
+
+    from node import domain_file, genesis, profiling
+    from node.roles.engine import Setup
+    from node.starter import defaults
+
+    band = profiling.Band(arguments.k, arguments.low, arguments.high)
+    asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
+        "band": band
+    }
+    other = None if arguments.tasks is None else tuple(genesis.task_rows(arguments.tasks))
+    if arguments.version is not None:
+        model, rows, recipe = _held(options.existing_directory(arguments), arguments)
+        wanted = profiling.Wanted(other or rows, recipe, **asked)
+        wanted.check()
+        yield wanted, model
+        return
+    dtype, folder = "float32", arguments.model or genesis.MODEL
+    wanted = profiling.Wanted(other or tuple(genesis.task_rows(None)), defaults.RECIPE, **asked)
+    if arguments.domain is not None:
+        founding = genesis.of_file(domain_file.load(arguments.domain))
+        dtype, folder = founding.dtype, founding.model
+        wanted = replace(wanted, tasks=other or founding.tasks, recipe=founding.recipe)
+    wanted.check()
+    setup = Setup(
+        options={"threads": arguments.threads or 1, "dtype": dtype},
+        engine=arguments.engine or "auto",
+        tensor_parallel=1,
+        cache=arguments.out.absolute() / "vllm",
+    )
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{arguments.out}: cannot be made ({error.strerror})", "name another folder") from None
+    async with profiling.converted(folder.absolute(), setup, arguments.out.absolute()) as model:
+        yield wanted, model
+
+
+def _held(directory: DataDirectory, arguments: argparse.Namespace) -> tuple[Model, tuple[dict[str, Any], ...], Any]:
+    """A version on the disk, with its domain's tasks and recipe."""
+    from node import joining
+    from node.cli.weights import found_on_disk
+    from node.profiling import Model
+    from node.roles.engine import Setup
+
+    domain = joining.held(directory)
+    if domain is None:
+        raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
+
+    def blob(digest: bytes) -> str:
+        path = directory.blobs / digest.hex()[:2] / digest.hex()
+        if not path.exists():
+            raise UserError(f"{directory.path}: a file that the domain names is not here yet", "let the node run")
+        return str(path)
+
+    rows = tuple(
+        {
+            **{name: getattr(task, name) for name in ("kind", "name", "weight", "parameters", "version")},
+            "data": None if task.data is None else blob(task.data.hash),
+            "items": None,
+        }
+        for task in domain.tasks
+    )
+    here = [
+        row["digest"]
+        for row in found_on_disk(directory)["objects"]
+        if row["kind"] == "version" and arguments.version in row["numbers"] and row["here"] == row["size"]
+    ]
+    if not here:
+        raise UserError(
+            f"{directory.path}: version {arguments.version} is not here whole",
+            f"farflung weights pull {arguments.version}, or see farflung weights ls",
+        )
+    config = directory.config()
+    setup = Setup(
+        options={
+            "config": blob(domain.model.config.hash),
+            "tokenizer": blob(domain.model.tokenizer.hash),
+            "threads": arguments.threads or config.threads,
+            "dtype": domain.model.compute_dtype,
+        },
+        engine=arguments.engine or config.engine,
+        tensor_parallel=config.tensor_parallel,
+        cache=directory.path / "vllm",
+    )
+    folder = directory.versions / here[0]
+    return Model(setup, folder / "manifest", folder / "whole.bin"), rows, domain.recipe
+
+
+def _told(found: Profile, out: Path) -> dict[str, Any]:
+    from node.profiling import set_file
+
+    return {
+        "task": found.label,
+        "questions": found.questions,
+        "undecided": found.undecided,
+        "kept": len(found.kept),
+        "set": str(set_file(found, out)) if found.kept else None,
+        "right": {str(right): count for right, count in found.counts.items()},
+    }
+
+
+def _show(wanted: Wanted, told: list[dict[str, Any]]) -> None:
+    rows = []
+    for row in told:
+        counts = {int(right): count for right, count in row["right"].items()}
+        low, high = (counts.get(number, 0) for number in (0, wanted.responses))
+        mean = sum(right * count for right, count in counts.items()) / max(1, row["questions"]) / wanted.responses
+        rows.append(
+            (
+                row["task"],
+                str(row["questions"]),
+                f"{mean:.3f}",
+                str(low),
+                str(high),
+                str(row["kept"]),
+                row["set"] or "none",
+            )
+        )
+    tables.table(("task", "questions", "passed", "never right", "always right", "kept", "set"), rows)
+    for row in told:
+        if row["set"] is not None:
+            options.note(
+                f'{row["task"]}: add set = "{row["set"]}" to its [[task]], the path being relative to that file'
+            )
+        else:
+            options.note(f"{row['task']}: no question lies in the band; ask more items, or choose another one")
+        if row["undecided"]:
+            options.note(f"{row['task']}: {options.counted(row['undecided'], 'question')} undecided and left out")

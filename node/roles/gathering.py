@@ -1,0 +1,119 @@
+"""What the trainer's next step is made of: accepted submissions, fetched and counted.
+
+1. A submission serves one step, and only while its policy lag is from 0 to ``async_level``. The oldest versions go
+   first.
+2. Groups without a signal are the trainer's to drop, and nobody else's. They fill no batch: it is full (``node.pool``)
+   with ``groups_per_step`` groups that have one, or with so many groups in all that waiting for more is no use.
+3. A submission that its author made up is refused for good, one that nobody gives is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from node.context import Node
+from node.net.rpc import Unreachable
+from node.pool import Amount
+from protocol.entry import Entry
+from protocol.errors import PeerError
+from protocol.records import Rollout
+from protocol.rollout import Submission
+
+FETCH_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """One accepted submission on its way into a step."""
+
+    entry: Entry
+    lag: int
+    path: Path
+    submission: Submission
+
+
+class Gathering:
+    """Fills one batch after the other."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._recipe = node.domain.recipe
+        self._batch: dict[bytes, Gathered] = {}
+        self._refused: set[bytes] = set()
+
+    @property
+    def amount(self) -> Amount:
+        """How much is in the batch."""
+        return amount(self._batch.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether a step can be made of it."""
+        return self.amount.fills(1, self._recipe)
+
+    async def fill(self, number: int) -> bool:
+        """Take in what was accepted since the last look, for a step from version ``number``; True once it is full."""
+        await self._node.pool.update()
+        usable = self._node.pool.usable(number)
+        # What was gathered for another base, or before a step that another trainer made, may be too old or used by now.
+        self._batch = {i: replace(g, lag=usable[i][1]) for i, g in self._batch.items() if i in usable}
+        for entry, lag in usable.values():
+            if self.full:
+                break
+            await self.take(entry, lag)
+        return self.full
+
+    async def keep_filling(self, number: int) -> None:
+        """Go on filling it, for ever: the batch of the next step comes in while this one is trained.
+
+        Where the disk refuses, it ends: that is to be told when no training would be lost by it.
+        """
+        seen = 0
+        with suppress(OSError):
+            while True:
+                if not self.full:
+                    await self.fill(number)
+                seen = await self._node.log.wait_change(seen, timeout=0.5)
+
+    async def take(self, entry: Entry, lag: int) -> None:
+        """Fetch one accepted submission into the batch, where that can be."""
+        node = self._node
+        if entry.id in self._batch or entry.id in self._refused:
+            return
+        rollout = entry.payload
+        assert isinstance(rollout, Rollout)
+        try:
+            # The validators fetched it to judge it, and hold it; its author may be busy or gone.
+            peers = [*node.log.ledger.verdicts(entry.id), entry.author]
+            data = await node.fetch_blob(rollout.submission, rollout.size, peers, timeout=FETCH_TIMEOUT)
+            submission = Submission.parse(data, self._recipe)
+        except PeerError as error:
+            self._refused.add(entry.id)
+            node.network.blame(entry.author, error)
+            return
+        except Unreachable:
+            return
+        self._batch[entry.id] = Gathered(entry, lag, node.blobs.path(rollout.submission), submission)
+
+    def hand_out(self) -> list[Gathered]:
+        """The batch, for a step; the next one begins empty."""
+        batch = list(self._batch.values())
+        self._batch.clear()
+        self._node.pool.take(g.entry.id for g in batch)
+        return batch
+
+    def give_back(self, batch: Sequence[Gathered]) -> None:
+        """The step was thrown away for no fault of these."""
+        self._node.pool.give_back(g.entry.id for g in batch)
+
+    def refuse(self, batch: Sequence[Gathered]) -> None:
+        """Never to be tried again."""
+        self._refused.update(g.entry.id for g in batch)
+
+
+def amount(batch: Collection[Gathered]) -> Amount:
+    """How much is in a batch."""
+    return Amount(sum(len(g.submission.groups) for g in batch), sum(g.submission.signal for g in batch))

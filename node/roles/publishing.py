@@ -1,0 +1,202 @@
+"""From a trained version to one that all may follow, while the trainer is at the next step already.
+
+1. ``step`` and ``weights`` are one transaction, written before anybody can see the new version, and after another node
+   holds it (``node.entrusting``).
+2. Versions are published one after the other. A step that is done when the term or the version that it started from is
+   over is thrown away, and so is what was trained from it.
+3. With a version goes what changed since its base, where that is clearly smaller. A delta that cannot be made is a
+   warning: the version is published without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node import deltas
+from node.context import Node
+from node.entrusting import entrust
+from node.roles import figures
+from node.roles.gathering import Gathered, amount
+from node.weights import payload as weights_payload
+from node.workers.client import Worker, WorkerError
+from protocol.constants import MILLION
+from protocol.entry import Entry
+from protocol.records import Blob, Step, StepBlob, Verdict, Weights
+
+DELTA = "next.delta"
+MAX_REJECTED = 2**31 - 1
+"""The most that a step entry can say; anybody may announce a great many responses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What training made: the child's ``answer``, and the files of the version and of its ``checkpoint``.
+
+    ``trained_at`` is when it was done, by trio's clock; the times are as in ``protocol.records.Step``.
+    """
+
+    answer: dict[str, Any]
+    whole: Path
+    checkpoint: Path
+    trained_at: float
+    train_ms: int
+    wait_ms: int
+    blocked_ms: int
+
+
+class Publication:
+    """One version, numbered ``number``, on its way from the trainer into the log; ``batch`` is what made it."""
+
+    def __init__(self, node: Node, number: int, batch: Sequence[Gathered], checkpoints: Path) -> None:
+        self.number = number
+        self.batch = batch
+        self.entry: Entry | None = None
+        """The ``weights`` entry, once it is there; None at the end where the version was thrown away."""
+        self.metrics: dict[str, Any] = {}
+        """The child's figures of the step."""
+        self.over = trio.Event()
+        self.over_at = 0.0
+        self._node = node
+        self._checkpoints = checkpoints
+        self._made: tuple[Made, Entry] | None = None
+        self._ready = trio.Event()
+
+    async def run(self) -> None:
+        """Publish it once it is made. The child that describes it starts while it is trained."""
+        try:
+            async with deltas.open_child() as differ:
+                await self._ready.wait()
+                if self._made is not None:
+                    self.entry = await self._publish(differ, *self._made)
+        finally:
+            self.over_at = trio.current_time()
+            self.over.set()
+
+    def go(self, made: Made, base: Entry) -> None:
+        """It was made from ``base``, which is published."""
+        self._made = made, base
+        self.metrics = made.answer["metrics"]
+        self._ready.set()
+
+    def drop(self) -> None:
+        """It was not made, or what it was made from is not to be."""
+        self._ready.set()
+
+    async def _publish(self, differ: Worker, made: Made, base: Entry) -> Entry | None:
+        node = self._node
+        if overtaken(node, base):
+            return None
+        described = await self._describe(differ, made, base)
+        manifest = described.manifest
+        data = manifest.encode()
+        digest = await node.blobs.put_async(data)
+        node.weights.expect(manifest, described.delta)
+        await trio.to_thread.run_sync(node.versions.adopt, data, made.whole)
+        delta = await self._adopt_delta(described)
+        await entrust(node, Blob(digest, len(data)), delta, manifest.size)
+        grant = node.log.ledger.grant()
+        if grant is None or overtaken(node, base):
+            return None
+        made.checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
+        blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
+        step = self._step(made, grant.term, base, await node.blobs.put_async(blob), len(blob))
+        entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
+        responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
+        node.metrics.record("step", **figures.of_step(step, self.metrics, responses))
+        node.pool.add_step(entries[0], StepBlob.parse(blob))
+        node.weights.adopt(entries[1])
+        for path in self._checkpoints.glob("*.safetensors"):
+            if path.stem != digest.hex():
+                path.unlink(missing_ok=True)
+        return entries[1]
+
+    def _step(self, made: Made, term: int, base: Entry, blob: bytes, blob_size: int) -> Step:
+        responses = [(r, g.lag) for g in self.batch for group in g.submission.groups for r in group.responses]
+        return Step(
+            term=term,
+            number=self.number,
+            base=base.id,
+            blob=blob,
+            blob_size=blob_size,
+            reward=sum(r.reward for r, _ in responses) // len(responses),
+            lag_mean=sum(lag for _, lag in responses) * MILLION // len(responses),
+            lag_max=max(lag for _, lag in responses),
+            groups=amount(self.batch).groups,
+            accepted=len(responses),
+            rejected=rejected_since(self._node),
+            trained=self.metrics["trained"],
+            tokens=self.metrics["tokens"],
+            train_ms=made.train_ms,
+            wait_ms=made.wait_ms,
+            publish_ms=milliseconds(trio.current_time() - made.trained_at),
+            blocked_ms=made.blocked_ms,
+        )
+
+    def _weights(
+        self, step: Step, described: deltas.Described, manifest: Blob, delta: Blob | None
+    ) -> Callable[[Sequence[Entry]], Weights]:
+        """The payload of the ``weights`` entry, given the entries before it: the last is the step's."""
+        whole, size = described.manifest.whole, described.manifest.size
+        change = (None, 0) if delta is None else (delta.hash, delta.size)
+        return lambda made: Weights(
+            step.term, step.number, step.base, manifest.hash, manifest.size, whole, size, made[-1].id, *change
+        )
+
+    async def _describe(self, differ: Worker, made: Made, base: Entry) -> deltas.Described:
+        """The new version's manifest, and its delta in ``work``."""
+        node, answer = self._node, made.answer
+        place = node.weights.paths(base.id)[0].parent
+        given = (answer["tensors"], answer["checksum"], made.whole, weights_payload(base).size)
+        try:
+            found = await deltas.describe(differ, *given, place, node.directory.work / DELTA)
+        except WorkerError as error:
+            node.health.warn("delta", f"no delta was made of the newest version: {error}")
+            async with deltas.open_child() as other:
+                return await deltas.describe(other, *given, None, node.directory.work / DELTA)
+        node.health.clear("delta")
+        return found
+
+    async def _adopt_delta(self, described: deltas.Described) -> Blob | None:
+        """Keep the delta, to serve it; None where there is none."""
+        if described.delta is None:
+            return None
+        data = described.delta.encode()
+        digest = await self._node.blobs.put_async(data)
+        await trio.to_thread.run_sync(self._node.versions.adopt, data, self._node.directory.work / DELTA)
+        return Blob(digest, len(data))
+
+    def _accepting(self, entry: Entry) -> tuple[bytes, ...]:
+        verdicts = self._node.log.ledger.verdicts(entry.id).values()
+        return tuple(v.id for v in verdicts if isinstance(v.payload, Verdict) and v.payload.outcome == "accepted")
+
+
+def in_office(node: Node) -> bool:
+    """Whether this node holds the newest term."""
+    grant = node.log.ledger.grant()
+    return grant is not None and grant.trainer == node.id
+
+
+def overtaken(node: Node, base: Entry) -> bool:
+    """Whether the term or the version that a step began with is over meanwhile."""
+    newest = node.weights.newest()
+    over = not in_office(node) or newest is None or newest.id != base.id
+    if over:
+        number = weights_payload(base).number
+        node.logger.warning("a step from version %d is thrown away: its term or version is over", number)
+    return over
+
+
+def rejected_since(node: Node) -> int:
+    """Responses rejected or void by now, less those that earlier steps have counted."""
+    ledger = node.log.ledger
+    return min(max(0, ledger.rejected() - ledger.rejected_in_steps()), MAX_REJECTED)
+
+
+def milliseconds(seconds: float) -> int:
+    """Seconds as a step entry says them."""
+    return max(0, int(seconds * 1000))

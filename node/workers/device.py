@@ -1,0 +1,20 @@
+"""Where a child computes: on a GPU where torch has one, else on the processor.
+
+The daemon imports no torch and cannot know, so each child decides. ``CUDA_VISIBLE_DEVICES``, which children inherit,
+hides GPUs from all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+AUTO: Final = "auto"
+
+
+def chosen(device: str) -> str:
+    """What torch calls the device that is meant: "cuda" or "cpu" for "auto", any other name as it is."""
+    if device != AUTO:
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
