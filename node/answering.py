@@ -26,8 +26,6 @@ from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.rollout import FINISH_END
 
-MAX_SAMPLES: Final = 256
-"""Answers to one question: a recipe's largest group."""
 SEQUENCES: Final = 256
 """Answers that are written together. A change alters batches, and so, where two tokens are all but tied, results."""
 GREEDY_TEMPERATURE: Final = 1

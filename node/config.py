@@ -18,6 +18,10 @@
     [trainer]
     processes = 1                                        # processes (on GPUs: one each) that share the model
     recompute = "auto"                                   # activations: "on" saves memory, "off" saves time
+    eval_every = 0                                       # versions from one evaluation to the next; 0: none
+    eval_questions = 64                                  # held-out questions of each task
+    eval_samples = 1                                     # answers to each
+    eval_greedy = false                                  # the likeliest tokens instead of sampled ones
 
     [bulk]                                               # weights, beside the rest of the network
     listen = []                                          # left out: as ``listen``, at its port + 10000
@@ -31,6 +35,10 @@
     [weights]                                            # on this node's disk
     quota = 0                                            # MiB that weights may take; 0: no limit
     reserve = 512                                        # MiB that they leave free
+
+    [tracking]                                           # beside metrics.jsonl, which is always written
+    tensorboard = false                                  # true, or a folder
+    wandb = ""                                           # a Weights & Biases project
 
     [devnet]                                             # only read in a development network
     cheat = ""                                           # "wrong-weights" or "forged-reward"
@@ -67,6 +75,10 @@ class TrainerConfig:
 
     processes: int = 1
     recompute: str = "auto"
+    eval_every: int = 0
+    eval_questions: int = 64
+    eval_samples: int = 1
+    eval_greedy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,14 @@ class WeightsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TrackingConfig:
+    """Where metrics go beside ``metrics.jsonl``. ``tensorboard`` may name a folder."""
+
+    tensorboard: bool | str = False
+    wandb: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The whole of ``farflung.toml``; addresses are multiaddr texts."""
 
@@ -106,10 +126,17 @@ class Config:
     trainer: TrainerConfig = TrainerConfig()
     bulk: BulkConfig = BulkConfig()
     weights: WeightsConfig = WeightsConfig()
+    tracking: TrackingConfig = TrackingConfig()
     devnet: DevnetConfig = DevnetConfig()
 
 
-SECTIONS: Final = {"trainer": TrainerConfig, "bulk": BulkConfig, "weights": WeightsConfig, "devnet": DevnetConfig}
+SECTIONS: Final = {
+    "trainer": TrainerConfig,
+    "bulk": BulkConfig,
+    "weights": WeightsConfig,
+    "tracking": TrackingConfig,
+    "devnet": DevnetConfig,
+}
 """What a section of the file stands for."""
 
 

@@ -39,12 +39,19 @@ MAX_BULK: Final = 4
 """A presence carries no more addresses for weights."""
 MAX_RATE: Final = 10**6
 MAX_CONNECTIONS: Final = 4096
+MAX_QUESTIONS: Final = 1 << 16
+MAX_SAMPLES: Final = 256
+"""Answers to one question of an evaluation: a recipe's largest group."""
+MAX_PATH: Final = 1024
+MAX_PROJECT: Final = 128
 MAX_ROOM: Final = 2**40
 
 PREFIX: Final = "FARFLUNG_"
 OTHER_VARIABLES: Final = ("FARFLUNG_CONFIG", "FARFLUNG_DATA_DIR", "FARFLUNG_PYTHON")
 """Variables that are no keys: where the file and the node's folder are, and what the installer runs."""
 
+_NO_PROJECT = re.compile(r"[/\\#?%:]")
+"""What Weights & Biases allows in no project's name."""
 _ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})(?:/p2p/([1-9A-HJ-NP-Za-km-z]+))?")
 
 
@@ -109,6 +116,20 @@ def _announce(value: object) -> str | None:
 
 def _boolean(value: object) -> str | None:
     return None if isinstance(value, bool) else "expected true or false"
+
+
+def _text(value: object, most: int) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= most and value.isascii() and value.isprintable()
+
+
+def _switch_or_folder(value: object) -> str | None:
+    fits = isinstance(value, bool) or _text(value, MAX_PATH)
+    return None if fits else "expected true, false or the path of a folder in printable ASCII"
+
+
+def _project(value: object) -> str | None:
+    fits = value == "" or (_text(value, MAX_PROJECT) and not _NO_PROJECT.search(str(value)))
+    return None if fits else f"a project is at most {MAX_PROJECT} printable ASCII characters, none of /\\#?%:"
 
 
 def _bootstrap(value: object) -> str | None:
@@ -192,6 +213,15 @@ KEYS: Final = {
             partial(_choice, RECOMPUTE),
             "compute activations again for the backward pass: on, off, or auto: where memory is short",
         ),
+        Key(
+            "trainer.eval_every",
+            0,
+            partial(_integer, 0, MAX_STEP),
+            "evaluate each version whose number this divides when this node is the trainer; 0: none",
+        ),
+        Key("trainer.eval_questions", 64, partial(_integer, 1, MAX_QUESTIONS), "held-out questions of each task"),
+        Key("trainer.eval_samples", 1, partial(_integer, 1, MAX_SAMPLES), "answers to each of them"),
+        Key("trainer.eval_greedy", False, _boolean, "take the likeliest tokens instead of sampling"),
         Key("bulk.listen", [], _bulk_listen, "where weights are served; left out: as listen, at its port + 10000"),
         Key("bulk.announce", [], _announce, "where others are told to fetch weights, instead of bulk.listen"),
         Key("bulk.proxied", False, _boolean, "whether a reverse proxy stands in front of bulk.listen"),
@@ -201,6 +231,13 @@ KEYS: Final = {
         Key("bulk.peer_connections", 32, partial(_integer, 1, MAX_CONNECTIONS), "connections of one peer at once"),
         Key("weights.quota", 0, partial(_integer, 0, MAX_ROOM), "MiB that weights may take on the disk; 0: no limit"),
         Key("weights.reserve", 512, partial(_integer, 0, MAX_ROOM), "MiB of the disk that weights leave free"),
+        Key(
+            "tracking.tensorboard",
+            False,
+            _switch_or_folder,
+            "write metrics for TensorBoard: true, or a folder instead of tensorboard/ in the node's own",
+        ),
+        Key("tracking.wandb", "", _project, "a Weights & Biases project to send metrics to"),
         Key("devnet.cheat", "", partial(_choice, CHEATS), "how to cheat, for tests of a development network"),
         Key(
             "devnet.pause_at_step", 0, partial(_integer, 0, MAX_STEP), "nothing is generated after this step; 0: never"

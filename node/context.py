@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from node.config import Config
 from node.log.service import LogService
+from node.metrics import Metrics
 from node.net.host import Network
 from node.net.transfer import fetch_blob
 from node.store.blobs import BlobStore
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from node.pool import Pool
     from node.presences import Presences
     from node.weights import Weights
+
+
+MAX_EVALUATIONS: Final = 1000
+"""Evaluations that a running node remembers."""
 
 
 @dataclass(slots=True)
@@ -85,6 +90,11 @@ class Node:
     """Its feed ends in a leave entry."""
     children: dict[str, int] = field(default_factory=dict)
     failed_audits: Counter[bytes] = field(default_factory=Counter)
+    metrics: Metrics = field(default_factory=Metrics)
+    evaluating: bool = False
+    """An evaluation of a version that is due is under way, or about to be."""
+    evaluations: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_EVALUATIONS))
+    """What this node's evaluations found, the newest last: see ``node.roles.evaluation``."""
     elector: Elector | None = None
     """Where this node is, or once was, one of the domain's electors."""
     bulk: Bulk = field(init=False)

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 import node as package
-from node import cheats, entrusting, joining, liveness, offering, systemd, watchdog
+from node import cheats, entrusting, joining, liveness, metrics, offering, systemd, tracking, watchdog
 from node.api import server
 from node.api.weights import Pulls
 from node.bulk.client import Bulk
@@ -201,6 +201,9 @@ async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> Non
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run, node)
         await nursery.start(sync.run)
+        metrics_file = node.directory.path / metrics.NAME
+        nursery.start_soon(_keep, node, "metrics", partial(node.metrics.run, metrics_file, node.health))
+        nursery.start_soon(_keep, node, "tracking", partial(tracking.run, node))
         nursery.start_soon(_keep, node, "own feed", partial(_keep_joined, node))
         nursery.start_soon(_keep, node, "log", partial(_watch_history, node, sync))
         nursery.start_soon(_keep, node, "weights", node.weights.run)

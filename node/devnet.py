@@ -31,7 +31,7 @@ from node.report import Sample, Story
 from node.roles.engine import chosen
 from node.store.files import write_atomic
 from node.store.verify import verify
-from node.summary import EMPTY, StepRow, Summary, of_ledger, timed
+from node.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
 from node.workers import vllm_start
 from protocol.ledger import Ledger
 
@@ -57,6 +57,8 @@ class _Devnet:
     began: float = field(default_factory=time.monotonic)
     phase: str = "starting"
     samples: list[Sample] = field(default_factory=list)
+    evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What any node told of a version, by its number."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     interrupted: bool = False
     failure: UserError | None = None
@@ -146,8 +148,9 @@ class _Devnet:
         return not scope.cancelled_caught
 
     def _quiet(self) -> bool:
-        """No node generates, none has an audit to make."""
-        return all(m.fresh() and not m.status["generating"] and not m.status["pending_audits"] for m in self.members)
+        """No node generates, none has an audit to make or a version to evaluate."""
+        busy = ("generating", "pending_audits", "evaluating")
+        return all(m.fresh() and not any(m.status[what] for what in busy) for m in self.members)
 
     def _agree(self) -> bool:
         """All hold the same entries and every one of them is final."""
@@ -193,7 +196,7 @@ class _Devnet:
         found, problem = await trio.to_thread.run_sync(_read_log, self.members, signatures)
         if problem is not None:
             self.display.say(problem)
-        self.summary = timed(found, seconds, self._bytes())
+        self.summary = timed(found, seconds, self._bytes(), evaluation_rows(self.evaluations.values()))
         story = Story(
             summary=self.summary,
             samples=tuple(self.samples),
@@ -238,6 +241,8 @@ class _Devnet:
             if now >= sampled + SAMPLE_EVERY:
                 self.samples.append(Sample(now, sum(m.tokens.value for m in self.members), self._bytes()))
                 sampled = now
+            for member in self.members:
+                self.evaluations |= {found["version"]: found for found in member.status.get("evaluations", ())}
             self._draw()
             await trio.sleep(fleet.POLL)
 

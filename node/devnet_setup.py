@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from node import fleet
-from node.config import BulkConfig, Config, DevnetConfig, write
+from node.config import BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, write
 from node.config_keys import CHEATS, WILLING
 from node.errors import UserError
 from node.fleet import Member
@@ -28,7 +28,8 @@ MAX_NODES: Final = 64
 @dataclass(frozen=True, slots=True)
 class Options:
     """What the command line asks for. ``tasks`` is None for the starter model's own mix; ``domain`` is a
-    ``domain.toml`` to try out instead of the starter model, and ``engine`` what all nodes generate with."""
+    ``domain.toml`` to try out instead of the starter model, and ``engine`` what all nodes generate with. The trainer
+    evaluates every so many versions (0: none); ``tensorboard`` has all nodes write event files."""
 
     folder: Path
     nodes: int = 5
@@ -40,6 +41,8 @@ class Options:
     domain: Path | None = None
     engine: str = "auto"
     threads: int = 1
+    eval_every: int = 0
+    tensorboard: bool = False
 
     def check(self) -> None:
         """Raise ``UserError`` for what cannot work."""
@@ -47,6 +50,8 @@ class Options:
             raise UserError(f"--nodes {self.nodes}: a devnet has {MIN_NODES} to {MAX_NODES} nodes")
         if self.steps < 1:
             raise UserError(f"--steps {self.steps}: at least one step is needed")
+        if self.eval_every < 0:
+            raise UserError(f"--eval-every {self.eval_every}: expected 1 or more, or 0 for no evaluations")
         if self.domain is not None and self.tasks is not None:
             raise UserError("--tasks: the tasks stand in the file of --domain", "name one of the two")
         if (unknown := next((cheat for cheat in self.cheats if cheat not in CHEATS or not cheat), None)) is not None:
@@ -95,6 +100,8 @@ def prepare(options: Options) -> list[Member]:
             threads=options.threads,
             # Of any port: the one that follows from another node's may be a third one's.
             bulk=BulkConfig(listen=("/ip4/127.0.0.1/tcp/0",)),
+            trainer=TrainerConfig(eval_every=options.eval_every),
+            tracking=TrackingConfig(tensorboard=options.tensorboard),
             devnet=DevnetConfig(cheat=cheat, pause_at_step=options.steps),
         )
         write(config, directory.config_file)

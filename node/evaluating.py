@@ -32,7 +32,6 @@ from protocol.records import Blob
 
 QUESTIONS: Final = 128
 """Asked of each task unless somebody says otherwise: a rate of a half is then known to ±9 points."""
-MAX_QUESTIONS: Final = 1 << 16
 DRAWS: Final = 8
 """Times as many questions are drawn at most, where many have the same text."""
 MIX: Final = "all"

@@ -2,21 +2,23 @@
 
 ``{format, steps: [{step, reward, lag_mean, lag_max, accepted, rejected, trained, seconds, training, waiting, blocked,
 publishing}],
-nodes: [{name, id, role, credit, rejections: [{reason, count}]}], seconds, bytes}``
+nodes: [{name, id, role, credit, rejections: [{reason, count}]}], seconds, bytes,
+evaluations: [{version, task, questions, pass_rate, pass_rate_low, pass_rate_high, reward}]}``
 
 1. Steps are those whose weights stand on the lineage, in its order. ``reward`` is the mean over all accepted responses
    that the step gathered, from 0 to 1; ``accepted``, ``rejected`` and ``trained`` count responses. ``seconds`` of the
    trainer's time are the sum of ``training``, ``waiting`` for rollouts and ``blocked``, for the version before was not
    published yet. ``publishing`` took so many seconds beside them.
 2. ``credit`` counts final entries only. ``rejections`` counts submissions by reason, the most frequent first.
-3. ``seconds`` is the run's length and ``bytes`` what all its nodes sent each other: two things no log knows.
+3. ``seconds`` is the run's length, ``bytes`` what all its nodes sent each other, and ``evaluations``, left out where
+   there are none, what the trainers told of versions on held-out questions: things no log knows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from protocol.constants import MILLION
@@ -63,6 +65,30 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """A version on the held-out questions of a task, or of the mix ("all"); the limits are those of a 95 % interval."""
+
+    version: int
+    task: str
+    questions: int
+    pass_rate: float
+    pass_rate_low: float
+    pass_rate_high: float
+    reward: float
+
+
+def evaluation_rows(told: Iterable[Mapping[str, Any]]) -> tuple[EvaluationRow, ...]:
+    """The rows of evaluations as statuses tell them (``node.api.status``), by version; each version counts once."""
+    versions = {evaluation["version"]: evaluation["scores"] for evaluation in told}
+    names = [field.name for field in fields(EvaluationRow) if field.name != "version"]
+    return tuple(
+        EvaluationRow(version, **{name: score[name] for name in names})
+        for version, scores in sorted(versions.items())
+        for score in scores
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Rejection:
     """How many of a node's submissions were rejected for one reason code."""
 
@@ -89,10 +115,13 @@ class Summary:
     nodes: tuple[NodeRow, ...]
     seconds: float
     bytes: int
+    evaluations: tuple[EvaluationRow, ...] = ()
 
     def to_json(self) -> str:
         """The text of ``summary.json``."""
         value: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        if not self.evaluations:
+            del value["evaluations"]
         return json.dumps(value, indent=1) + "\n"
 
 
@@ -130,6 +159,6 @@ def of_ledger(ledger: Ledger, order: Sequence[str] = ()) -> Summary:
     return Summary(steps, tuple(nodes), 0.0, 0)
 
 
-def timed(summary: Summary, seconds: float, bytes_sent: int) -> Summary:
+def timed(summary: Summary, seconds: float, bytes_sent: int, evaluations: tuple[EvaluationRow, ...] = ()) -> Summary:
     """``summary`` with what no log knows."""
-    return replace(summary, seconds=round(seconds, 3), bytes=bytes_sent)
+    return replace(summary, seconds=round(seconds, 3), bytes=bytes_sent, evaluations=evaluations)

@@ -20,6 +20,7 @@ from protocol.records import Step
 
 RECENT_STEPS: Final = 1000
 """Steps of which a status tells the figures, the newest."""
+RECENT_EVALUATIONS: Final = 50
 ROOM: Final = 200 << 20
 """Free bytes below which a status complains."""
 
@@ -58,6 +59,7 @@ def status(node: Node) -> dict[str, Any]:
         "over": node.log.over(),
         "pending_audits": sum(map(node.will_be_judged, ledger.outstanding())),
         "generating": node.generating,
+        "evaluating": node.evaluating,
         "peers": len(peers),
         "inbound": inbound,
         "outbound": len(peers) - inbound,
@@ -81,6 +83,7 @@ def status(node: Node) -> dict[str, Any]:
             {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
             for author in ledger.authors()
         ],
+        "evaluations": list(node.evaluations)[-RECENT_EVALUATIONS:],
         "steps": [_step(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
     }
     answer["problems"] = explain.problems(answer, ROOM)

@@ -48,6 +48,16 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--threads", type=int, default=1, metavar="N", help="threads of each child that computes (default: 1)"
     )
     parser.add_argument(
+        "--eval-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="evaluate every N-th version on held-out questions (default: none)",
+    )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="have every node write TensorBoard's event files as well"
+    )
+    parser.add_argument(
         "--seed", type=int, metavar="N", help="derive the nodes' keys from N, so that another run has the same node ids"
     )
     parser.add_argument("--keep-running", action="store_true", help="go on after the summary, until Ctrl-C")
@@ -74,5 +84,7 @@ def _devnet(arguments: argparse.Namespace) -> int:
         domain=arguments.domain,
         engine=arguments.engine,
         threads=arguments.threads,
+        eval_every=arguments.eval_every,
+        tensorboard=arguments.tensorboard,
     )
     leave(trio.run(devnet.run, options, lambda: open_display(Console())))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.cli import options, tables
-from node.config_keys import ENGINES
+from node.config_keys import ENGINES, MAX_QUESTIONS, MAX_SAMPLES
 from node.errors import UserError
 from node.store.directory import DataDirectory
 
@@ -83,8 +83,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     import trio
 
     from node import joining
-    from node.answering import MAX_SAMPLES
-    from node.evaluating import MAX_QUESTIONS, QUESTIONS
+    from node.evaluating import QUESTIONS
 
     directory = options.existing_directory(arguments)
     questions = QUESTIONS if arguments.questions is None else arguments.questions

@@ -96,6 +96,11 @@ def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, s
         spent = (("trained", "train"), ("waited for rollouts", "wait"), ("and for its last version", "blocked"))
         times = ", ".join(f"{words} {last[f'{name}_ms'] / 1000:.1f} s" for words, name in spent)
         yield "", f"the trainer {times}; publishing took {last['publish_ms'] / 1000:.1f} s beside it"
+    if status["evaluations"] and status["evaluations"][-1]["scores"]:
+        evaluation = status["evaluations"][-1]
+        score = evaluation["scores"][-1]
+        rate = f"{score['pass_rate']:.3f} ({score['pass_rate_low']:.3f} to {score['pass_rate_high']:.3f})"
+        yield "evaluation", f"version {evaluation['version']} passes {rate} of the held-out questions"
     yield "peers", f"{status['peers']}: {status['outbound']} dialled by it, {status['inbound']} dialled it"
     yield "reachability", _reachability(status)
     for number, address in enumerate(status["addresses"]):

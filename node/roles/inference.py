@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import trio
@@ -16,6 +17,7 @@ import trio
 from node import cheats
 from node.context import Node
 from node.roles.engine import Engine, open_engine, open_tasks
+from node.roles.figures import lengths
 from node.tasks.service import TaskService
 from node.weights import payload as weights_payload
 from protocol import schedule
@@ -100,7 +102,9 @@ class _Life:
         questions = await self._tasks.questions(items)
         prompts = [schedule.prompt(question, s, recipe) for question, s in zip(questions, seeds, strict=True)]
         answer = await self._engine.generate(prompts, seeds)
+        began = time.monotonic()
         rewards = await self._score(items, answer["groups"])
+        scoring = time.monotonic() - began
         if cheat == cheats.FORGED_REWARD:
             rewards = cheats.forged(rewards)
         groups = tuple(
@@ -114,6 +118,21 @@ class _Life:
         responses = sum(len(g.responses) for g in groups)
         await node.log.append(
             Rollout(version.id, first, len(groups), responses, tokens, digest, len(data), submission.signal)
+        )
+        written = [response for group in groups for response in group.responses]
+        node.metrics.record(
+            "generation",
+            version=self._newest_used,
+            groups=len(groups),
+            groups_with_signal=submission.signal,
+            responses=responses,
+            tokens=tokens,
+            tokens_per_second=tokens / answer["seconds"] if answer["seconds"] else None,
+            generating_seconds=answer["seconds"],
+            scoring_seconds=scoring,
+            bytes=len(data),
+            reward=sum(response.reward for response in written) / MILLION / len(written),
+            **lengths(written),
         )
 
     async def _score(self, items: list[tuple[int, int]], groups: list[dict[str, Any]]) -> list[list[int]]:

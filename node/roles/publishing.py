@@ -20,6 +20,7 @@ import trio
 from node import deltas
 from node.context import Node
 from node.entrusting import entrust
+from node.roles import figures
 from node.roles.gathering import Gathered, amount
 from node.store.files import sync_directory
 from node.weights import payload as weights_payload
@@ -108,6 +109,8 @@ class Publication:
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
         step = self._step(made, grant.term, base, await node.blobs.put_async(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
+        responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
+        node.metrics.record("step", **figures.of_step(step, self.metrics, responses))
         node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         for path in self._checkpoints.glob("*.safetensors"):

@@ -28,6 +28,7 @@ from typing import Any
 import trio
 
 from node.context import Node
+from node.roles import evaluation
 from node.roles.engine import configuration, load_timeout
 from node.roles.gathering import Gathered, Gathering
 from node.roles.publishing import Made, Publication, in_office, milliseconds
@@ -57,6 +58,7 @@ async def run(node: Node) -> None:
             }
             await worker.call("configure", timeout=START_TIMEOUT, **settings)
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(evaluation.run, node)
                 await _Life(node, worker, nursery).run()
         finally:
             node.children.pop("trainer", None)

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
 import trio
@@ -25,6 +26,7 @@ from node.tasks.service import TaskService
 from node.workers.client import WorkerError
 from proofs import audit, checks, duplicates
 from protocol import identity
+from protocol.constants import MILLION
 from protocol.domain import Thresholds
 from protocol.entry import Entry
 from protocol.errors import PeerError
@@ -155,9 +157,22 @@ class _Life:
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
         draw = self._node.identity.sign(identity.DRAW, draw_message(rollout.submission, entry.id))
+        began = time.monotonic()
         result = await self._examine(entry, rollout, draw)
         if result is None:
             return
+        self._node.metrics.record(
+            "verdict",
+            version=self._node.log.ledger.version_number(rollout.weights),
+            outcome=result.outcome,
+            severity=result.severity,
+            reason=result.reason,
+            deficit=result.score / MILLION,
+            groups=rollout.groups,
+            groups_replayed=result.audited,
+            tokens=rollout.tokens,
+            seconds=time.monotonic() - began,
+        )
         self._first_seen.pop(entry.id, None)
         if result.outcome == "rejected":
             self._node.logger.info("rejected a submission of %s: %s", entry.author.hex()[:8], result.words)

@@ -9,6 +9,7 @@
     control.sock    the running daemon's socket  log/log.db     the replicated log
     blobs/          content-addressed files      versions/      weights
     trainer/        the trainer's checkpoints   work/          scratch of children, emptied at each start
+    metrics.jsonl   what the node measures
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node import config, config_keys
-from node.config import BulkConfig, Config, DevnetConfig, TrainerConfig, resolve
+from node.config import BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, resolve
 from node.config_keys import KEYS
 from node.errors import UserError
 from protocol.identity import Identity, peer_id
@@ -34,7 +35,7 @@ def test_write_and_load(tmp_path: Path) -> None:
         threads=3,
         engine="vllm",
         tensor_parallel=4,
-        trainer=TrainerConfig(processes=2, recompute="on"),
+        trainer=TrainerConfig(processes=2, recompute="on", eval_every=5, eval_greedy=True),
         bulk=BulkConfig(
             listen=("/ip4/127.0.0.1/tcp/0",),
             announce=("/dns4/weights.example.org/tcp/443/https/http-path/a%2Fb",),
@@ -42,10 +43,13 @@ def test_write_and_load(tmp_path: Path) -> None:
             rate=100,
             connections=64,
         ),
+        tracking=TrackingConfig(tensorboard="runs/one", wandb="far flung"),
         devnet=DevnetConfig(cheat="forged-reward", pause_at_step=7),
     )
     config.write(value, path)
     assert config.load(path) == value
+    config.write(replace(value, tracking=TrackingConfig(tensorboard=True)), path)
+    assert config.load(path).tracking.tensorboard is True
     config.write(Config(), path)
     assert config.load(path) == Config()
     assert [item.name for item in tmp_path.iterdir()] == ["farflung.toml"]
@@ -68,6 +72,12 @@ def test_every_name_survives(name: str, tmp_path_factory: pytest.TempPathFactory
         ("[trainer]\nprocess = 1", "'trainer.process'"),
         ("[trainer]\nprocesses = 0", "trainer.processes"),
         ('[trainer]\nrecompute = "yes"', "trainer.recompute"),
+        ("[trainer]\neval_every = -1", "trainer.eval_every"),
+        ("[trainer]\neval_samples = 257", "trainer.eval_samples"),
+        ("[tracking]\ntensorboard = 1", "tracking.tensorboard"),
+        ('[tracking]\ntensorboard = ""', "tracking.tensorboard"),
+        ("[tracking]\nwandb = true", "tracking.wandb"),
+        ('[tracking]\nwandb = "a/b"', "tracking.wandb"),
         ("name = 1", "name"),
         ('name = ""', "name"),
         (f'name = "{"x" * 33}"', "name"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from node import report
 from node.plot import Series, plot, ticks
 from node.report import Sample, Story
-from node.summary import EMPTY, NodeRow, Rejection, StepRow, Summary
+from node.summary import EMPTY, EvaluationRow, NodeRow, Rejection, StepRow, Summary
 from proofs.checks import REASONS
 
 VOID = {"meta", "line", "polyline", "circle", "rect", "br", "link"}
@@ -79,6 +79,21 @@ def test_it_shows_the_run() -> None:
         assert words in text, words
     assert REASONS["reward"].words in text
     assert "ef" * 32 in text
+
+
+def test_evaluations_have_a_panel_of_their_own() -> None:
+    assert "Held-out" not in report.render(STORY)
+    rows = tuple(
+        EvaluationRow(version, task, 64, rate, rate - 0.1, rate + 0.1, rate)
+        for version, rate in ((0, 0.25), (5, 0.5))
+        for task in ("sums", "products", "all")
+    )
+    page = report.render(replace(STORY, summary=replace(STORY.summary, evaluations=rows)))
+    parsed = parse(page)
+    assert parsed.seen["svg"] == 6
+    assert "passed of 64, the same each time" in " ".join(parsed.text)
+    # Of several tasks the mean is drawn.
+    assert page.count("passed: 0.25 at 0") == page.count("passed: 0.5 at 5") == 1
 
 
 def test_it_is_a_pure_function() -> None:

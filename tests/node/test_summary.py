@@ -5,7 +5,18 @@ from __future__ import annotations
 import json
 
 from node import summary
-from node.summary import EMPTY, NodeRow, Rejection, StepRow, Summary, of_ledger, rejections, timed
+from node.summary import (
+    EMPTY,
+    EvaluationRow,
+    NodeRow,
+    Rejection,
+    StepRow,
+    Summary,
+    evaluation_rows,
+    of_ledger,
+    rejections,
+    timed,
+)
 from protocol.identity import DRAW
 from protocol.ledger import Ledger
 from protocol.records import Role, Rollout, Step, Verdict, Weights
@@ -111,3 +122,21 @@ def test_the_most_frequent_reason_comes_first() -> None:
         Rejection("gap", 1),
         Rejection("late", 1),
     )
+
+
+def test_evaluations_come_by_version_and_each_counts_once() -> None:
+    score = {
+        "task": "sums",
+        "questions": 64,
+        "pass_rate": 0.5,
+        "pass_rate_low": 0.4,
+        "pass_rate_high": 0.6,
+        "reward": 0.55,
+        "length": 3.2,
+    }
+    told = [{"version": version, "id": "ab", "scores": [score]} for version in (4, 0, 4)]
+    rows = evaluation_rows(told)
+    assert rows == tuple(EvaluationRow(version, "sums", 64, 0.5, 0.4, 0.6, 0.55) for version in (0, 4))
+    found = timed(EMPTY, 1.0, 2, rows)
+    assert [row["version"] for row in json.loads(found.to_json())["evaluations"]] == [0, 4]
+    assert "evaluations" not in json.loads(EMPTY.to_json())

@@ -1,0 +1,134 @@
+"""The trainer's evaluations: each version whose number ``trainer.eval_every`` divides, on held-out questions.
+
+1. They run beside training, in an engine child of their own that stays loaded while the node is the trainer. The
+   trainer child's model is sharded and has no cache to generate with, and between steps training would stand still for
+   as long as generation takes. So a step waits for nothing; it shares the machine with a child of lower priority
+   (``node.roles.engine.MODEST``), and memory with a second copy of the model.
+2. The questions are the same each time. Where versions come faster than they can be evaluated, those that a newer one
+   to be evaluated has overtaken are left out: the newest figures are never old.
+3. Whatever goes wrong here is a health warning and a pause: training goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+
+from node import evaluating
+from node.answering import Question, Sampler, open_sampler, sampling
+from node.context import Node, innermost
+from node.evaluating import Plan
+from node.net.rpc import Unreachable
+from node.roles.engine import model_bytes, open_tasks, setup_of
+from node.tasks.service import TaskService
+from node.weights import payload
+from protocol.entry import Entry
+from protocol.errors import Error
+
+CHILD: Final = "evaluation"
+FIRST_PAUSE: Final = 5.0
+MAX_PAUSE: Final = 300.0
+LOOK: Final = 0.2
+"""Seconds after which a version that was published counts as held at the latest."""
+
+
+async def run(node: Node) -> None:
+    """Evaluate until cancelled; returns at once where the configuration asks for none."""
+    if not node.config.trainer.eval_every:
+        return
+    pause = FIRST_PAUSE
+    life = _Life(node)
+    try:
+        while True:
+            done = life.count
+            try:
+                await life.run()
+            except* Exception as group:
+                error = innermost(group)
+                why = str(error) or type(error).__name__
+                pause = FIRST_PAUSE if life.count > done else min(2 * pause, MAX_PAUSE)
+                node.health.warn("evaluation", f"a version was not evaluated: {why}; again in {pause:.0f} s")
+                if not isinstance(error, Error | OSError | trio.TooSlowError):
+                    node.logger.error("evaluation: a bug", exc_info=error)
+            node.evaluating = False
+            await trio.sleep(pause)
+    finally:
+        node.evaluating = False
+        node.health.clear("evaluation")
+
+
+class _Life:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._every = node.config.trainer.eval_every
+        self._last = -1
+        self.count = 0
+        """Versions evaluated."""
+
+    async def run(self) -> None:
+        """Evaluate what is due, until something fails."""
+        node, config = self._node, self._node.config.trainer
+        plan = Plan(node.domain.id, node.domain.tasks, config.eval_questions, config.eval_samples, config.eval_greedy)
+        recipe = sampling(node.domain.recipe, plan.samples, greedy=plan.greedy)
+        await self._due()  # nothing is started before there is a version
+        setup = replace(await setup_of(node, node.domain.model.compute_dtype), modest=True)
+        size = await model_bytes(node, setup.engine)
+        async with open_tasks(node) as service, open_sampler(setup, recipe, size) as sampler:
+            node.children[CHILD] = sampler.pid
+            try:
+                questions = await evaluating.draw(plan, service)
+                while True:
+                    await self._evaluate(await self._due(), plan, questions, sampler, service)
+            finally:
+                node.children.pop(CHILD, None)
+
+    async def _due(self) -> Entry:
+        """The newest version that is to be evaluated and is not yet, once there is one."""
+        node, seen = self._node, 0
+        while (found := self._newest_due()) is None:
+            node.evaluating = False
+            seen = await node.log.wait_change(seen, timeout=LOOK)
+        node.evaluating = True
+        return found
+
+    def _newest_due(self) -> Entry | None:
+        held = set(self._node.weights.held())
+        for entry in reversed(self._node.log.ledger.lineage()):
+            number = payload(entry).number
+            if number <= self._last:
+                break
+            if number % self._every == 0 and entry.id in held:
+                return entry
+        return None
+
+    async def _evaluate(
+        self,
+        version: Entry,
+        plan: Plan,
+        questions: list[Question],
+        sampler: Sampler,
+        service: TaskService,
+    ) -> None:
+        node, number = self._node, payload(version).number
+        began = time.monotonic()
+        try:
+            await sampler.load(*node.weights.paths(version.id))
+        except Unreachable:
+            return  # it went meanwhile; a newer one is due, or will be
+        scores = await evaluating.evaluate(plan, questions, sampler, service)
+        seconds = round(time.monotonic() - began, 3)
+        self._last = number
+        self.count += 1
+        rows: list[dict[str, Any]] = [evaluating.figures(score) for score in scores]
+        for row in rows:
+            node.metrics.record(
+                "eval", version=number, samples=plan.samples, greedy=int(plan.greedy), seconds=seconds, **row
+            )
+        node.evaluations.append({"version": number, "id": version.id.hex(), "seconds": seconds, "scores": rows})
+        node.health.clear("evaluation")
+        if rows:
+            told = (number, rows[-1]["pass_rate"], rows[-1]["pass_rate_low"], rows[-1]["pass_rate_high"])
+            node.logger.info("version %d passes %.3f (%.3f to %.3f) of the held-out questions", *told)

@@ -1,0 +1,134 @@
+"""Giving a node's metrics to TensorBoard or Weights & Biases, and measuring the node itself once a minute.
+
+1. Each tracker has a child of its own (``node.workers.tracker``): the daemon imports none of their libraries, and what
+   they do to their process is no matter of the node's.
+2. A tracker that fails, is slow or is not installed is a health warning, and is tried again after a pause. Rows wait
+   for it meanwhile (``node.metrics.Queue``); ``metrics.jsonl`` has them in any case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from node import __version__
+from node.context import Node
+from node.metrics import Queue
+from node.weights import payload
+from node.workers.client import Worker, WorkerError, open_worker
+from protocol import credit
+
+MODULE: Final = "node.workers.tracker"
+OPEN_TIMEOUT: Final = 180.0
+"""Weights & Biases waits up to 90 s for its server."""
+LOG_TIMEOUT: Final = 60.0
+FINISH_TIMEOUT: Final = 0.8
+"""What a daemon that stops has left for it (``node.daemon.STOP_SECONDS``)."""
+FIRST_PAUSE: Final = 5.0
+MAX_PAUSE: Final = 300.0
+SAMPLE_EVERY: Final = 60.0
+
+PASSED: Final = ("HOME", "NETRC", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+"""What a child that speaks to a server needs of the environment, beside proxies and the library's own variables."""
+_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker:
+    """One tracker: its ``name``, the ``options`` it is opened with, and more ``environment`` for its child."""
+
+    name: str
+    options: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+
+def trackers(node: Node, environment: Mapping[str, str] = os.environ) -> list[Tracker]:
+    """What the configuration asks for."""
+    config, found = node.config.tracking, []
+    if config.tensorboard:
+        name = config.tensorboard if isinstance(config.tensorboard, str) else "tensorboard"
+        found.append(Tracker("tensorboard", {"folder": str(node.directory.path / name)}, {}))
+    if config.wandb:
+        passed = {
+            name: value
+            for name, value in environment.items()
+            if name in PASSED or name.lower() in _PROXIES or name.startswith("WANDB_")
+        }
+        about = {"domain": node.domain.id.hex(), "domain_name": node.domain.name, "agent": f"farflung/{__version__}"}
+        options = {
+            "folder": str(node.directory.path / "wandb"),
+            "project": config.wandb,
+            "name": f"{node.domain.name} {node.config.name}",
+            "run": f"{node.domain.id.hex()[:12]}-{node.id.hex()[:12]}",
+            "config": about | {"node": node.id.hex()},
+        }
+        found.append(Tracker("wandb", options, passed))
+    return found
+
+
+async def run(node: Node) -> None:
+    """Feed the trackers and measure the node, for ever."""
+    async with trio.open_nursery() as nursery:
+        for tracker in trackers(node):
+            nursery.start_soon(_track, node, tracker)
+        nursery.start_soon(_sample, node)
+
+
+async def _track(node: Node, tracker: Tracker) -> None:
+    topic = f"tracking {tracker.name}"
+    pause = FIRST_PAUSE
+    with node.metrics.follow() as queue:
+        while True:
+            try:
+                async with open_worker(MODULE, name=tracker.name, environment=tracker.environment) as worker:
+                    await worker.call("open", timeout=OPEN_TIMEOUT, tracker=tracker.name, **tracker.options)
+                    node.health.clear(topic)
+                    pause = FIRST_PAUSE
+                    await _feed(worker, queue)
+            except WorkerError as error:
+                why = str(error).removeprefix(f"{tracker.name}: open: ")
+                node.health.warn(topic, f"{tracker.name} gets no metrics, metrics.jsonl has them: {why}")
+            await trio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE)
+
+
+async def _feed(worker: Worker, queue: Queue) -> None:
+    """Hand rows over until the child fails; what it did not take stays in the queue."""
+    try:
+        while True:
+            await queue.wait()
+            rows = queue.take()
+            try:
+                await worker.call("log", timeout=LOG_TIMEOUT, rows=rows)
+            except BaseException:
+                queue.give_back(rows)
+                raise
+    finally:
+        if worker.alive:
+            with trio.CancelScope(shield=True):
+                await worker.call("finish", timeout=FINISH_TIMEOUT)
+
+
+async def _sample(node: Node) -> None:
+    """What a node is, whatever its role."""
+    while True:
+        held = node.weights.newest_held()
+        sent, received = node.network.traffic
+        account = credit.credits(node.log.ledger).get(node.id)
+        node.metrics.record(
+            "node",
+            version=-1 if held is None else payload(held).number,
+            role=node.role,
+            newest_version=node.weights.newest_number(),
+            peers=len(node.network.peers),
+            bytes_sent=sent,
+            bytes_received=received,
+            credit=0 if account is None else account.credit,
+            tokens_generated=node.tokens_generated,
+            warnings=len(node.health.warnings),
+        )
+        await trio.sleep(SAMPLE_EVERY)

@@ -1,0 +1,130 @@
+"""metrics.jsonl: what is written, how the file is bounded, and what a bad disk does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from node import metrics
+from node.context import Health
+from node.metrics import Metrics, Queue, append
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def health() -> Health:
+    return Health(logging.getLogger("test"))
+
+
+async def test_rows_are_lines_with_time_and_kind(tmp_path: Path) -> None:
+    path = tmp_path / metrics.NAME
+    found = Metrics(clock=lambda: 1234.56789)
+    found.record("step", version=3, loss=0.5, task="sums", gone=None, broken=math.nan, endless=-math.inf)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(found.run, path, health())
+        with trio.fail_after(10):
+            while not path.exists() or not path.read_text().endswith("\n"):  # noqa: ASYNC110  a thread writes it
+                await trio.sleep(0.01)
+        # What comes in the moment the node ends is written too.
+        found.record("node", peers=4)
+        nursery.cancel_scope.cancel()
+    assert rows_of(path) == [
+        {
+            "time": 1234.568,
+            "kind": "step",
+            "version": 3,
+            "loss": 0.5,
+            "task": "sums",
+            "gone": None,
+            "broken": None,
+            "endless": None,
+        },
+        {"time": 1234.568, "kind": "node", "peers": 4},
+    ]
+
+
+def test_a_full_file_moves_aside_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "FILE_BYTES", 40)
+    path = tmp_path / metrics.NAME
+    for number in range(30):
+        append(path, [{"n": number}])
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [metrics.NAME, *(f"{metrics.NAME}.{n}" for n in (1, 2, 3))]
+    assert all(file.stat().st_size <= 40 for file in files)
+    kept = [row["n"] for file in (*files[:0:-1], files[0]) for row in rows_of(file)]
+    assert kept == list(range(kept[0], 30))
+    assert len(kept) > 9
+
+
+def test_a_line_that_a_crash_tore_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / metrics.NAME
+    append(path, [{"n": 1}])
+    with path.open("a") as file:
+        file.write('{"n": 2, "lo')
+    append(path, [{"n": 3}])
+    lines = path.read_text().splitlines()
+    assert (json.loads(lines[0]), json.loads(lines[2])) == ({"n": 1}, {"n": 3})
+
+
+async def test_a_disk_that_fails_is_a_warning_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    path, written, told = tmp_path / metrics.NAME, list[dict[str, Any]](), health()
+    full = True
+
+    async def at_once(function: Any, _: Path, rows: list[dict[str, Any]]) -> None:
+        await trio.lowlevel.checkpoint()
+        if full:
+            raise OSError(28, "No space left on device")
+        written.extend(rows)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    found = Metrics()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(found.run, path, told)
+        found.record("step", version=1)
+        await trio.sleep(1)
+        assert told.warnings == {"metrics": f"{path}: cannot be written (No space left on device); metrics wait"}
+        found.record("step", version=2)
+        full = False
+        await trio.sleep(2 * metrics.RETRY)
+        assert [row["version"] for row in written] == [1, 2]
+        assert told.warnings == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_queue_is_bounded_and_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_WAITING", 5)
+    monkeypatch.setattr(metrics, "BATCH", 3)
+    queue = Queue()
+    for number in range(7):
+        queue.put({"n": number})
+    assert (len(queue), queue.lost) == (5, 2)
+    taken = queue.take()
+    assert [row["n"] for row in taken] == [2, 3, 4]
+    queue.put({"n": 7})
+    queue.give_back(taken)
+    assert queue.lost == 3
+    await queue.wait()
+    assert [row["n"] for row in queue.take() + queue.take()] == [3, 4, 5, 6, 7]
+    with trio.move_on_after(0.01) as waiting:
+        await queue.wait()
+    assert waiting.cancelled_caught
+
+
+def test_who_follows_gets_every_row_from_then_on() -> None:
+    found = Metrics(clock=lambda: 1.0)
+    found.record("a")
+    with found.follow() as queue:
+        found.record("b", x=1)
+    found.record("c")
+    assert queue.take() == [{"time": 1.0, "kind": "b", "x": 1}]
