@@ -15,6 +15,7 @@ def environment(threads: int, cache: Path) -> dict[str, str]:
     """The variables that the vLLM child is started with; ``cache`` is a folder for what vLLM compiles."""
     return {
         "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),  # where torch is built with MKL, it takes its number of threads from there
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -61,7 +61,9 @@ def run(python: str, module: str, *arguments: str) -> Found:
     )
     if done.returncode:
         raise Failed(f"{module} ended with {done.returncode}: {last_line(done.stderr)}")
-    found: Found = json.loads(done.stdout[done.stdout.index("{") :])
+    lines = done.stdout.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("{"))  # libraries print before it
+    found: Found = json.loads("\n".join(lines[begin:]))
     return found
 
 

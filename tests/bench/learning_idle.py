@@ -5,7 +5,7 @@ from the ``step`` entries of its log, without the first ``WARM`` steps.
 
 ``idle``        the share of the time from step to step in which the trainer waited for rollouts
 ``training``    the share in which it trained
-``publishing``  the share in which it described, stored and announced what it had trained
+``publishing``  the rest: it could not train because what it had trained was not published yet
 ``busy``        the share of this machine's processors that the whole network used meanwhile, starting and ending
                 included: close to 1 it is the processors, not the protocol, that the trainer waits for
 ``lag``         the mean policy lag of what was trained on
@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from node.store.directory import DataDirectory
 from node.store.verify import verify
+from node.summary import StepRow
 from protocol.constants import MILLION
 from protocol.ledger import Ledger
 from protocol.records import Step
@@ -67,14 +68,13 @@ def measure(steps: int) -> dict[str, Any]:
     rows = [entry.payload for entry in ledger.steps() if isinstance(entry.payload, Step)][WARM:]
     if not rows:
         raise Failed(f"at least {WARM + 1} steps are needed")
-    waited, trained, published = (
-        sum(getattr(row, name) for row in rows) / 1000 for name in ("wait_ms", "train_ms", "publish_ms")
-    )
-    total = waited + trained + published
+    total = sum(StepRow.of(row).seconds for row in rows)
+    idle = sum(row.wait_ms for row in rows) / 1000 / total
+    training = sum(row.train_ms for row in rows) / 1000 / total
     return {
-        "idle": round(waited / total, 3),
-        "training": round(trained / total, 3),
-        "publishing": round(published / total, 3),
+        "idle": round(idle, 3),
+        "training": round(training, 3),
+        "publishing": round(1 - idle - training, 3),
         "busy": round(used / seconds / len(os.sched_getaffinity(0)), 3),
         "step_seconds": round(total / len(rows), 3),
         "lag": round(sum(row.lag_mean for row in rows) / len(rows) / MILLION, 2),
