@@ -36,11 +36,14 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_writes_limits_figures_and_a_report(calibrated: Path) -> None:
     found = json.loads((calibrated / "calibration.json").read_text())
     assert list(found["thresholds"]) == NAMES
+    assert found["pairs"].keys() == found["honest"].keys()
+    for pair in found["pairs"].values():  # a domain's limits are those of the engine that needs the widest
+        assert all(pair[name] <= found["thresholds"][name] for name in ("mantissa_mean", "logprob_error"))
     assert found["honest"].keys() == set(found["engines"])
     assert all(row["groups"] == 2 for row in found["honest"].values())
     assert found["honest_refused"] == 0
     caught = {row["name"]: row for row in found["forgers"]}
-    assert len(caught) == 22
+    assert len(caught) == 23
     # So few tokens give limits that are wide, but not for what is no proof at all.
     for name, by in (
         ("constant polynomial", "activations"),
