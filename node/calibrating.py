@@ -35,6 +35,8 @@ AT_ONCE: Final = 4
 """Groups of one call to the child."""
 AT_ONCE_VLLM: Final = 32
 """Groups of one call to vLLM, which batches them by itself."""
+EVENTS: Final = 10
+"""Wrong choices that an honest engine's tokens may have by the limit: with fewer, it is chance that sets the limit."""
 STYLES: Final = ("c1", "c2", "c4", "c2 faint")
 
 
@@ -157,6 +159,9 @@ async def _measure(
                 forged.setdefault(name, []).extend(answer["groups"])
             tell(f"{start + count} groups by each of {len(forged)} forgers")
     limits = figures.thresholds(honest, forged)
+    least = min(sum(row[0] for row in rows) for rows in honest.values())
+    if limits.deficit_honest * least < EVENTS * MILLION:
+        tell(f"{least} honest tokens of an engine are few, so that limits are wide: ask for more with --groups")
     everybody = [row for part in honest.values() for row in part]
     refused = sum(figures.run([[row]], limits).reasons != ("ok",) for row in everybody)
     return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import tomllib
 from pathlib import Path
@@ -29,7 +31,10 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibration") / "out"
     prompts = folder.with_name("prompts.txt")
     prompts.write_text("State the final answer: 12 + 30 =\nCalculate 99 - 18 =\n")
-    assert main.main(["proofs", "calibrate", str(MODEL), "-o", str(folder), "--prompts", str(prompts), *FEW]) == 0
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert main.main(["proofs", "calibrate", str(MODEL), "-o", str(folder), "--prompts", str(prompts), *FEW]) == 0
+    assert "ask for more with --groups" in said.getvalue()
     return folder
 
 
