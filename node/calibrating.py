@@ -1,7 +1,9 @@
 """``farflung proofs calibrate``: runs the calibration child and writes limits, figures and a report.
 
 The folder gets ``thresholds.toml`` (a ``[thresholds]`` section, to be put into a ``domain.toml``), ``calibration.json``
-(all figures; a ``domain.toml`` may name it as its ``calibration``) and ``report.html``.
+(all figures; a ``domain.toml`` may name it as its ``calibration``) and ``report.html``. Limits are worked out for each
+pair of a generating engine and the float32 audit, and once more for all of them: a domain's, since a submission does
+not say what made it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ AT_ONCE: Final = 4
 """Groups of one call to the child."""
 AT_ONCE_VLLM: Final = 32
 """Groups of one call to vLLM, which batches them by itself."""
+EVENTS: Final = 10
+"""Wrong choices that an honest engine's tokens may have by the limit: with fewer, it is chance that sets the limit."""
 STYLES: Final = ("c1", "c2", "c4", "c2 faint")
 
 
@@ -155,6 +159,9 @@ async def _measure(
                 forged.setdefault(name, []).extend(answer["groups"])
             tell(f"{start + count} groups by each of {len(forged)} forgers")
     limits = figures.thresholds(honest, forged)
+    least = min(sum(row[0] for row in rows) for rows in honest.values())
+    if limits.deficit_honest * least < EVENTS * MILLION:
+        tell(f"{least} honest tokens of an engine are few, so that limits are wide: ask for more with --groups")
     everybody = [row for part in honest.values() for row in part]
     refused = sum(figures.run([[row]], limits).reasons != ("ok",) for row in everybody)
     return {
@@ -164,7 +171,8 @@ async def _measure(
         "emulated": about["emulated"],
         "engines": engines,
         "learning_rate": wanted.learning_rate,
-        "thresholds": dict(zip((name for name, _ in Thresholds.SCHEMA), limits.to_value(), strict=True)),
+        "thresholds": _named(limits),
+        "pairs": {engine: _named(figures.thresholds({engine: rows}, forged)) for engine, rows in honest.items()},
         "honest": {engine: _summary(rows) for engine, rows in honest.items()},
         "honest_groups": len(everybody),
         "honest_refused": refused,
@@ -197,6 +205,10 @@ async def _by_vllm(wanted: Wanted, recipe: Recipe, worker: Worker) -> list[Any]:
                 answer = await worker.call("measured", timeout=WORK_TIMEOUT, first=start, groups=made["groups"])
                 rows.extend(answer["groups"])
     return rows
+
+
+def _named(limits: Thresholds) -> dict[str, int]:
+    return dict(zip((name for name, _ in Thresholds.SCHEMA), limits.to_value(), strict=True))
 
 
 def _summary(rows: Sequence[Any]) -> dict[str, Any]:
@@ -262,8 +274,11 @@ def render(found: Mapping[str, Any]) -> str:
     )
     largest = "".join(f"<th>largest {escape(one.name)}</th>" for one in figures.STATISTICS)
     plots = "".join(_roc_plot(row) for row in found["forgers"])
+    columns = [found["thresholds"], *found["pairs"].values()]
+    pairs = "".join(f"<th>{escape(engine)}</th>" for engine in found["pairs"])
     limits = "".join(
-        f"<tr><td>{name}</td><td>{value / MILLION:g}</td></tr>" for name, value in found["thresholds"].items()
+        f"<tr><td>{name}</td>" + "".join(f"<td>{one[name] / MILLION:g}</td>" for one in columns) + "</tr>"
+        for name in found["thresholds"]
     )
     how = ", with bfloat16 emulated by rounding" if found["emulated"] else ""
     return (
@@ -274,7 +289,9 @@ def render(found: Mapping[str, Any]) -> str:
         f"<p>Generated in {found['dtype']}{how}, audited in float32. {found['honest_refused']} of "
         f"{found['honest_groups']} honest groups exceed the limits: a rate of at most "
         f"{found['honest_refused_upper']:.2g} (95 %).</p></header>\n"
-        f"<section><h2>Limits</h2><table><tbody>{limits}</tbody></table></section>\n"
+        "<section><h2>Limits</h2><p>The domain's, and what each engine would need by itself against an audit in "
+        f"float32.</p><table><thead><tr><th>limit</th><th>domain</th>{pairs}</tr></thead><tbody>{limits}</tbody>"
+        "</table></section>\n"
         f"<section><h2>Honest engines</h2><table><thead><tr><th>engine</th><th>groups</th><th>tokens</th>"
         f"<th>tokens that differ</th>{largest}</tr></thead><tbody>{engines}</tbody></table></section>\n"
         "<section><h2>Forgers</h2><table><thead><tr><th>forger</th><th>saves</th><th>caught by one audit</th>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import tomllib
 from pathlib import Path
@@ -29,18 +31,24 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibration") / "out"
     prompts = folder.with_name("prompts.txt")
     prompts.write_text("State the final answer: 12 + 30 =\nCalculate 99 - 18 =\n")
-    assert main.main(["proofs", "calibrate", str(MODEL), "-o", str(folder), "--prompts", str(prompts), *FEW]) == 0
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert main.main(["proofs", "calibrate", str(MODEL), "-o", str(folder), "--prompts", str(prompts), *FEW]) == 0
+    assert "ask for more with --groups" in said.getvalue()
     return folder
 
 
 def test_it_writes_limits_figures_and_a_report(calibrated: Path) -> None:
     found = json.loads((calibrated / "calibration.json").read_text())
     assert list(found["thresholds"]) == NAMES
+    assert found["pairs"].keys() == found["honest"].keys()
+    for pair in found["pairs"].values():  # a domain's limits are those of the engine that needs the widest
+        assert all(pair[name] <= found["thresholds"][name] for name in ("mantissa_mean", "logprob_error"))
     assert found["honest"].keys() == set(found["engines"])
     assert all(row["groups"] == 2 for row in found["honest"].values())
     assert found["honest_refused"] == 0
     caught = {row["name"]: row for row in found["forgers"]}
-    assert len(caught) == 22
+    assert len(caught) == 23
     # So few tokens give limits that are wide, but not for what is no proof at all.
     for name, by in (
         ("constant polynomial", "activations"),

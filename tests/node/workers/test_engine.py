@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import filecmp
 import random
 from collections.abc import Sequence
@@ -173,6 +174,29 @@ def test_other_forgeries_are_flagged(starter: CausalLM, starter_prompts: list[li
     boast = [[0] * len(line) for line in claims[0].logprobs]
     (found_boast,) = replay(starter, [replace(claims[0], logprobs=boast)], settings)
     assert found_boast.logprob_error_max == pytest.approx(max(map(max, claims[0].logprobs)), abs=100)
+
+
+def test_a_token_chosen_by_hand_stands_out(starter: CausalLM, starter_prompts: list[list[int]]) -> None:
+    settings = Settings.of(RECIPE, starter.config)
+    claim = small.written(starter, starter_prompts[:1], settings)[0]
+    lines = [list(line) for line in claim.responses]
+    number = max(range(len(lines)), key=lambda index: len(lines[index]))
+    lines[number] = [settings.end_token]
+    forged = replace(claim, responses=lines, logprobs=[[0] * len(line) for line in lines])
+    (found,) = replay(starter, [forged], settings)
+    assert found.mismatches == 1
+    assert found.deficit_max > 4 * FLOAT32_THRESHOLDS.logprob_error
+    assert checks.sampling_reason([found], FLOAT32_THRESHOLDS) == "sampling"
+
+
+def test_broken_weights_let_nobody_pass(starter: CausalLM, starter_prompts: list[list[int]]) -> None:
+    settings = Settings.of(RECIPE, starter.config)
+    claims = small.written(starter, starter_prompts[:1], settings)
+    broken = copy.deepcopy(starter)
+    with torch.no_grad():
+        next(broken.parameters())[0, 0] = float("nan")
+    with pytest.raises(LocalError, match="not finite"):
+        replay(broken, claims, settings)
 
 
 def test_bfloat16_generation_gives_bits(tmp_path: Path) -> None:
