@@ -4,7 +4,8 @@
    it published would otherwise leave the lineage on bytes that nobody has.
 2. A node takes what the trainer in office entrusts to it, of the size that the model has, one version at a time. The
    newest that was entrusted is kept until another one is.
-3. Where nobody takes it in time the version is published all the same, with a warning: it is better than none.
+3. One node is asked; where it refuses, or is silent for a while, another one as well. Where nobody takes it in time the
+   version is published all the same, with a warning: it is better than none.
 4. With a version comes its delta, where it has one. The other node takes the version by it where that is quicker, and
    holds the delta too: others will ask for it.
 
@@ -44,7 +45,10 @@ SLOWEST: Final = 4 << 20
 """A node has ``PATIENCE`` seconds, and one for every so many bytes."""
 
 CANDIDATES: Final = 3
-"""So many nodes are asked, one after the other."""
+"""So many nodes are asked at most."""
+
+HEAD_START: Final = 0.125
+"""The share of its time after which a node that has not answered gets company: one that is silent holds up nobody."""
 
 ORDER: Final = ("relay", "validator", "inference", "none")
 
@@ -99,16 +103,29 @@ async def entrust(node: Node, manifest: Blob, delta: Blob | None, size: int) -> 
     others.sort(key=lambda n: (ORDER.index(presences[n].role), n))
     change = [None, 0] if delta is None else delta.to_value()
     request = codec.encode([*manifest.to_value(), *change])
-    why = "nobody is connected"
-    for other in others[:CANDIDATES]:
-        try:
-            await node.network.request(other, PROTOCOL, request, timeout=_patience(size) + 1, max_response=0)
-        except (Unreachable, PeerError) as error:
-            why = str(error)
-        else:
-            node.health.clear("entrusting")
-            return
-    node.health.warn("entrusting", f"no other node holds the newest version yet: {why}")
+    patience, reasons, taken = _patience(size), ["nobody is connected"], False
+    async with trio.open_nursery() as nursery:
+
+        async def ask(other: bytes, over: trio.Event) -> None:
+            nonlocal taken
+            try:
+                await node.network.request(other, PROTOCOL, request, timeout=patience + 1, max_response=0)
+            except (Unreachable, PeerError) as error:
+                reasons.append(str(error))
+                over.set()
+            else:
+                taken = True
+                nursery.cancel_scope.cancel()
+
+        for other in others[:CANDIDATES]:
+            over = trio.Event()
+            nursery.start_soon(ask, other, over)
+            with trio.move_on_after(patience * HEAD_START):
+                await over.wait()
+    if taken:
+        node.health.clear("entrusting")
+    else:
+        node.health.warn("entrusting", f"no other node holds the newest version yet: {reasons[-1]}")
     await trio.lowlevel.checkpoint()
 
 

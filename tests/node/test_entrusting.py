@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from node.config_keys import WILLING
-from node.entrusting import PROTOCOL, entrust
+from node.entrusting import MAX_REQUEST, PATIENCE, PROTOCOL, entrust
 from node.log.service import News
 from node.net.rpc import Refused
 from node.store.hashing import hash_bytes
@@ -69,6 +69,23 @@ async def test_without_a_relay_another_takes_it(
         cluster.crash("r")
         await give(trainer)
         assert holders(cluster) == {"t", "v"}
+
+
+async def test_one_that_is_silent_holds_up_nobody(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def silent(peer: bytes, request: bytes) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with open_cluster(tmp_path) as cluster:
+        trainer = await stage(cluster)
+        cluster.running["r"].port.serve(PROTOCOL, silent, max_request=MAX_REQUEST)
+        began = trio.current_time()
+        await give(trainer)
+        assert trio.current_time() - began < PATIENCE
+        assert holders(cluster) == {"t", "v"}
+        assert trainer.node.health.warnings == {}
 
 
 async def test_where_nobody_takes_it_the_trainer_goes_on_with_a_warning(
