@@ -251,6 +251,7 @@ class _Life:
                 publication.go(Made(answer, whole, checkpoint, trained_at, *map(milliseconds, times)), base)
                 self._publication = self._holds = publication
                 self._idle_since = self._progress_at = trio.current_time()
+                node.health.clear("training")
         except WorkerError:
             if before is not None:
                 await self._published(before)  # what was made before is not lost with this
@@ -314,5 +315,4 @@ class _Life:
             return
         if self._holds is publication:
             self._holds = publication.entry
-        self._node.health.clear("training")
         self._progress_at = trio.current_time()
