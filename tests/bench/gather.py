@@ -103,7 +103,7 @@ class Bench:
 
     def score(self, number: int, tokens: Sequence[int]) -> int:
         """The task's reward of a response to the prompt of this number."""
-        return self.task.score(self._items[number], self.laboratory.texts.decode(tokens))
+        return self.task.score(self._items[number], self.laboratory.texts.decode(tokens)) or 0
 
     def rows(self, kind: str, job: Job, groups: Sequence[Group], **facts: Any) -> Iterator[dict[str, Any]]:
         """The measurements of as many submissions as ``groups`` make; ``static`` is what checks without replay say."""
