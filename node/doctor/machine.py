@@ -118,7 +118,7 @@ async def sandboxed() -> list[Finding]:
         only = "only data sets whose scorers run no code, and texts, can be judged"
         return [Finding("sandbox", WARNING, f"{found}; {only}", remedy)]
     own = runner.own_version()
-    problem = await trio.to_thread.run_sync(lambda: runner.available(own), abandon_on_cancel=True)
+    problem = await trio.to_thread.run_sync(lambda: runner.available(own), abandon_on_cancel=True)  # type: ignore[call-arg]
     if problem is not None:
         found = f"bubblewrap works, but the programs of code tasks do not: {problem}"
         return [Finding("sandbox", WARNING, found, "take part in domains without code tasks, or mend it")]
