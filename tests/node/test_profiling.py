@@ -115,7 +115,7 @@ async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Mo
     wanted = replace(WANTED, tasks=({**ROW, "items": b"an older set"},))
     (found,) = await profiling.profile(wanted, model, out, lambda *done: told.append(done))
     assert told == [(0, 40), (10, 40), (20, 40), (30, 40), (40, 40)]
-    # 1 or 2 of 4 answers are right; what cannot be decided is left out. A set that is to be replaced counts for nothing.
+    # 1 or 2 of 4 answers are right; the undecidable is left out, and a set that is to be replaced counts for nothing.
     assert found.kept == [item for item in range(40) if item % 5 in (1, 2) and item != 13]
     assert (found.undecided, found.questions) == (1, 39)
     assert found.counts == {0: 8, 1: 8, 2: 8, 3: 7, 4: 8}
@@ -126,7 +126,7 @@ async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Mo
 
 async def test_it_goes_on_where_it_stopped(children: Children, model: Model, tmp_path: Path) -> None:
     children.dies = 2
-    with pytest.raises(UserError, match="could not all be asked: .* run it again to go on"):
+    with pytest.raises(UserError, match=r"could not all be asked: .* run it again to go on"):
         await profiling.profile(WANTED, model, tmp_path / "out")
     record = tmp_path / "out" / "profile.jsonl"
     assert len(record.read_text().splitlines()) == 21
