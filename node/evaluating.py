@@ -2,7 +2,8 @@
 
 1. Questions have seeds of their own (``protocol.schedule``, rule 7): the same for every version and everybody, and
    never a training seed. Of questions with the same text the first is asked only, as answers to it twice would not be
-   independent; a set that has too few different ones is asked all it has.
+   independent; a task that has too few different ones is asked all it has. Where the domain asks a set of a task's
+   items, evaluations ask the others, if there are any.
 2. Answers are written by the inference role's engine and sampler (``node.answering``). So two people who evaluate the
    same version with the same engine on processors of the same kind get the same numbers, to the last digit; elsewhere a
    token may differ where two were all but tied.
@@ -28,7 +29,9 @@ from node.tasks.service import TaskService
 from protocol import schedule
 from protocol.constants import MILLION
 from protocol.domain import Domain, Task
+from protocol.errors import PeerError
 from protocol.records import Blob
+from protocol.taskset import TaskSet
 
 QUESTIONS: Final = 128
 """Asked of each task unless somebody says otherwise: a rate of a half is then known to ±9 points."""
@@ -41,15 +44,55 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where questions come from: a row of a task table, and the items of it that training asks and nobody else may."""
+
+    row: Row
+    trained: frozenset[int] = frozenset()
+
+    @classmethod
+    def held_out(cls, row: Row) -> Source:
+        """All of the task of a domain's ``row`` but the set that the domain asks, where it has one.
+
+        Raises ``UserError`` for a set that is none.
+        """
+        if row.get("items") is None:
+            return cls(row)
+        try:
+            chosen = TaskSet.parse(row["items"])
+        except PeerError as error:
+            raise UserError(f"{row['name']}: {error}") from None
+        return cls({**row, "items": None}, frozenset(chosen.items))
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What versions are asked: ``questions`` of each of ``tasks``, with ``samples`` answers, under the domain with this
-    32-byte id; ``greedy``: with the likeliest tokens instead of sampled ones."""
+    """What versions are asked: ``questions`` of each task, with ``samples`` answers, under the domain with this 32-byte
+    id; ``greedy``: with the likeliest tokens instead of sampled ones. ``rows`` are the task table's (for the
+    service), ``tasks`` the same as values, ``trained`` the items that are not asked."""
 
     domain: bytes
+    rows: tuple[Row, ...]
     tasks: tuple[Task, ...]
+    trained: tuple[frozenset[int], ...]
     questions: int = QUESTIONS
     samples: int = 1
     greedy: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        domain: bytes,
+        sources: Sequence[Source],
+        questions: int = QUESTIONS,
+        samples: int = 1,
+        *,
+        greedy: bool = False,
+    ) -> Plan:
+        """A plan for these sources. Raises ``UserError`` where the data of one cannot be read."""
+        rows = tuple(source.row for source in sources)
+        trained = tuple(source.trained for source in sources)
+        return cls(domain, rows, tuple(map(task_of, rows)), trained, questions, samples, greedy)
 
     def labels(self) -> tuple[str, ...]:
         """What each task is called; a name that several have is numbered."""
@@ -90,28 +133,30 @@ class Difference:
 # What is asked
 
 
-def tasks_named(text: str | None, domain: Domain, rows: Sequence[Row]) -> list[Row]:
-    """The task rows that ``--tasks`` stands for: the domain's ``rows``, or those of the names, or those of a TOML file.
+def sources_named(text: str | None, domain: Domain, rows: Sequence[Row]) -> list[Source]:
+    """What ``--tasks`` stands for: the domain's ``rows``, or those of the names, or those of a TOML file.
 
     A name that the domain does not have is a reasoning-gym data set's. Raises ``UserError``.
     """
     if text is None:
-        return list(rows)
+        return list(map(Source.held_out, rows))
     if text.endswith(".toml") or "/" in text:
-        return list(genesis.task_rows(text))
-    found: list[Row] = []
+        return list(map(Source, genesis.task_rows(text)))
+    found: list[Source] = []
     for name in (part.strip() for part in text.split(",")):
         own = [row for task, row in zip(domain.tasks, rows, strict=True) if task.name == name]
-        found += own or genesis.task_rows(name)
+        found += list(map(Source.held_out, own)) or list(map(Source, genesis.task_rows(name)))
     if not found:
-        raise UserError(
-            f"--tasks {text!r}: no task is named", f"the domain has {', '.join(t.name for t in domain.tasks)}"
-        )
+        known = ", ".join(task.name for task in domain.tasks)
+        raise UserError(f"--tasks {text!r}: no task is named", f"the domain has {known}")
     return found
 
 
 def task_of(row: Row) -> Task:
-    """The task of a row of the table, with the hash of its data. Raises ``UserError`` where that cannot be read."""
+    """The whole task of a row of the table, with the hash of its data.
+
+    Raises ``UserError`` where that cannot be read.
+    """
     data = None
     if row["data"] is not None:
         try:
@@ -119,17 +164,22 @@ def task_of(row: Row) -> Task:
         except OSError as error:
             raise UserError(f"{row['data']}: cannot be read ({error.strerror})", "name another file") from None
         data = Blob(hash_bytes(content), len(content))
-    return Task(**{**row, "data": data})
+    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data)
 
 
 async def draw(plan: Plan, service: TaskService) -> list[Question]:
     """The questions, task by task. Raises ``WorkerError`` where a generator fails."""
     questions: list[Question] = []
-    for index, task in enumerate(plan.tasks):
+    for index, (task, trained) in enumerate(zip(plan.tasks, plan.trained, strict=True)):
         texts: set[str] = set()
+        count = service.counts[index]
         for start in range(0, DRAWS * plan.questions, plan.questions):
             seeds = [schedule.eval_seed(plan.domain, task, start + number) for number in range(plan.questions)]
-            drawn = [Question(index, schedule.eval_item(seed), seed) for seed in seeds]
+            drawn = [
+                question
+                for question in (Question(index, schedule.eval_item(seed), seed) for seed in seeds)
+                if question.item % count not in trained or len(trained) == count
+            ]
             asked = await service.questions([(question.task, question.item) for question in drawn])
             for question, text in zip(drawn, asked, strict=True):
                 if text not in texts and len(texts) < plan.questions:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from node.answering import Answers
     from node.evaluating import Plan
     from node.roles.engine import Setup
-    from protocol.domain import Domain
+    from protocol.domain import Domain, Task
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -210,23 +210,17 @@ async def _measure(
     from node.workers.client import WorkerError
     from protocol.manifest import Manifest
 
-    own = [
-        # All items of a task, not only those of the set that training asks: they are held out.
-        {**_fields(task), "data": None if task.data is None else str(_blob(directory, task.data.hash)), "items": None}
-        for task in domain.tasks
-    ]
-    rows = evaluating.tasks_named(arguments.tasks, domain, own)
-    plan = evaluating.Plan(
-        domain=domain.id,
-        tasks=tuple(map(evaluating.task_of, rows)),
-        questions=questions,
-        samples=arguments.samples,
+    plan = evaluating.Plan.of(
+        domain.id,
+        evaluating.sources_named(arguments.tasks, domain, [_row(directory, task) for task in domain.tasks]),
+        questions,
+        arguments.samples,
         greedy=arguments.greedy,
     )
     recipe = sampling(domain.recipe, plan.samples, greedy=plan.greedy)
     try:
         size = Manifest.parse(held[0].manifest.read_bytes()).size
-        async with TaskService(rows) as service, open_sampler(setup, recipe, size) as sampler:
+        async with TaskService(plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
             asked = await evaluating.draw(plan, service)
             answers = [await _answers(version, sampler, service, asked) for version in held]
             engine = sampler.engine
@@ -252,8 +246,17 @@ async def _measure(
     }
 
 
-def _fields(task: Any) -> dict[str, Any]:
-    return {name: getattr(task, name) for name in task.__slots__}
+def _row(directory: DataDirectory, task: Task) -> dict[str, Any]:
+    """A row of the task table (``node.tasks.catalogue``)."""
+    return {
+        "kind": task.kind,
+        "name": task.name,
+        "weight": task.weight,
+        "parameters": task.parameters,
+        "version": task.version,
+        "data": None if task.data is None else str(_blob(directory, task.data.hash)),
+        "items": None if task.items is None else _blob(directory, task.items.hash).read_bytes(),
+    }
 
 
 async def _answers(version: _Held, sampler: Any, service: Any, asked: Any) -> list[Answers]:

@@ -7,7 +7,7 @@ the configuration says; "auto" is vLLM where it is installed and the model is la
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -250,7 +250,7 @@ async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def open_tasks(node: Node) -> AsyncIterator[TaskService]:
-    """The sandboxed tasks child, configured with the domain's tasks."""
-    async with TaskService(await task_table(node, node.domain)) as service:
+async def open_tasks(node: Node, table: Sequence[Mapping[str, Any]] | None = None) -> AsyncIterator[TaskService]:
+    """The sandboxed tasks child, configured with the domain's tasks, or with those of another ``table``."""
+    async with TaskService(await task_table(node, node.domain) if table is None else table) as service:
         yield service

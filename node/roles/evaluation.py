@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -20,9 +21,9 @@ import trio
 from node import evaluating
 from node.answering import Question, Sampler, open_sampler, sampling
 from node.context import Node, innermost
-from node.evaluating import Plan
+from node.evaluating import Plan, Source
 from node.net.rpc import Unreachable
-from node.roles.engine import model_bytes, open_tasks, setup_of
+from node.roles.engine import model_bytes, open_tasks, setup_of, task_table
 from node.tasks.service import TaskService
 from node.weights import payload
 from protocol.entry import Entry
@@ -71,12 +72,21 @@ class _Life:
     async def run(self) -> None:
         """Evaluate what is due, until something fails."""
         node, config = self._node, self._node.config.trainer
-        plan = Plan(node.domain.id, node.domain.tasks, config.eval_questions, config.eval_samples, config.eval_greedy)
-        recipe = sampling(node.domain.recipe, plan.samples, greedy=plan.greedy)
         await self._due()  # nothing is started before there is a version
+        plan = await trio.to_thread.run_sync(
+            partial(
+                Plan.of,
+                node.domain.id,
+                list(map(Source.held_out, await task_table(node, node.domain))),
+                config.eval_questions,
+                config.eval_samples,
+                greedy=config.eval_greedy,
+            )
+        )
+        recipe = sampling(node.domain.recipe, plan.samples, greedy=plan.greedy)
         setup = replace(await setup_of(node, node.domain.model.compute_dtype), modest=True)
         size = await model_bytes(node, setup.engine)
-        async with open_tasks(node) as service, open_sampler(setup, recipe, size) as sampler:
+        async with open_tasks(node, plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
             node.children[CHILD] = sampler.pid
             try:
                 questions = await evaluating.draw(plan, service)

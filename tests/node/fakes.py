@@ -293,6 +293,7 @@ class Tasks:
         self.table = table
         self.faults = faults
         self.undecidable = False
+        self.counts = (1 << 31,) * len(table)
 
     async def __aenter__(self) -> Tasks:
         self.faults.running["tasks"] += 1

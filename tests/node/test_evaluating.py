@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +14,13 @@ import trio
 from node import evaluating, intervals
 from node.answering import Answers, Question
 from node.errors import UserError
-from node.evaluating import Plan, compare, figures, scores
+from node.evaluating import Plan, Source, compare, figures, scores
 from node.store.hashing import hash_bytes
 from node.tasks.service import TaskService
 from protocol import schedule
 from protocol.domain import Task, parse_genesis
 from protocol.records import Blob
+from protocol.taskset import TaskSet
 from tests.node.fakes import genesis
 from tests.protocol.builders import digest
 
@@ -27,7 +29,7 @@ HARD = Task("reasoning-gym", "chain_sum", 1, '{"max_terms": 9}', "0.1.25", None)
 
 
 def plan(*tasks: Task, questions: int = 4, samples: int = 1) -> Plan:
-    return Plan(digest("domain"), tasks or (SUMS,), questions, samples)
+    return Plan.of(digest("domain"), [Source(asdict(task)) for task in tasks or (SUMS,)], questions, samples)
 
 
 def given(task: int, *rewards: int | None, ended: int | None = None) -> Answers:
@@ -40,6 +42,7 @@ class Service:
 
     def __init__(self, different: int) -> None:
         self.different = different
+        self.counts = (different, different)
 
     async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
         await trio.lowlevel.checkpoint()
@@ -68,15 +71,28 @@ async def test_no_question_is_asked_twice_and_a_small_set_is_asked_whole() -> No
     assert some == few[:12]
 
 
+async def test_of_a_task_with_a_set_the_other_items_are_asked() -> None:
+    row = {**asdict(SUMS), "items": TaskSet.of(range(12)).encode()}
+    source = Source.held_out(row)
+    assert (source.row["items"], source.trained) == (None, frozenset(range(12)))
+    held_out = Plan.of(digest("domain"), [source], 40)
+    assert held_out.tasks == (SUMS,)
+    asked = await drawn(held_out, different=16)
+    assert sorted(question.item % 16 for question in asked) == [12, 13, 14, 15]
+    # A set of everything leaves nothing to hold out.
+    assert len(await drawn(held_out, different=12)) == 12
+    assert Source.held_out(asdict(SUMS)) == Source(asdict(SUMS))
+
+
 def test_what_is_asked_without_more_words_are_the_domains_tasks() -> None:
     domain = parse_genesis(genesis())
-    rows = [{"name": "one", "data": None}, {"name": "two", "data": None}]
-    assert evaluating.tasks_named(None, domain, rows) == rows
-    assert evaluating.tasks_named("homework", domain, rows) == [rows[1]]
-    (other,) = evaluating.tasks_named("gcd", domain, rows)
-    assert (other["kind"], other["name"]) == ("reasoning-gym", "gcd")
+    rows: list[dict[str, Any]] = [{"name": "one", "data": None}, {"name": "two", "data": None}]
+    assert [source.row for source in evaluating.sources_named(None, domain, rows)] == rows
+    assert evaluating.sources_named("homework", domain, rows) == [Source(rows[1])]
+    (other,) = evaluating.sources_named("gcd", domain, rows)
+    assert (other.row["kind"], other.row["name"]) == ("reasoning-gym", "gcd")
     with pytest.raises(UserError, match="no task is named; the domain has basic_arithmetic, homework"):
-        evaluating.tasks_named(" ,", domain, rows)
+        evaluating.sources_named(" ,", domain, rows)
 
 
 def test_a_tasks_identity_has_the_hash_of_its_data(tmp_path: Path) -> None:
