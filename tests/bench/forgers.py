@@ -22,6 +22,7 @@ import torch
 from node.workers import zoo
 from proofs import calibrate
 from proofs.checks import FLOAT32_THRESHOLDS
+from protocol.constants import MILLION
 from protocol.domain import Thresholds
 from tests.bench.gather import Bench, gather, subject
 
@@ -72,6 +73,7 @@ def honest(rows: Sequence[dict[str, Any]], limits: Thresholds, resampled: int) -
     generator = random.Random(1)
     groups = [group for row in rows for group in row["groups"]]
     size = len(rows[0]["groups"])
+    resampled *= size > 1  # of one group each, nothing new comes about
     made = ([generator.choice(groups) for _ in range(size)] for _ in range(resampled))
     again = sum(calibrate.run([one], limits).reasons[-1] != "ok" for one in made)
     chain = calibrate.run([row["groups"] for row in rows], limits)
@@ -93,10 +95,12 @@ def honest(rows: Sequence[dict[str, Any]], limits: Thresholds, resampled: int) -
 
 
 def limits_for(rows: Sequence[dict[str, Any]], dtype: str) -> tuple[Thresholds, str]:
-    """The float32 limits that a domain starts from; else those of a calibration on every second row, told as such."""
+    """The float32 limits that a domain starts from; else those of a calibration, told as such."""
     if dtype == "float32":
         return FLOAT32_THRESHOLDS, "the defaults for float32"
-    return calibrated(rows[::2]), "calibrated on every second submission, judged on all"
+    honest_rows = [row for row in rows if row["kind"] == "honest"]
+    forged = [row for row in rows if row["kind"] != "honest"]
+    return calibrated([*honest_rows[::2], *forged]), "calibrated on every second honest submission, judged on all"
 
 
 def calibrated(rows: Sequence[dict[str, Any]]) -> Thresholds:
@@ -137,13 +141,21 @@ def table(found: dict[str, Any]) -> str:
             f"| {name} | {saves[name]} | {after} | {row['reason'] or '–'} "
             f"| {row['caught_alone']} of {row['submissions']} |"
         )
+    told = ", ".join(f"{name} {value / MILLION:g}" for name, value in found["limits"].items())
     engines = ", ".join(f"{count} {name}" for name, count in found["honest_by_engine"].items())
     lines += [
         "",
         f"Honest: {found['honest_submissions']} submissions ({engines}; {found['honest_tokens']} tokens), "
-        f"{found['false_positives']} not accepted: a rate of at most {found['false_positive_rate_upper']:.1e} (95 %). "
-        f"Resampled from their groups: {found['resampled_false_positives']} of {found['resampled_submissions']}, "
-        f"at most {found['resampled_false_positive_rate_upper']:.1e}.",
+        f"{found['false_positives']} not accepted: a rate of at most {found['false_positive_rate_upper']:.1e} (95 %).",
+        *(
+            [
+                f"Resampled from their groups: {found['resampled_false_positives']} of "
+                f"{found['resampled_submissions']}, at most {found['resampled_false_positive_rate_upper']:.1e}."
+            ]
+            if found["resampled_submissions"]
+            else []
+        ),
+        f"Limits: {found['limits_from']} ({told}).",
     ]
     return "\n".join(lines)
 
