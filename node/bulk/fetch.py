@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
+import select
 import socket
 import ssl
 import struct
@@ -91,6 +92,9 @@ class Connection:
         self._closed = False
         self._asked: deque[tuple[bytes, int, int]] = deque()
         self._spare = b""
+        self._patience = 0.0  # what the kernel was told: the seconds and the bytes that it waits for
+        self._woken_at = 1
+        self._poll = select.poll()
         self._fresh = True  # no answer came over this socket yet
 
     def connect(self) -> float:
@@ -196,6 +200,9 @@ class Connection:
             if self._tls is None:
                 # The kernel keeps the time: a socket with Python's own timeout costs a poll before every receive.
                 raw.settimeout(None)
+                self._patience, self._woken_at = 0.0, 1
+                self._poll = select.poll()
+                self._poll.register(raw, select.POLLIN)
                 self._socket = raw
             else:
                 name = self.address.host if self._tls.check_hostname else None
@@ -234,12 +241,37 @@ class Connection:
             self._drop()
             raise _IdledOut(f"{self._what()}: the connection broke") from None
 
-    def _timeout(self, connection: socket.socket, seconds: float) -> None:
-        if self._tls is None:
+    def _wait(self, connection: socket.socket, seconds: float) -> None:
+        """Let the next receive wait for the first byte, so long or a little longer: what the kernel was told last time
+        often serves."""
+        if self._tls is not None:
+            connection.settimeout(seconds)
+            return
+        self._wake_at(connection, 1)
+        if not seconds <= self._patience <= seconds + 1:
+            self._patience = seconds
             value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        else:
-            connection.settimeout(seconds)
+
+    def _receive(self, connection: socket.socket, buffer: memoryview, seconds: float) -> int:
+        """Receive into ``buffer`` what is there once all of it is, or after ``seconds``; 0 at the end. Raises
+        ``OSError``, ``BlockingIOError`` or ``TimeoutError`` where nothing is there.
+
+        A thread that is woken for every few packets copies a chunk in pieces, each into memory that others have pushed
+        out of the processor's cache meanwhile.
+        """
+        if self._tls is not None:
+            connection.settimeout(max(seconds, 0.001))
+            return connection.recv_into(buffer)
+        self._wake_at(connection, len(buffer))
+        self._poll.poll(1000 * seconds)
+        return connection.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+
+    def _wake_at(self, connection: socket.socket, count: int) -> None:
+        """Have the kernel wait for so many bytes, without TLS."""
+        if count != self._woken_at:
+            self._woken_at = count
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def _expect(self, length: int | None, seconds: float) -> int:
         """Receive a head; the length of the body that follows, ``length`` where that is not None."""
@@ -290,7 +322,7 @@ class Connection:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Unreachable(f"{self._what()}: no answer in time")
-                self._timeout(connection, left)
+                self._wait(connection, left)
                 part = connection.recv(_HEAD_PIECE)
                 if not part:
                     if data or fresh:
@@ -334,12 +366,12 @@ class Connection:
             buffer[:filled] = self._spare[:filled]
             self._spare = self._spare[filled:]
         deadline = time.monotonic() + seconds
-        # One system call for a whole chunk where the kernel waits for all of it.
-        flags = socket.MSG_WAITALL if self._tls is None else 0
         try:
-            self._timeout(connection, seconds)
             while filled < len(buffer):
-                count = connection.recv_into(buffer[filled:], len(buffer) - filled, flags)
+                try:
+                    count = self._receive(connection, buffer[filled:], max(0.0, deadline - time.monotonic()))
+                except (BlockingIOError, TimeoutError):
+                    raise Unreachable(f"{self._what()}: no answer in time") from None
                 if not count:
                     raise Unreachable(f"{self._what()}: closed in the midst of a chunk")
                 filled += count
