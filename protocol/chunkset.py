@@ -29,3 +29,14 @@ def bits(chunks: Iterable[int]) -> int:
 def span(first: int, end: int) -> int:
     """The set of the chunks from ``first`` up to but without ``end``."""
     return ((1 << (end - first)) - 1) << first if end > first else 0
+
+
+def lowest(chunks: int) -> int:
+    """The first chunk of a set that is not empty."""
+    return (chunks & -chunks).bit_length() - 1
+
+
+def following(chunks: int, first: int, most: int) -> int:
+    """How many chunks of a set follow each other from ``first`` on, up to ``most``."""
+    window = (chunks >> first) & ((1 << most) - 1)
+    return (~window & (window + 1)).bit_length() - 1

@@ -5,12 +5,14 @@ Whom to ask is settled by ``protocol.holders``, over how many flows by ``protoco
 
 1. A chunk is asked of one holder at a time, so it can be received where it belongs. No flow is given a run by somebody
    else: a fast holder's flows come back sooner and so carry more.
-2. The chunks that the fewest holders have, or are fetching themselves, go first, at a random place among them. So those
-   who start together fetch different ones and soon have something for each other. A holder that is to be spared (the
+2. The chunks that the fewest holders have, or are fetching themselves, go first, at a random place among them; a run
+   goes on with what follows there. So those who start together fetch different ones and soon have something for each
+   other. A holder that is to be spared (the
    author, where others hold the object too) is asked for what nobody else has or fetches, unless all others together
    bring less than half of what it does.
 3. A run lasts ``RUN_SECONDS`` at its flow's rate, from one chunk to ``MAX_RUN``; shorter where little is left, and one
-   chunk where nothing is known of the holder yet.
+   chunk where nothing is known of the holder yet. Its length is a power of two and it ends at a multiple of it, so that
+   runs leave no odd pieces to others.
 4. A run that falls far behind gives up what it has not begun. One that stands still for ``STALL_SECONDS`` is broken
    off, and counts as a failure of its holder.
 5. End game: where a flow finds nothing that nobody was asked for, it takes over from the run that will last longest:
@@ -27,7 +29,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from protocol.chunkset import span
+from protocol.chunkset import following, lowest, span
 from protocol.constants import CHUNK_BYTES
 from protocol.flows import Flows
 from protocol.holders import Holder, Holders, Holding, Run
@@ -108,7 +110,7 @@ class Swarm:
     def batch(self, node: bytes) -> int:
         """How many more chunks than now a partial holder should have before it tells: what arrives in about
         ``RUN_SECONDS`` at our own rate, for it may get them as fast as we do."""
-        return max(1, min(4 * MAX_RUN, int(self.rate * RUN_SECONDS / CHUNK_BYTES / 2)))
+        return max(1, min(4 * MAX_RUN, int(self.rate * RUN_SECONDS / CHUNK_BYTES)))
 
     # Flows
 
@@ -240,20 +242,19 @@ class Swarm:
     # Choosing chunks
 
     def _rarest(self, free: int, length: int) -> tuple[int, int]:
-        """A random place among the rarest chunks of ``free``, and how many from there on are as rare, up to
-        ``length``."""
+        """A random place among the rarest chunks of ``free``, and how many of ``free`` follow from there on, up to the
+        next multiple of ``length``."""
+        rare = free
         for level in self._holders.counted():
-            rare = free & ~level
-            if rare:
-                free = rare
+            if free & ~level:
+                rare = free & ~level
                 break
         start = self._chance.randrange(self.chunks) // length * length
-        after = free >> start
+        after = rare >> start
         if not after:
-            start, after = 0, free
-        skip = (after & -after).bit_length() - 1
-        window = (after >> skip) & ((1 << length) - 1)
-        return start + skip, (~window & (window + 1)).bit_length() - 1
+            start, after = 0, rare
+        first = start + lowest(after)
+        return first, following(free, first, length - first % length)
 
     def _length(self, holder: Holder, free: int, now: float) -> int:
         rate = self._flow_rate(holder, now)
@@ -261,7 +262,8 @@ class Swarm:
             return 1
         flows = sum(self._flows.to(h, now) for h in self._holders if h.active)
         share = self._free.bit_count() // (2 * max(1, flows))
-        return max(1, min(MAX_RUN, int(rate * RUN_SECONDS / CHUNK_BYTES), share))
+        length = min(MAX_RUN, int(rate * RUN_SECONDS / CHUNK_BYTES), share)
+        return 1 << max(0, length.bit_length() - 1)
 
     def _flow_rate(self, holder: Holder, now: float) -> float | None:
         """Bytes a second to expect of one flow to a holder."""
@@ -301,9 +303,9 @@ class Swarm:
             given_up = span(slowest.end, end)
             self._free |= given_up
             if free := given_up & wanted:
-                first, count = self._rarest(free, end - slowest.end)
+                first = lowest(free)
                 self._look_at = now
-                return self._start(holder, first, first + count, now)
+                return self._start(holder, first, first + following(free, first, end - first), now)
         elif slowest.end == begun and longest > 2 * seconds + 2 * holder.rtt + 0.05:
             if (owner := self._holders.get(slowest.node)) is not None:
                 self._holders.bar(owner, 1 << slowest.at, now)
