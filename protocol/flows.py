@@ -2,6 +2,7 @@
 
 1. A holder is asked over at most ``MAX_FLOWS_PER_HOLDER`` flows, all over ``MAX_FLOWS``. It begins with one flow for
    every ``FLOW_RTT`` of its round trip, one where there are many holders.
+   One that is near (its round trip says so) is asked over few: neither loss nor distance limits a flow to it.
 2. The flows are doubled as long as each of twice as many brings nearly as much: then loss or distance is what limits
    them, and not a link.
 3. A holder that was busy begins with half of its flows, and gets one more with each review.
@@ -15,6 +16,10 @@ from protocol.holders import MAX_FLOWS_PER_HOLDER, Holder, Holders
 
 FLOW_RTT: Final = 0.04
 FIRST_FLOWS: Final = 4
+NEAR_RTT: Final = 0.001
+"""For each of these in a holder's round trip there may be a flow."""
+NEAR_FLOWS: Final = 4
+"""To all holders together, however near they are."""
 MAX_FLOWS: Final = 64
 MAX_FALLBACK_FLOWS: Final = 4
 REVIEW_SECONDS: Final = 0.6
@@ -46,7 +51,8 @@ class Flows:
             return MAX_FALLBACK_FLOWS
         active = max(1, self._holders.active)
         first = max(1, min(round(holder.rtt / FLOW_RTT), FIRST_FLOWS, 2 * FIRST_FLOWS // active))
-        return min(first * self._factor, holder.most, max(1, MAX_FLOWS // active), MAX_FLOWS_PER_HOLDER)
+        near = max(1, NEAR_FLOWS // active, round(holder.rtt / NEAR_RTT))
+        return min(first * self._factor, near, holder.most, max(1, MAX_FLOWS // active), MAX_FLOWS_PER_HOLDER)
 
     def tick(self, running: int, seconds: float, received: int, now: float) -> None:
         """``running`` flows had work for so many seconds, and so many bytes arrived over all flows since the start."""
