@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -172,6 +173,7 @@ def main(arguments: list[str]) -> None:
     daemon = Daemon(connection)
     child = Child(Setup(**first), daemon)
     child.server.listen([socket.socket(fileno=number) for number in child.setup.sockets])
+    gc.freeze()  # what is here now stays, and need not be looked through again and again
     daemon.say("ready")
     run(child.operations(), connection, daemon)
 

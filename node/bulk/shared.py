@@ -95,6 +95,7 @@ class Shared:
                 places[node] = place
             self.places = places
             self.hold()
+            self.soon.set()
 
     def direct(self, place: Place, now: float) -> bool:
         """Whether a holder is to be connected to now."""

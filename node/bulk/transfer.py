@@ -25,7 +25,9 @@ from protocol.routes import Routes
 if TYPE_CHECKING:
     from node.bulk.child import Child
 
-TICK: Final = 0.05
+NEWS: Final = 0.05
+"""Seconds between two looks whether there are chunks to tell others of."""
+TICK: Final = 0.1
 PROGRESS: Final = 0.5
 STOP_SECONDS: Final = 2.0
 
@@ -100,13 +102,17 @@ class Transfer:
     # --- its own thread ----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        next_progress = 0.0
+        next_progress = next_tick = 0.0
+        woken = True
         while True:
             with self._shared.changed:
                 if self._shared.over:
                     break
                 now = time.monotonic()
-                self._tick(now)
+                if woken or now >= next_tick:
+                    self._shared.soon.clear()
+                    next_tick = now + TICK
+                    self._tick(now)
                 fresh, self._shared.fresh = self._shared.fresh, False
                 done = self._shared.swarm.done
             if fresh or done:
@@ -119,7 +125,7 @@ class Transfer:
                 self._progress()
                 self._shared.child.daemon.say("done", digest=self._shared.digest)
             else:
-                self._shared.soon.wait(TICK)
+                woken = self._shared.soon.wait(NEWS)
         self._shared.child.news.tell()
 
     def _tick(self, now: float) -> None:
