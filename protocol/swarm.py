@@ -110,7 +110,7 @@ class Swarm:
     def batch(self, node: bytes) -> int:
         """How many more chunks than now a partial holder should have before it tells: what arrives in about
         ``RUN_SECONDS`` at our own rate, for it may get them as fast as we do."""
-        return max(1, min(4 * MAX_RUN, int(self.rate * RUN_SECONDS / CHUNK_BYTES / 2)))
+        return max(1, min(4 * MAX_RUN, int(self.rate * RUN_SECONDS / CHUNK_BYTES)))
 
     # Flows
 

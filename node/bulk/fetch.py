@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
+import select
 import socket
 import ssl
 import struct
@@ -25,7 +26,7 @@ from typing import Final
 import h11
 
 from node.bulk.address import BulkAddress, public
-from node.errors import Busy, Refused, Unreachable
+from node.errors import Refused, Unreachable
 from protocol.errors import PeerError
 
 CONNECT_SECONDS: Final = 5.0
@@ -41,8 +42,6 @@ MAX_RETRY: Final = 60.0
 MAX_PLACES: Final = 4
 """Addresses of a name that are tried, one after the other."""
 _HEAD_PIECE: Final = 1024
-_MANY: Final = 64 << 10
-"""Bytes from which on a receive waits for all of them."""
 _PLAIN: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*\r\n((?:[A-Za-z-]+: [!-~][ -~]*\r\n)*)\r\n")
 _RECEIVED_AT: Final = 128
 """Where the kernel's tcp_info has tcpi_bytes_received, since Linux 4.1."""
@@ -54,6 +53,14 @@ class Missing(Refused):
 
 class Denied(Refused):
     """The token is not good (401): a new one is wanted."""
+
+
+class Busy(Refused):
+    """The holder is over a limit (429, 503). ``retry_after`` are the seconds that it wishes to be left alone."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Connection:
@@ -85,8 +92,9 @@ class Connection:
         self._closed = False
         self._asked: deque[tuple[bytes, int, int]] = deque()
         self._spare = b""
-        self._patience = 0.0  # the seconds that the kernel waits, and how many bytes it waits for
-        self._wake_at = 1
+        self._patience = 0.0  # what the kernel was told: the seconds and the bytes that it waits for
+        self._woken_at = 1
+        self._poll = select.poll()
         self._fresh = True  # no answer came over this socket yet
 
     def connect(self) -> float:
@@ -192,7 +200,9 @@ class Connection:
             if self._tls is None:
                 # The kernel keeps the time: a socket with Python's own timeout costs a poll before every receive.
                 raw.settimeout(None)
-                self._patience, self._wake_at = 0.0, 1
+                self._patience, self._woken_at = 0.0, 1
+                self._poll = select.poll()
+                self._poll.register(raw, select.POLLIN)
                 self._socket = raw
             else:
                 name = self.address.host if self._tls.check_hostname else None
@@ -231,23 +241,37 @@ class Connection:
             self._drop()
             raise _IdledOut(f"{self._what()}: the connection broke") from None
 
-    def _wait_for(self, connection: socket.socket, count: int, seconds: float) -> None:
-        """Let the next receive wait about so long, at least: one without TLS for ``count`` bytes, if they are many.
-
-        Woken for every packet, a thread would copy a chunk in pieces, each into memory that others have pushed out of
-        the processor's cache meanwhile.
-        """
+    def _wait(self, connection: socket.socket, seconds: float) -> None:
+        """Let the next receive wait for the first byte, so long or a little longer: what the kernel was told last time
+        often serves."""
         if self._tls is not None:
             connection.settimeout(seconds)
             return
+        self._wake_at(connection, 1)
         if not seconds <= self._patience <= seconds + 1:
             self._patience = seconds
             value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        wake_at = count if count >= _MANY else 1
-        if wake_at != self._wake_at:
-            self._wake_at = wake_at
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_at)
+
+    def _receive(self, connection: socket.socket, buffer: memoryview, seconds: float) -> int:
+        """Receive into ``buffer`` what is there once all of it is, or after ``seconds``; 0 at the end. Raises
+        ``OSError``, ``BlockingIOError`` or ``TimeoutError`` where nothing is there.
+
+        A thread that is woken for every few packets copies a chunk in pieces, each into memory that others have pushed
+        out of the processor's cache meanwhile.
+        """
+        if self._tls is not None:
+            connection.settimeout(max(seconds, 0.001))
+            return connection.recv_into(buffer)
+        self._wake_at(connection, len(buffer))
+        self._poll.poll(1000 * seconds)
+        return connection.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+
+    def _wake_at(self, connection: socket.socket, count: int) -> None:
+        """Have the kernel wait for so many bytes, without TLS."""
+        if count != self._woken_at:
+            self._woken_at = count
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def _expect(self, length: int | None, seconds: float) -> int:
         """Receive a head; the length of the body that follows, ``length`` where that is not None."""
@@ -298,7 +322,7 @@ class Connection:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Unreachable(f"{self._what()}: no answer in time")
-                self._wait_for(connection, 1, left)
+                self._wait(connection, left)
                 part = connection.recv(_HEAD_PIECE)
                 if not part:
                     if data or fresh:
@@ -342,19 +366,15 @@ class Connection:
             buffer[:filled] = self._spare[:filled]
             self._spare = self._spare[filled:]
         deadline = time.monotonic() + seconds
-        # One system call for a whole chunk where the kernel waits for all of it.
-        flags = socket.MSG_WAITALL if self._tls is None else 0
-        piece = min(seconds, HEAD_SECONDS)  # as for a head, so that the kernel need not be told anew
         try:
             while filled < len(buffer):
-                self._wait_for(connection, len(buffer) - filled, piece)
                 try:
-                    count = connection.recv_into(buffer[filled:], len(buffer) - filled, flags)
+                    count = self._receive(connection, buffer[filled:], max(0.0, deadline - time.monotonic()))
                 except (BlockingIOError, TimeoutError):
-                    count = -1
+                    raise Unreachable(f"{self._what()}: no answer in time") from None
                 if not count:
                     raise Unreachable(f"{self._what()}: closed in the midst of a chunk")
-                filled += max(count, 0)
+                filled += count
                 if filled < len(buffer) and time.monotonic() > deadline:
                     raise Unreachable(f"{self._what()}: too slow")
         except OSError as error:

@@ -12,6 +12,8 @@ from protocol.errors import PeerError
 
 POLL: Final = 0.08
 """Seconds between two questions to one holder, at least."""
+EACH: Final = 0.02
+"""The same for each that is asked: with many holders patience costs little, and every answer costs time."""
 POLL_WAIT: Final = 0.5
 
 
@@ -64,7 +66,7 @@ class Polls:
                     with self._shared.changed:
                         self._shared.met(place)
                         more_than = self._shared.tell(node, bitmap) + self._shared.swarm.batch(node) - 1
-                    pause = POLL
+                    pause = max(POLL, EACH * len(self._running))
                 except Missing as error:
                     if self._shared.strange(place):
                         self._poll_failed(node, connection, error)

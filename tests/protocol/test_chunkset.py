@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chunkset import bitmap_of, bits, bits_of, span
+from protocol.chunkset import bitmap_of, bits, bits_of, following, lowest, span
 
 
 @given(st.sets(st.integers(0, 199)), st.integers(200, 220))
@@ -20,3 +20,13 @@ def test_bitmaps(chunks: set[int], count: int) -> None:
 @given(st.integers(0, 99), st.integers(0, 99))
 def test_spans(first: int, end: int) -> None:
     assert span(first, end) == bits(range(first, end))
+
+
+@given(st.sets(st.integers(0, 40), min_size=1), st.integers(1, 50))
+def test_the_first_and_those_that_follow(chunks: set[int], most: int) -> None:
+    first = lowest(bits(chunks))
+    assert first == min(chunks)
+    count = following(bits(chunks), first, most)
+    assert 1 <= count <= most
+    assert chunks >= set(range(first, first + count))
+    assert count == most or first + count not in chunks

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from protocol.constants import CHUNK_BYTES
 from protocol.flows import MAX_FLOWS
 from protocol.holders import MAX_ACTIVE, Holding, Run
-from tests.protocol.swarms import LINK, A, swarm
+from tests.protocol.swarms import LINK, A, B, swarm
 
 
 def test_more_flows_while_each_brings_as_much() -> None:
@@ -39,6 +39,24 @@ def test_more_flows_while_each_brings_as_much() -> None:
     shared = flows(lambda count: LINK / count)
     assert max(shared) <= 4
     assert shared[-1] == 2
+
+
+def test_one_that_is_near_is_asked_over_few() -> None:
+    one = swarm(20_000)
+    one.set_holders({A: Holding(), B: Holding()}, 0)
+    for node in (A, B):
+        one.connected(node, 0.0002)
+    running: list[Run] = []
+    for step in range(1, 80):
+        now = step / 10
+        for node in (A, B):
+            while (run := one.next(node, now)) is not None:
+                running.append(run)
+        for run in running:
+            run.received += 1000  # more of them would bring more
+        one.tick(now)
+        assert all(one.flows(node, now) <= 2 for node in (A, B))
+    assert one.flows(A, now) == 2
 
 
 def test_flows_are_bounded_and_few_holders_are_active() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from protocol.chunkset import bits
+from protocol.chunkset import bits, lowest
 from protocol.constants import CHUNK_BYTES
 from protocol.holders import Holding
 from protocol.swarm import MAX_RUN
@@ -64,6 +64,27 @@ def test_runs_grow_with_the_rate_and_shrink_towards_the_end() -> None:
     assert max(lengths) == MAX_RUN
     assert lengths[-1] == 1
     assert len(lengths) < 150
+
+
+def test_a_run_begins_with_a_rare_chunk_and_leaves_no_odd_pieces() -> None:
+    one = swarm(512)
+    one.set_holders({A: Holding(), B: Holding(whole=False)}, 0)
+    now = 0.0
+    for _ in range(30):
+        run = take(one, A, now)
+        now += 0.002 * run.count
+        deliver(one, run, now)
+        one.tick(now)
+    rare = lowest(one.missing)
+    one.heard(B, one.all & ~(1 << rare), 0, now)
+    run = take(one, A, now)
+    assert run.first == rare
+    for _ in range(6):
+        assert run.end % (1 << (run.count - 1).bit_length()) == 0 or not one.missing >> run.end & 1
+        now += 0.002 * run.count
+        deliver(one, run, now)
+        run = take(one, A, now)
+    assert run.count > 1
 
 
 def test_a_refused_chunk_is_asked_of_another() -> None:

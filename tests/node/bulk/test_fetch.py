@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,34 @@ def test_chunks_arrive_one_by_one_in_the_buffers(tmp_path: Path) -> None:
         connection.close()
         with pytest.raises(Unreachable, match="closed"):
             connection.have(made.manifest.digest, 0, 0.0)
+
+
+def test_a_chunk_is_waited_for_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many packets it comes in; a short answer after it is not waited for in vain."""
+    received: list[int] = []
+    receive = Connection._receive
+
+    def counted(self: Connection, *arguments: Any) -> int:
+        received.append(receive(self, *arguments))
+        return received[-1]
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(HEAD % CHUNK_BYTES)
+        for _ in range(16):
+            connection.sendall(bytes(CHUNK_BYTES // 16))
+            time.sleep(0.005)
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
+        read_request(connection)
+
+    monkeypatch.setattr(Connection, "_receive", counted)
+    with holder(drip) as port:
+        connection = connect(port)
+        assert get(connection)[0] == [7]
+        assert len(received) <= 2
+        with pytest.raises(Missing):
+            get(connection)
+        connection.close()
 
 
 def test_requests_may_be_sent_ahead(tmp_path: Path) -> None:
