@@ -79,7 +79,8 @@ async def test_a_child_serves_and_is_replaced_when_it_dies(tmp_path: Path, monke
             # What is deleted is closed there.
             store.retain(lambda present: ())
             assert await node.bulk.call("forget", digest=manifest.digest)
-            assert not any("whole.bin" in name for name in open_files(node.bulk.pid))
+            # At once, but for the thread of a connection that has not noticed its end yet.
+            await until(lambda: not any("whole.bin" in name for name in open_files(node.bulk.pid)))
             with pytest.raises(Missing):
                 await fetch(node, manifest)
             last = node.bulk.pid
