@@ -86,8 +86,8 @@ def test_the_keys_are_the_hash_of_their_formula() -> None:
 
 
 def test_the_integers_equal_pythons() -> None:
-    (usual,) = keys_tensor([(SEED, 1, 2)]).tolist()
-    for keys in ((0, 0), (MASK, MASK), (0x80000000, 0x7FFFFFFF), tuple(usual)):
+    ((k1, k2),) = keys_tensor([(SEED, 1, 2)]).tolist()
+    for keys in ((0, 0), (MASK, MASK), (0x80000000, 0x7FFFFFFF), (k1, k2)):
         got = sampling._bits(torch.tensor([keys]), 300)[0].to(torch.int64) & MASK
         assert got.tolist() == [bits(keys, token) for token in range(300)]
 
