@@ -18,6 +18,7 @@ from node.starter import __file__ as starter
 from proofs.calibrate import STATISTICS
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.domain import Thresholds
+from tests.node.workers import vllm_child
 
 pytestmark = pytest.mark.timeout(900)  # a child of its own loads torch, and transformers where it is
 MODEL = Path(starter).parent
@@ -127,3 +128,16 @@ def test_prompts_are_lines(tmp_path: Path) -> None:
     file.write_text("one\n\ntwo\n")
     assert calibrating.read_prompts(file) == ["one", "two"]
     assert calibrating.read_prompts(None) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not vllm_child.INSTALLED, reason=vllm_child.REASON)
+def test_vllm_is_an_engine_among_the_others(tmp_path: Path) -> None:
+    vllm_child.folder(tmp_path / "llama", vllm_child.TINY_LLAMA, seed=3)
+    few = ("--groups", "2", "--forged", "1", "--group-size", "2", "--tokens", "8")
+    assert main.main(["proofs", "calibrate", str(tmp_path / "llama"), "-o", str(tmp_path / "out"), *few]) == 0
+    found = json.loads((tmp_path / "out" / "calibration.json").read_text())
+    assert "vllm" in found["engines"]
+    assert found["pairs"].keys() == set(found["engines"])
+    assert found["honest"]["vllm"]["groups"] == 2
+    assert found["honest"]["vllm"]["differ"] == 0
