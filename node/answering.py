@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import trio
 
+from node.config_keys import MAX_SAMPLES
 from node.roles.engine import LOAD_SPEED, LOAD_TIMEOUT, WORK_SPEED, WORK_TIMEOUT, Setup, open_child
 from node.tasks.service import TaskService
 from node.workers.client import Worker
@@ -25,6 +26,8 @@ from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.rollout import FINISH_END
+
+__all__ = ["MAX_SAMPLES", "Answers", "Question", "Sampler", "answer", "open_sampler", "sampling"]
 
 SEQUENCES: Final = 256
 """Answers that are written together. A change alters batches, and so, where two tokens are all but tied, results."""
