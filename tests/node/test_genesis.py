@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,8 @@ async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(
     table = tmp_path / "tasks.toml"
     table.write_text(TABLE[: TABLE.index("[[task]]", 10)])
     (tmp_path / "sums.txt").write_text("8\n3\n")
-    await genesis.found(directory, genesis.devnet(name="test", nodes=5, tasks=str(table)))
+    founding = genesis.devnet(name="test", nodes=5, tasks=str(table))
+    await genesis.found(directory, replace(founding, dtype="bfloat16"))
     data = directory.genesis()
     assert data is not None
     domain = parse_genesis(data)
@@ -112,4 +114,7 @@ async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(
     assert versions.complete(domain.model.manifest.hash)
     manifest = Manifest.parse(blobs.get(domain.model.manifest.hash) or b"")
     assert manifest.whole == domain.model.whole
+    # Whoever computes in bfloat16 loads values that were rounded once, for all.
+    assert domain.model.compute_dtype == "bfloat16"
+    assert {tensor.dtype for tensor in manifest.tensors} == {"BF16"}
     assert list(directory.work.iterdir()) == []

@@ -10,7 +10,7 @@ import torch
 
 from node.workers import device, engine, sharding, trainer
 from node.workers.generation import Settings
-from node.workers.model import read_config
+from node.workers.model import CausalLM, read_config
 from node.workers.sharding import Group
 from tests.node.workers.small import STARTER
 from tests.protocol.builders import RECIPE
@@ -43,7 +43,7 @@ def test_a_trainer_of_one_process_takes_it(monkeypatch: pytest.MonkeyPatch, ther
 def test_an_engine_takes_it(monkeypatch: pytest.MonkeyPatch, there: bool, found: str) -> None:
     seen: list[Any] = []
 
-    class Placed(engine.CausalLM):
+    class Placed(CausalLM):
         def to(self, *arguments: Any, **options: Any) -> Any:
             seen.append(options["device"])
             return self
