@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import trio
 
-from node.roles.engine import LOAD_SPEED, LOAD_TIMEOUT, WORK_SPEED, WORK_TIMEOUT, Setup, open_child
+from node.config_keys import MAX_SAMPLES
+from node.roles.engine import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.service import TaskService
 from node.workers.client import Worker
 from protocol import schedule
@@ -25,6 +26,8 @@ from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.rollout import FINISH_END
+
+__all__ = ["MAX_SAMPLES", "Answers", "Question", "Sampler", "answer", "open_sampler", "sampling"]
 
 SEQUENCES: Final = 256
 """Answers that are written together. A change alters batches, and so, where two tokens are all but tied, results."""
@@ -77,7 +80,7 @@ class Sampler:
     async def load(self, manifest: Path, whole: Path) -> None:
         """Load the version of a manifest's file and a file of raw tensors. Raises ``WorkerError`` and ``OSError``."""
         described = Manifest.parse(await trio.Path(manifest).read_bytes())
-        timeout = LOAD_TIMEOUT + described.size / LOAD_SPEED
+        timeout = load_timeout(described.size)
         answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(whole))
         if answer["checksum"] != described.checksum:
             raise LocalError("the engine loaded other tensors than the manifest describes")
