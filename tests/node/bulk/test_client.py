@@ -66,7 +66,7 @@ async def test_a_child_serves_and_is_replaced_when_it_dies(tmp_path: Path, monke
             assert os.getpriority(os.PRIO_PROCESS, node.bulk.pid) > os.getpriority(os.PRIO_PROCESS, 0)
             first = node.bulk.pid
             os.kill(first, signal.SIGKILL)
-            await until(lambda: not node.bulk.up)
+            await until(lambda: not node.bulk.up and "bulk" in node.health.warnings)
             assert "ended by signal SIGKILL; it is started again" in node.health.warnings["bulk"]
             assert node.bulk.addresses == []
             await until(lambda: node.bulk.up)
