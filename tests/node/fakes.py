@@ -363,6 +363,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr(deltas, "open_worker", open_worker)
     monkeypatch.setattr(engine_role, "TaskService", lambda table: Tasks(table, shared))
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    monkeypatch.setattr(trio.from_thread, "run_sync", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return shared
 

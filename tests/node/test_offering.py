@@ -55,11 +55,11 @@ async def test_an_offer_makes_its_relay_a_holder_before_any_presence_says_so(
     async with open_cluster(tmp_path) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         r, i = cluster.running["r"], cluster.running["i"]
+        i.port.topics.clear()
         await r.node.weights.hold(version, timeout=10)
         # Only the relay can reach the node, and gossip does not: it has seen the relay's old presence only.
         others = [running.id for name, running in cluster.running.items() if name not in ("r", "i")]
         cluster.network.partition([i.id], others)
-        i.port.topics.clear()
         assert r.id not in i.node.weights.holders(version)
         i.nursery.start_soon(i.node.weights.run)
         await trio.sleep(1)
