@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import trio
 
-from node.config_keys import MAX_SAMPLES
 from node.roles.engine import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.service import TaskService
 from node.workers.client import Worker
@@ -26,8 +25,6 @@ from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.manifest import Manifest
 from protocol.rollout import FINISH_END
-
-__all__ = ["MAX_SAMPLES", "Answers", "Question", "Sampler", "answer", "open_sampler", "sampling"]
 
 SEQUENCES: Final = 256
 """Answers that are written together. A change alters batches, and so, where two tokens are all but tied, results."""
@@ -79,7 +76,7 @@ class Sampler:
 
     async def load(self, manifest: Path, whole: Path) -> None:
         """Load the version of a manifest's file and a file of raw tensors. Raises ``WorkerError`` and ``OSError``."""
-        described = Manifest.parse(await trio.Path(manifest).read_bytes())
+        described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
         timeout = load_timeout(described.size)
         answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(whole))
         if answer["checksum"] != described.checksum:

@@ -35,6 +35,7 @@ import trio
 
 from node import __version__, answering, genesis
 from node.answering import Answers, Question, answer, open_sampler, sampling
+from node.config_keys import MAX_SAMPLES
 from node.errors import UserError
 from node.roles.engine import Setup
 from node.store.hashing import hash_bytes
@@ -90,7 +91,7 @@ class Wanted:
 
     def check(self) -> None:
         """Raise ``UserError`` for what cannot be."""
-        band, most = self.band, answering.MAX_SAMPLES
+        band, most = self.band, MAX_SAMPLES
         if not 1 <= self.items <= MAX_ITEMS or not 0 <= self.first < 2**31 or not 0 <= self.seed < 2**63:
             raise UserError(
                 f"--items goes from 1 to {MAX_ITEMS}, --first and --seed from 0", "ask for other items or another seed"
