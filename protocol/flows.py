@@ -26,6 +26,10 @@ REVIEW_SECONDS: Final = 0.6
 """How long a number of flows is tried before the rate says whether it was worth it."""
 WORTH: Final = 0.65
 """A flow must bring this share of what it brought when they were half as many."""
+MANY: Final = 16
+WORTH_OF_MANY: Final = 0.8
+"""The same where there are ``MANY`` flows: the luck of each evens out, and nodes that double theirs against each other
+only send more that is lost."""
 SETTLED_SECONDS: Final = 8.0
 """Until more flows are tried again after they brought nothing."""
 
@@ -65,7 +69,8 @@ class Flows:
         each = (received - self._review_bytes) / self._seconds if self._seconds else 0.0
         active = [h for h in self._holders if h.active and h.holding.direct]
         wanted = sum(self.to(h, now) for h in active)
-        if self._before is not None and each < WORTH * self._before:
+        worth = WORTH_OF_MANY if wanted >= MANY else WORTH
+        if self._before is not None and each < worth * self._before:
             self._factor = max(1, self._factor // 2)
             self._before = None
             wait = SETTLED_SECONDS

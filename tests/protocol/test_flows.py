@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from protocol.constants import CHUNK_BYTES
@@ -39,6 +40,10 @@ def test_more_flows_while_each_brings_as_much() -> None:
     shared = flows(lambda count: LINK / count)
     assert max(shared) <= 4
     assert shared[-1] == 2
+    # Each brings three quarters of what it brought when they were half as many: good enough while they are few.
+    crowded = flows(lambda count: 300_000.0 * 0.75 ** math.log2(count))
+    assert max(crowded[:60]) == 16
+    assert crowded[60] == 8
 
 
 def test_one_that_is_near_is_asked_over_few() -> None:
