@@ -55,6 +55,8 @@ async def test_an_offer_makes_its_relay_a_holder_before_any_presence_says_so(
     async with open_cluster(tmp_path) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         r, i = cluster.running["r"], cluster.running["i"]
+        live = i.node.presences.live
+        await cluster.until(lambda: r.id in live() and live()[r.id].role == "relay", 30)
         i.port.topics.clear()
         await r.node.weights.hold(version, timeout=10)
         # Only the relay can reach the node, and gossip does not: it has seen the relay's old presence only.
