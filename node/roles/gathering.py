@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import trio
+
 from node.context import Node
 from node.net.rpc import Unreachable
 from node.pool import Amount
@@ -89,7 +91,7 @@ class Gathering:
             # The validators fetched it to judge it, and hold it; its author may be busy or gone.
             peers = [*node.log.ledger.verdicts(entry.id), entry.author]
             data = await node.fetch_blob(rollout.submission, rollout.size, peers, timeout=FETCH_TIMEOUT)
-            submission = Submission.parse(data, self._recipe)
+            submission = await trio.to_thread.run_sync(Submission.parse, data, self._recipe)
         except PeerError as error:
             self._refused.add(entry.id)
             node.network.blame(entry.author, error)

@@ -21,6 +21,7 @@ from node import deltas
 from node.context import Node
 from node.entrusting import entrust
 from node.roles.gathering import Gathered, amount
+from node.store.files import sync_directory
 from node.weights import payload as weights_payload
 from node.workers.client import Worker, WorkerError
 from protocol.constants import MILLION
@@ -92,7 +93,7 @@ class Publication:
             return None
         described = await self._describe(differ, made, base)
         manifest = described.manifest
-        data = manifest.encode()
+        data = await trio.to_thread.run_sync(manifest.encode)
         digest = await node.blobs.put_async(data)
         node.weights.expect(manifest, described.delta)
         await trio.to_thread.run_sync(node.versions.adopt, data, made.whole)
@@ -102,6 +103,8 @@ class Publication:
         if grant is None or overtaken(node, base):
             return None
         made.checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
+        # Before the entry is: it makes the old checkpoint useless.
+        await trio.to_thread.run_sync(sync_directory, self._checkpoints)
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
         step = self._step(made, grant.term, base, await node.blobs.put_async(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
@@ -162,7 +165,7 @@ class Publication:
         """Keep the delta, to serve it; None where there is none."""
         if described.delta is None:
             return None
-        data = described.delta.encode()
+        data = await trio.to_thread.run_sync(described.delta.encode)
         digest = await self._node.blobs.put_async(data)
         await trio.to_thread.run_sync(self._node.versions.adopt, data, self._node.directory.work / DELTA)
         return Blob(digest, len(data))

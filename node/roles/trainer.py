@@ -28,7 +28,7 @@ from typing import Any
 import trio
 
 from node.context import Node
-from node.roles.engine import LOAD_TIMEOUT, configuration
+from node.roles.engine import LOAD_SPEED, LOAD_TIMEOUT, configuration
 from node.roles.gathering import Gathered, Gathering
 from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.weights import payload as weights_payload
@@ -163,7 +163,7 @@ class _Life:
         assert grant is not None
         blob = node.domain.model.manifest
         data = await node.fetch_blob(blob.hash, blob.size, list(node.network.peers), timeout=30)
-        manifest = Manifest.parse(data)
+        manifest = await trio.to_thread.run_sync(Manifest.parse, data)
         await node.log.append(Weights(grant.term, 0, None, blob.hash, blob.size, manifest.whole, manifest.size, None))
 
     async def _announce_again_if_stuck(self) -> None:
@@ -204,12 +204,13 @@ class _Life:
         manifest, whole = self._node.weights.paths(base.id)
         # Named by the weights, so that an optimizer state is never mixed up with another version's.
         checkpoint = self._checkpoints / f"{weights_payload(base).manifest.hex()}.safetensors"
+        state = checkpoint.stat().st_size if checkpoint.exists() else None
         await self._worker.call(
             "load",
-            timeout=LOAD_TIMEOUT,
+            timeout=LOAD_TIMEOUT + (weights_payload(base).size + (state or 0)) / LOAD_SPEED,
             manifest=str(manifest),
             weights=str(whole),
-            checkpoint=str(checkpoint) if checkpoint.exists() else None,
+            checkpoint=None if state is None else str(checkpoint),
             reference=await self._reference(),
         )
         self._holds = base

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from node import profiling
+from node import answering, profiling
 from node.answering import Answers, Question
 from node.errors import UserError
 from node.profiling import Band, Model, Profile, Wanted, pass_at
@@ -98,7 +98,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Children:
     monkeypatch.setattr(profiling, "TaskService", service)
     monkeypatch.setattr(profiling, "open_sampler", sampler)
     monkeypatch.setattr(profiling, "answer", shared.answer)
-    monkeypatch.setattr(profiling.answering, "SEQUENCES", 40)  # ten questions at a time
+    monkeypatch.setattr(answering, "SEQUENCES", 40)  # ten questions at a time
     return shared
 
 

@@ -14,6 +14,8 @@ from protocol.errors import LocalError
 
 
 class Poison:
+    count = 2**31
+
     scored = 0
 
     def question(self, item: int) -> str:
