@@ -30,6 +30,12 @@ STATUS: dict[str, Any] = {
     "domain_name": "sums",
     "version": 2,
     "newest_version": 3,
+    "evaluations": [
+        {
+            "version": 2,
+            "scores": [{"task": "sums", "pass_rate": 0.5, "pass_rate_low": 0.4, "pass_rate_high": 0.6}],
+        }
+    ],
     "steps": [{"step": 3, "reward": 0.25, "train_ms": 1500, "wait_ms": 200, "blocked_ms": 0, "publish_ms": 700}],
     "peers": 4,
     "inbound": 1,
