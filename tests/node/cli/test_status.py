@@ -119,6 +119,7 @@ def test_a_healthy_node(directory: DataDirectory, capsys: pytest.CaptureFixture[
         "version 3 of the weights to arrive",
         "step 3, reward 0.250",
         "the trainer trained 1.5 s, waited for rollouts 0.2 s, and for its last version 0.0 s; publishing took 0.7 s",
+        "version 2 passes 0.500 (0.400 to 0.600) of the held-out questions",
         "4: 3 dialled by it, 1 dialled it",
         "others reach it",
         "/ip4/127.0.0.1/tcp/10001/http",
