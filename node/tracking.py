@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,28 +73,30 @@ def trackers(node: Node, environment: Mapping[str, str] = os.environ) -> list[Tr
 
 async def run(node: Node) -> None:
     """Feed the trackers and measure the node, for ever."""
-    async with trio.open_nursery() as nursery:
-        for tracker in trackers(node):
-            nursery.start_soon(_track, node, tracker)
-        nursery.start_soon(_sample, node)
+    with ExitStack() as stack:
+        # All follow before anything is measured, so that none lacks the first row.
+        queues = [(tracker, stack.enter_context(node.metrics.follow())) for tracker in trackers(node)]
+        async with trio.open_nursery() as nursery:
+            for tracker, queue in queues:
+                nursery.start_soon(_track, node, tracker, queue)
+            nursery.start_soon(_sample, node)
 
 
-async def _track(node: Node, tracker: Tracker) -> None:
+async def _track(node: Node, tracker: Tracker, queue: Queue) -> None:
     topic = f"tracking {tracker.name}"
     pause = FIRST_PAUSE
-    with node.metrics.follow() as queue:
-        while True:
-            try:
-                async with open_worker(MODULE, name=tracker.name, environment=tracker.environment) as worker:
-                    await worker.call("open", timeout=OPEN_TIMEOUT, tracker=tracker.name, **tracker.options)
-                    node.health.clear(topic)
-                    pause = FIRST_PAUSE
-                    await _feed(worker, queue)
-            except WorkerError as error:
-                why = str(error).removeprefix(f"{tracker.name}: open: ")
-                node.health.warn(topic, f"{tracker.name} gets no metrics, metrics.jsonl has them: {why}")
-            await trio.sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE)
+    while True:
+        try:
+            async with open_worker(MODULE, name=tracker.name, environment=tracker.environment) as worker:
+                await worker.call("open", timeout=OPEN_TIMEOUT, tracker=tracker.name, **tracker.options)
+                node.health.clear(topic)
+                pause = FIRST_PAUSE
+                await _feed(worker, queue)
+        except WorkerError as error:
+            why = str(error).removeprefix(f"{tracker.name}: open: ")
+            node.health.warn(topic, f"{tracker.name} gets no metrics, metrics.jsonl has them: {why}")
+        await trio.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE)
 
 
 async def _feed(worker: Worker, queue: Queue) -> None:

@@ -30,6 +30,12 @@ STATUS: dict[str, Any] = {
     "domain_name": "sums",
     "version": 2,
     "newest_version": 3,
+    "evaluations": [
+        {
+            "version": 2,
+            "scores": [{"task": "sums", "pass_rate": 0.5, "pass_rate_low": 0.4, "pass_rate_high": 0.6}],
+        }
+    ],
     "steps": [{"step": 3, "reward": 0.25, "train_ms": 1500, "wait_ms": 200, "blocked_ms": 0, "publish_ms": 700}],
     "peers": 4,
     "inbound": 1,
@@ -113,6 +119,7 @@ def test_a_healthy_node(directory: DataDirectory, capsys: pytest.CaptureFixture[
         "version 3 of the weights to arrive",
         "step 3, reward 0.250",
         "the trainer trained 1.5 s, waited for rollouts 0.2 s, and for its last version 0.0 s; publishing took 0.7 s",
+        "version 2 passes 0.500 (0.400 to 0.600) of the held-out questions",
         "4: 3 dialled by it, 1 dialled it",
         "others reach it",
         "/ip4/127.0.0.1/tcp/10001/http",
