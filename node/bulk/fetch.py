@@ -26,7 +26,7 @@ from typing import Final
 import h11
 
 from node.bulk.address import BulkAddress, public
-from node.errors import Refused, Unreachable
+from node.errors import Busy, Refused, Unreachable
 from protocol.errors import PeerError
 
 CONNECT_SECONDS: Final = 5.0
@@ -53,14 +53,6 @@ class Missing(Refused):
 
 class Denied(Refused):
     """The token is not good (401): a new one is wanted."""
-
-
-class Busy(Refused):
-    """The holder is over a limit (429, 503). ``retry_after`` are the seconds that it wishes to be left alone."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class Connection:

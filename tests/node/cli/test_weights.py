@@ -11,7 +11,7 @@ import pytest
 import trio
 from rich import console
 
-from node.cli import asking, main, weights
+from node.cli import asking, main, pulling
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
@@ -91,7 +91,7 @@ def test_a_pull_shows_how_far_it_is_how_fast_from_whom_and_when_it_will_be_here(
         return found.pop(0)
 
     monkeypatch.setattr(asking, "ask", ask)
-    monkeypatch.setattr(weights, "LOOK", 0)
+    monkeypatch.setattr(pulling, "LOOK", 0)
     monkeypatch.setattr(console, "monotonic", lambda: now[0])
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")

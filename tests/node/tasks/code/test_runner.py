@@ -130,7 +130,7 @@ def test_nothing_of_the_machine_is_seen(tmp_path: Path) -> None:
         "/etc/passwd",
         "/usr/bin",
         os.path.expanduser("~/.ssh"),
-        "/tmp",
+        str(tmp_path.parent),
     ]
     program = f"""
 import os
