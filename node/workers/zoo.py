@@ -244,7 +244,9 @@ def aged(
             ]
             samples.append(Sample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards))
         learner.train(samples)
-        versions.append(copy.deepcopy(learner.policy.model).to(model.dtype).requires_grad_(False))
+        trained = copy.deepcopy(learner.policy.model).to(model.dtype).requires_grad_(False)
+        assert isinstance(trained, CausalLM)
+        versions.append(trained)
     return versions
 
 
