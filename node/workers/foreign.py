@@ -197,7 +197,7 @@ class Foreign(LanguageModel):
         stacks = [m for m in body.modules() if isinstance(m, nn.ModuleList) and len(m) == config.layers]
         if sorted(names) != sorted(name for name, _ in inner.named_parameters()) or not stacks:
             raise UserError(f"{type(inner).__name__} shares weights in a way that is not supported")
-        self._stack = [stacks[0]]  # in a list: it belongs to the body already
+        self._stack = [stacks[0]]  # in a list, for it belongs to the body already
         self._additive = inner.config._attn_implementation == "eager"
         settings = inner.config.get_text_config(decoder=True)
         self.soft_cap = getattr(settings, "final_logit_softcapping", None)
@@ -235,9 +235,9 @@ class Foreign(LanguageModel):
         return self.get_submodule(self._prefix)
 
     @property
-    def layers(self) -> list[nn.Module]:
+    def layers(self) -> nn.ModuleList:
         """The layers, in order."""
-        return list(self._stack[0])
+        return self._stack[0]
 
     @property
     def embeddings(self) -> Tensor:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import abc
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -351,8 +350,12 @@ class LanguageModel(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def layers(self) -> Iterable[nn.Module]:
+    def layers(self) -> nn.ModuleList:
         """The layers, in order."""
+
+    def shorten(self, kept: int) -> None:
+        """Leave out all but the first ``kept`` layers."""
+        del self.layers[kept:]
 
     @property
     @abc.abstractmethod
@@ -411,7 +414,7 @@ class CausalLM(LanguageModel):
         self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)
 
     @property
-    def layers(self) -> Iterable[nn.Module]:
+    def layers(self) -> nn.ModuleList:
         """The layers, in order."""
         return self.model.layers
 

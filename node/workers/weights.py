@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from node.workers.architectures import build, read_config
 from node.workers.child import UserError
-from node.workers.model import LanguageModel
+from node.workers.model import Config, LanguageModel
 from proofs.checksum import value_checksum
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
@@ -182,6 +182,20 @@ def read_safetensors(directory: Path) -> dict[str, Tensor]:
     return dict(sorted(tensors.items()))
 
 
+def read_folder(config: Config, directory: Path) -> dict[str, Tensor]:
+    """The parameters of a Hugging Face directory by the names of the model for ``config``, sorted. Raises
+    ``UserError``."""
+    if config.foreign:
+        # Imported here: it loads a large library, which our own architectures do without.
+        from node.workers import foreign
+
+        return foreign.read_weights(config, directory)
+    tensors = read_safetensors(directory)
+    if config.tied:
+        tensors.pop("lm_head.weight", None)  # some files hold the embedding twice
+    return tensors
+
+
 def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, object]:
     """Make version 0's whole file ``output`` from a Hugging Face directory.
 
@@ -193,14 +207,7 @@ def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, ob
     """
     directory = Path(model_dir)
     config = read_config(directory / "config.json")
-    if config.foreign:
-        from node.workers import foreign
-
-        tensors = foreign.read_weights(config, directory)
-    else:
-        tensors = read_safetensors(directory)
-        if config.tied:
-            tensors.pop("lm_head.weight", None)  # some files hold the embedding twice
+    tensors = read_folder(config, directory)
     if dtype != "float32":
         tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
     model = build(config)
@@ -208,6 +215,8 @@ def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, ob
     if value != value_checksum(tensors.values()):
         raise UserError(f"the weights in {directory} do not survive loading in float32")
     if config.foreign:
+        from node.workers import foreign
+
         foreign.check(model)
     write_whole(tensors.values(), Path(output))
     return {

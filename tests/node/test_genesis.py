@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 from node import genesis
 from node.errors import UserError
@@ -134,7 +135,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the library can say how long its sequences may be, and that counts."""
-    transformers = pytest.importorskip("transformers")
     folder, directory = tmp_path / "model", DataDirectory(tmp_path / "founder")
     directory.create()
     directory.identity()

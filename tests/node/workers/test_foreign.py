@@ -10,21 +10,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
-
-from node.workers import engine, foreign, rows, sharding, weights  # noqa: E402
-from node.workers.architectures import build, read_config  # noqa: E402
-from node.workers.child import UserError  # noqa: E402
-from node.workers.learner import make_policy  # noqa: E402
-from node.workers.model import LanguageModel  # noqa: E402
-from node.workers.policy import Policy  # noqa: E402
-from node.workers.trainer import _fill  # noqa: E402
-from protocol.manifest import Manifest  # noqa: E402
-from tests.node.workers import small  # noqa: E402
-from tests.node.workers.small import RECIPE_SMALL, SETTINGS  # noqa: E402
+from node.workers import engine, foreign, rows, sharding, weights, zoo
+from node.workers.architectures import build, read_config
+from node.workers.child import UserError
+from node.workers.learner import make_policy
+from node.workers.model import LanguageModel
+from node.workers.policy import Policy
+from node.workers.trainer import _fill
+from protocol.manifest import Manifest
+from tests.node.workers import small
+from tests.node.workers.small import RECIPE_SMALL, SETTINGS
 
 OLD = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "eos_token_id": 1, "bos_token_id": 1}
 PLAIN = {
@@ -230,3 +229,18 @@ def test_how_long_sequences_may_be(tmp_path: Path) -> None:
     longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     phi3 = {"model_type": "phi3", **GROUPED, "max_position_embeddings": 512, "original_max_position_embeddings": 128}
     assert positions({**phi3, "rope_parameters": longrope}) == 128
+
+
+def test_weights_can_be_calibrated_on(case: tuple[Path, Any, dict[str, Any]]) -> None:
+    """Copies in other precisions and without layers are models of their own; the original stays as it is."""
+    folder, _, found = case
+    made = loaded(folder, found)
+    line, places = torch.arange(2, 12)[None], torch.arange(10)[None]
+    with torch.no_grad():
+        before = made(line, places, None)
+        short, rounded = zoo.smaller(made), zoo.quantised(made, 8)
+        assert (len(short.layers), len(made.layers)) == (1, 2)
+        assert torch.equal(made(line, places, None), before)
+        assert not torch.allclose(short(line, places, None), before, atol=1e-2)
+        error = (rounded(line, places, None) - before).norm() / before.norm()
+        assert 1e-5 < float(error) < 0.2
