@@ -256,6 +256,7 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
         await check(founding)
     try:
         model_files = await convert(founding.model, scratch, founding.dtype, size)
+        _require_positions(founding, model_files["positions"])
         genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
     except WorkerError as error:
         if error.kind != "user":
@@ -306,13 +307,19 @@ def _model_bytes(founding: Founding) -> int:
         positions = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
         positions = None  # conversion says what is wrong with it
+    _require_positions(founding, positions)
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _require_positions(founding: Founding, positions: object) -> None:
+    """Raise ``UserError`` for a recipe of longer sequences than the ``positions`` of a model that limits them."""
     longest = founding.recipe.max_prompt_tokens + founding.recipe.max_response_tokens
     if isinstance(positions, int) and longest > positions:
         raise UserError(
-            f"{where}: the model has {positions} positions, and prompts and responses take {longest} tokens",
+            f"{founding.model_where}: the model has {positions} positions, and prompts and responses take {longest} "
+            "tokens",
             "lower recipe.max_prompt_tokens or recipe.max_response_tokens",
         )
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[str, Any], scratch: Path) -> bytes:

@@ -26,7 +26,6 @@ from protocol.records import Blob
 from protocol.rules import Part, Policy, Recipe, Thresholds, Timings, default_timings
 
 __all__ = [
-    "ARCHITECTURES",
     "DTYPES",
     "ID_CONTEXT",
     "MAX_ELECTORS",
@@ -48,7 +47,7 @@ __all__ = [
 ]
 
 ID_CONTEXT: Final = b"farflung/domain/v1\0"
-ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
+MAX_ARCHITECTURE: Final = 64
 DTYPES: Final = ("float32", "bfloat16")
 TASK_KINDS: Final = ("reasoning-gym", "jsonl", "code", "package")
 TASK_KINDS_WITH_DATA: Final = ("jsonl", "code")
@@ -59,12 +58,12 @@ MAX_TASKS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model: configuration and tokenizer blobs, version 0's manifest blob and hash of the whole (32 bytes),
-    and the dtype in which every node generates."""
+    """The model: its architecture (``model_type``), configuration and tokenizer blobs, version 0's manifest blob and
+    hash of the whole (32 bytes), and the dtype in which every node generates."""
 
     SCHEMA: ClassVar[Array] = Array(
         (
-            ("architecture", Text(16, ARCHITECTURES)),
+            ("architecture", Text(MAX_ARCHITECTURE)),
             ("config", Blob.SCHEMA),
             ("tokenizer", Blob.SCHEMA),
             ("manifest", Array((("hash", Bytes(32)), ("size", Int(1, MAX_MANIFEST_BYTES))))),

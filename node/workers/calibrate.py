@@ -2,10 +2,11 @@
 
 1. Audits are in float32, whatever dtype is generated in. In a bfloat16 domain weights are published in bfloat16, and so
    is what audits load.
-2. Honest work is done by every engine that is here: our own at several batch sizes, Hugging Face transformers where it
-   is installed, and what the caller brings: vLLM, in its own process (``asked``, ``measured``). Where the processor
-   has no bfloat16 instructions, ours and transformers compute products by float32 kernels and round every result, as
-   accelerators do: it is five times faster than emulated instructions, with the same rounding.
+2. Honest work is done by every engine that is here: our own at several batch sizes, Hugging Face transformers, and what
+   the caller brings: vLLM, in its own process (``asked``, ``measured``). Where the processor has no bfloat16
+   instructions, ours and transformers compute products by float32 kernels and round every result, as accelerators do:
+   it is five times faster than emulated instructions, with the same rounding. A model that transformers computes anyway
+   (``node.workers.foreign``) has no second engine, and does without those kernels.
 3. Stale weights are versions that real optimizer steps lead through (``node.workers.zoo``).
 
 A row of figures is ``[tokens, [positive deficits in micro], largest error of a log-probability in micro, activation
@@ -18,7 +19,6 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from torch.nn import functional
 
 from node.starter import defaults
 from node.workers import child, transformers_engine, zoo
+from node.workers.architectures import build, read_config
 from node.workers.child import UserError
 from node.workers.engine import Measured, Settings, Texts, Written, generate, measure, prefill
-from node.workers.model import CausalLM, read_config
-from node.workers.weights import checksum, layout, load_into, read_safetensors, write_whole
+from node.workers.model import CausalLM, LanguageModel
+from node.workers.weights import checksum, layout, load_into, read_folder, write_whole
 from node.workers.zoo import Job, Scorer, Stage, claim_of
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -136,11 +137,8 @@ class Laboratory:
         self.recipe = recipe
         self.settings = Settings.of(recipe, config)
         self.texts = Texts(folder / "tokenizer.json", config)
-        base = CausalLM(config).requires_grad_(False)
-        tensors = read_safetensors(folder)
-        if config.tied:
-            tensors.pop("lm_head.weight", None)
-        load_into(base, tensors)
+        base = build(config).requires_grad_(False)
+        load_into(base, read_folder(config, folder))
         if cache is not None and cache.exists():
             states = torch.load(cache, mmap=True)
         else:
@@ -148,20 +146,20 @@ class Laboratory:
             states = [versions[number].state_dict() for number in (3, 2, 0)]
             if cache is not None:
                 torch.save(states, cache)
-        self.wide = dtype == torch.bfloat16 and not native_bfloat16()
+        self.wide = dtype == torch.bfloat16 and not native_bfloat16() and not config.foreign
 
-        def loaded(state: dict[str, Tensor]) -> CausalLM:
-            one = CausalLM(config).requires_grad_(False)
+        def loaded(state: dict[str, Tensor]) -> LanguageModel:
+            one = build(config).requires_grad_(False)
             one.load_state_dict({name: value.to(dtype).float() for name, value in state.items()})
             return one
 
-        def computing(one: CausalLM) -> CausalLM:
+        def computing(one: LanguageModel) -> LanguageModel:
             """As an author computes with these weights."""
             if dtype == torch.float32:
                 return one
-            return rounding(one) if self.wide else copy.deepcopy(one).to(dtype)
+            return rounding(one) if self.wide and isinstance(one, CausalLM) else copy.deepcopy(one).to(dtype)
 
-        def older(steps: int) -> CausalLM:
+        def older(steps: int) -> LanguageModel:
             return computing(loaded(states[{1: 1, 3: 2}[steps]]))
 
         self.judge = loaded(states[0])
@@ -174,7 +172,7 @@ class Laboratory:
         """The ways in which ``most`` groups or fewer are made at once here."""
         sizes = sorted({1, min(3, most), most})
         found = [Way("ours", size, threads, self._ours(size)) for size in sizes for threads in (1, 2)]
-        if find_spec("transformers") is not None:
+        if not self.model.config.foreign:
             found.append(Way("transformers", most, 1, self._theirs))
         return found
 

@@ -24,10 +24,11 @@ from torch import Tensor
 
 from node.workers import child, rows
 from node.workers import weights as weight_files
+from node.workers.architectures import build, read_config
 from node.workers.child import UserError
 from node.workers.device import AUTO, chosen
 from node.workers.generation import Settings, Written, build_proofs, generate, micro, states_array
-from node.workers.model import CausalLM, Config, read_config
+from node.workers.model import Config, LanguageModel
 from proofs import activation, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
@@ -94,7 +95,7 @@ class Measured:
 
 
 @torch.inference_mode()
-def prefill(model: CausalLM, claims: Sequence[Claim]) -> list[Tensor]:
+def prefill(model: LanguageModel, claims: Sequence[Claim]) -> list[Tensor]:
     """For each group the states [tokens, hidden] that chose its responses' tokens: one teacher-forced pass."""
     packed = rows.pack([rows.Group(claim.prompt, claim.responses) for claim in claims], device=model.device)
     hidden = torch.cat([rows.chosen_by(model, batch) for batch in packed])
@@ -103,7 +104,7 @@ def prefill(model: CausalLM, claims: Sequence[Claim]) -> list[Tensor]:
 
 @torch.inference_mode()
 def measure(
-    model: CausalLM, claims: Sequence[Claim], settings: Settings, states: Sequence[Tensor] | None = None
+    model: LanguageModel, claims: Sequence[Claim], settings: Settings, states: Sequence[Tensor] | None = None
 ) -> list[Measured]:
     """What replaying each group finds. Tokens must be within the vocabulary (``proofs.audit.inspect``). ``states`` are
     those of an earlier ``prefill``."""
@@ -138,7 +139,7 @@ def measure(
     ]
 
 
-def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings, clip: int) -> list[GroupReplay]:
+def replay(model: LanguageModel, claims: Sequence[Claim], settings: Settings, clip: int) -> list[GroupReplay]:
     """What replaying each group measures, with deficits clipped at ``clip`` micro."""
     return [measured.summary(clip) for measured in measure(model, claims, settings)]
 
@@ -265,17 +266,17 @@ class Engine(abc.ABC):
 
 
 class TorchEngine(Engine):
-    """The engine of this repository's own model, which replays as well."""
+    """The engine that computes with torch itself, and replays as well."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._model: CausalLM | None = None
+        self._model: LanguageModel | None = None
 
     def _build(
         self, config: Config, settings: Settings, dtype: str, threads: int = 1, device: str = AUTO, **_: Any
     ) -> None:
         torch.set_num_threads(threads)
-        self._model = CausalLM(config).to(device=chosen(device), dtype=getattr(torch, dtype)).requires_grad_(False)
+        self._model = build(config).to(device=chosen(device), dtype=getattr(torch, dtype)).requires_grad_(False)
 
     def _load(self, manifest: Path, weights: Path) -> int:
         assert self._model is not None

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.workers.model import Cache, CausalLM, Config
+from node.workers.model import Config, LanguageModel
 from proofs import activation, race, sampling
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -80,7 +80,7 @@ def micro(logprobs: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def generate(
-    model: CausalLM, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
+    model: LanguageModel, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
 ) -> list[list[Written]]:
     """One group of responses for each prompt, in order."""
     groups: list[list[Written]] = []
@@ -91,7 +91,7 @@ def generate(
 
 
 def _generate(
-    model: CausalLM, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
+    model: LanguageModel, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
 ) -> list[list[Written]]:
     device, size = model.device, settings.group_size
     longest = max(len(prompt) for prompt in prompts)
@@ -102,7 +102,7 @@ def _generate(
     real = slots >= (longest - lengths)[:, None]
     causal = slots[:, None] >= slots
     mask = (causal & real[:, None, :]) | torch.eye(longest, dtype=torch.bool, device=device)
-    cache = Cache(model.config, len(prompts), longest, dtype=model.dtype, device=device)
+    cache = model.cache(len(prompts), longest)
     positions = (slots - (longest - lengths)[:, None]).clamp(min=0)
     hidden = model(tokens, positions, mask[:, None], cache)[:, -1]
 

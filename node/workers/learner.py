@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from node.workers import grpo, rows
-from node.workers.model import CausalLM, Config
+from node.workers.architectures import build
+from node.workers.model import Config
 from node.workers.policy import Policy
 from node.workers.sharding import Group
 from protocol import schedule
@@ -87,9 +88,9 @@ def samples_of(submission: Submission, recipe: Recipe) -> list[Sample]:
 def make_policy(config: Config, recipe: Recipe, group: Group, dtype: torch.dtype, *, frozen: bool = False) -> Policy:
     """A policy without weights yet, placed on the group's devices (``Group.place``)."""
     with torch.device("meta"):
-        model = CausalLM(config)
+        model = build(config)
         policy = Policy(model, recipe.temperature / MILLION)
-    group.place(policy, model.model.layers, dtype, frozen=frozen)
+    group.place(policy, model.layers, dtype, frozen=frozen)
     return policy
 
 

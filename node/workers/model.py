@@ -14,11 +14,12 @@ vocabulary.
 
 from __future__ import annotations
 
+import abc
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from node.workers.child import UserError
-from protocol.domain import ARCHITECTURES
+
+ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of ``model_type`` that are implemented here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,9 @@ class Scaling:
 class Config:
     """The fields of a ``config.json`` that matter here. Sizes are counts; ``end_token`` ends a response.
 
-    Of several end tokens the first counts, because audits ask for one.
+    Of several end tokens the first counts, because audits ask for one. ``positions``, where known, is how many tokens a
+    sequence may have at most. ``foreign`` is empty for a model that is implemented here, and else the JSON text from
+    which another library builds it (``node.workers.foreign``); fields that say how a layer computes are then unused.
     """
 
     architecture: str
@@ -92,18 +97,30 @@ class Config:
     mlp_bias: bool = False
     head_norm: bool = False
     scaling: Scaling | None = None
+    positions: int | None = None
+    foreign: str = ""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a ``config.json``. Raises ``UserError``."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read the model configuration {path}: {error}") from None
+
+
+class NotOurs(UserError):
+    """A configuration of another model, or with a setting that this one lacks."""
 
 
 def read_config(path: Path) -> Config:
-    """Read a Hugging Face configuration. Raises ``UserError`` for what this model cannot do, instead of ignoring it."""
-    try:
-        raw: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read the model configuration {path}: {error}") from None
+    """Read a Hugging Face configuration. Raises ``NotOurs`` for what this model cannot do, instead of ignoring it, and
+    ``UserError`` for a file that is damaged."""
+    raw = read_json(path)
     architecture = raw.get("model_type")
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UserError(f"{path}: model_type {architecture!r} cannot be verified here; known are {known}")
+        raise NotOurs(f"{path}: model_type {architecture!r} is not one of {known}")
     # transformers 5 keeps the rotary settings together, earlier versions have them at the top level.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     bias = bool(raw.get("attention_bias", False)) and architecture in ("llama", "qwen3")
@@ -117,7 +134,7 @@ def read_config(path: Path) -> Config:
     }
     for name, found in unsupported.items():
         if found:
-            raise UserError(f"{path}: this setting of {name} is not supported")
+            raise NotOurs(f"{path}: this setting of {name} is not supported")
     try:
         heads = int(raw["num_attention_heads"])
         hidden = int(raw["hidden_size"])
@@ -317,36 +334,101 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden, config.norm_epsilon)
 
 
-class CausalLM(nn.Module):
-    """The whole model. Its ``state_dict`` has Hugging Face's names; a tied model has no ``lm_head.weight``.
+class LanguageModel(nn.Module, abc.ABC):
+    """What generation, replay and training ask of a model. Its parameters have Hugging Face's names.
 
-    With ``recompute`` a layer keeps its input only for the backward pass, and computes what is inside again.
+    With ``recompute`` a layer keeps its input only for the backward pass, and computes what is inside again. Logits are
+    c · tanh((hidden · headᵀ + head_bias) / c) with the ``soft_cap`` c; without one, what is in the inner brackets.
     """
+
+    soft_cap: float | None = None
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
         self.recompute = False
-        self.model = Decoder(config)
-        self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    @property
+    @abc.abstractmethod
+    def layers(self) -> nn.ModuleList:
+        """The layers, in order."""
+
+    def shorten(self, kept: int) -> None:
+        """Leave out all but the first ``kept`` layers."""
+        del self.layers[kept:]
+
+    @property
+    @abc.abstractmethod
+    def embeddings(self) -> Tensor:
+        """The input embeddings [V, H]."""
+
+    @property
+    @abc.abstractmethod
+    def head(self) -> Tensor:
+        """The output projection [V, H]."""
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """What is added to the logits [V], if anything."""
+        return None
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which the model computes."""
-        return self.model.embed_tokens.weight.dtype
+        return self.embeddings.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return self.model.embed_tokens.weight.device
+        return self.embeddings.device
 
-    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None = None) -> Tensor:
+    @abc.abstractmethod
+    def cache(self, rows: int, capacity: int) -> Any:
+        """An empty cache for ``rows`` rows of ``capacity`` slots, with a method ``take`` like ``Cache``'s."""
+
+    @abc.abstractmethod
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Any = None) -> Tensor:
         """The final-norm hidden states [B, S, H] of integer ``tokens`` [B, S] at ``positions`` [B, S].
 
         ``mask`` [B, 1, S, K] is True where a slot may attend to a key slot; every slot needs at least one. With a
         ``cache``, K counts its slots and the new ones behind them, and the cache is extended. None, without a cache
         only, lets each slot attend to itself and to those before it, and takes no memory that grows with S².
         """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] in fp32 of final-norm hidden states [..., H]."""
+        return capped(functional.linear(hidden, self.head, self.head_bias).float(), self.soft_cap)
+
+
+def capped(logits: Tensor, soft_cap: float | None) -> Tensor:
+    """Logits [..., V] below a soft cap, where there is one."""
+    return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
+
+
+class CausalLM(LanguageModel):
+    """The whole model. Its ``state_dict`` has Hugging Face's names; a tied model has no ``lm_head.weight``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.model = Decoder(config)
+        self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers, in order."""
+        return self.model.layers
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The input embeddings [V, H]."""
+        return self.model.embed_tokens.weight
+
+    def cache(self, rows: int, capacity: int) -> Cache:
+        """An empty cache with room for all slots."""
+        return Cache(self.config, rows, capacity, dtype=self.dtype, device=self.device)
+
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None = None) -> Tensor:
+        """See ``LanguageModel.forward``."""
         angles = rotary_angles(self.config, positions)
         angles = (angles[0].to(self.dtype), angles[1].to(self.dtype))
         x = self.model.embed_tokens(tokens)
@@ -364,11 +446,7 @@ class CausalLM(nn.Module):
     @property
     def head(self) -> Tensor:
         """The output projection [V, H]."""
-        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] in fp32 of final-norm hidden states [..., H]."""
-        return functional.linear(hidden, self.head).float()
+        return self.embeddings if self.lm_head is None else self.lm_head.weight
 
 
 def parameter_count(model: nn.Module) -> int:

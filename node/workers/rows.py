@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from node.workers.model import CausalLM
+from node.workers.model import LanguageModel
 
 PADDING = -1
 
@@ -162,7 +162,7 @@ def idle(device: torch.device) -> Rows:
     return made
 
 
-def chosen_by(model: CausalLM, rows: Rows) -> Tensor:
+def chosen_by(model: LanguageModel, rows: Rows) -> Tensor:
     """The final-norm states [N, H] that chose the rows' response tokens (one forward pass)."""
     hidden: Tensor = model(rows.tokens, rows.positions, rows.mask())
     return hidden.flatten(0, 1)[rows.sources]

@@ -25,10 +25,11 @@ from torch import Tensor
 from node.workers import checkpoint as checkpoints
 from node.workers import child, sharding
 from node.workers import weights as weight_files
+from node.workers.architectures import read_config
 from node.workers.child import UserError
 from node.workers.device import AUTO, chosen
 from node.workers.learner import Learner, Sample, activation_bytes, make_policy, samples_of
-from node.workers.model import Config, parameter_count, read_config
+from node.workers.model import Config, parameter_count
 from node.workers.policy import Policy
 from node.workers.sharding import Group
 from protocol.domain import Recipe

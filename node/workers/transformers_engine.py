@@ -1,7 +1,6 @@
 """Generation with Hugging Face transformers: a second engine, to calibrate against and to check our own with.
 
 It shares nothing with ``node.workers.engine`` but the noise: layers, caches, masks and kernels are the library's.
-Imported only where transformers is installed; the package does not ask for it.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import torch
 from torch import Tensor
 
 from node.workers.engine import Settings, Written, micro, states_array
-from node.workers.model import CausalLM
+from node.workers.model import LanguageModel
 from proofs import sampling
 from protocol.rollout import FINISH_END, FINISH_LENGTH
 
 
-def build(model: CausalLM, config: dict[str, Any]) -> Any:
+def build(model: LanguageModel, config: dict[str, Any]) -> Any:
     """The library's model for a ``config.json``'s content, with the weights and the dtype of ``model``."""
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -37,7 +37,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from node.workers import child
 from node.workers.child import UserError
 from node.workers.engine import Engine, Settings, Written, build_proofs, micro
-from node.workers.model import Config, config_json
+from node.workers.model import ARCHITECTURES, Config, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
 from proofs.checksum import checksum_of_sums
 from protocol.errors import LocalError
@@ -85,6 +85,11 @@ class VllmEngine(Engine):
         **_: Any,
     ) -> None:
         """``cache_bytes`` and ``max_batched_tokens`` replace what is worked out here (tests force preemption)."""
+        if config.foreign:
+            raise UserError(
+                f"vLLM generates with models of {', '.join(ARCHITECTURES)} here, not with this {config.architecture}: "
+                "set engine to torch on this node"
+            )
         if config.key_value_heads % tensor_parallel:
             raise UserError(
                 f"tensor_parallel {tensor_parallel} does not divide the model's {config.key_value_heads} key-value "

@@ -25,8 +25,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from node.workers.architectures import build, read_config
 from node.workers.child import UserError
-from node.workers.model import CausalLM, read_config
+from node.workers.model import Config, LanguageModel
 from proofs.checksum import value_checksum
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
@@ -71,7 +72,7 @@ def map_whole(manifest: Manifest, path: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_into(model: CausalLM, tensors: Mapping[str, Tensor]) -> int:
+def load_into(model: LanguageModel, tensors: Mapping[str, Tensor]) -> int:
     """Copy ``tensors`` into ``model`` and return the checksum of what the model then holds; see ``check_fit``."""
     check_fit(model, tensors)
     for name, parameter in model.named_parameters():
@@ -157,13 +158,18 @@ def write_whole(tensors: Iterable[Tensor], path: Path) -> None:
             write_tensor(tensor, file)
 
 
-def read_safetensors(directory: Path) -> dict[str, Tensor]:
-    """All tensors of the ``*.safetensors`` files in ``directory``, by name in sorted order. Raises ``UserError``."""
+def safetensors_files(directory: Path) -> list[Path]:
+    """The ``*.safetensors`` files in ``directory``. Raises ``UserError`` where there is none."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise UserError(f"there is no .safetensors file in {directory}")
+    return files
+
+
+def read_safetensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of the ``*.safetensors`` files in ``directory``, by name in sorted order. Raises ``UserError``."""
     tensors: dict[str, Tensor] = {}
-    for path in files:
+    for path in safetensors_files(directory):
         try:
             with safe_open(path, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (not a mapping)
@@ -176,24 +182,42 @@ def read_safetensors(directory: Path) -> dict[str, Tensor]:
     return dict(sorted(tensors.items()))
 
 
+def read_folder(config: Config, directory: Path) -> dict[str, Tensor]:
+    """The parameters of a Hugging Face directory by the names of the model for ``config``, sorted. Raises
+    ``UserError``."""
+    if config.foreign:
+        # Imported here: it loads a large library, which our own architectures do without.
+        from node.workers import foreign
+
+        return foreign.read_weights(config, directory)
+    tensors = read_safetensors(directory)
+    if config.tied:
+        tensors.pop("lm_head.weight", None)  # some files hold the embedding twice
+    return tensors
+
+
 def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, object]:
     """Make version 0's whole file ``output`` from a Hugging Face directory.
 
     Returns the ``tensors`` (rows of name, dtype, shape) in the file's order, their ``checksum``, the ``config`` and
-    ``tokenizer`` paths and the ``architecture``. For a domain that computes in another ``dtype`` than float32 the
-    tensors are rounded to it, so that everybody loads the same values. The model is built and loaded once, so weights
-    that do not fit their configuration are refused here and not by every node.
+    ``tokenizer`` paths, the ``architecture`` and how many ``positions`` a sequence may take (None: no limit). For a
+    domain that computes in another ``dtype`` than float32 the tensors are rounded to it, so that everybody loads the
+    same values. The model is built and loaded once, so weights that do not fit their configuration are refused here and
+    not by every node; so is a model of another library that does not compute alike in generation and in replay.
     """
     directory = Path(model_dir)
     config = read_config(directory / "config.json")
-    tensors = read_safetensors(directory)
-    if config.tied:
-        tensors.pop("lm_head.weight", None)  # some files hold the embedding twice
+    tensors = read_folder(config, directory)
     if dtype != "float32":
         tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
-    value = load_into(CausalLM(config), tensors)
+    model = build(config)
+    value = load_into(model, tensors)
     if value != value_checksum(tensors.values()):
         raise UserError(f"the weights in {directory} do not survive loading in float32")
+    if config.foreign:
+        from node.workers import foreign
+
+        foreign.check(model)
     write_whole(tensors.values(), Path(output))
     return {
         "tensors": layout(tensors),
@@ -201,4 +225,5 @@ def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, ob
         "config": str(directory / "config.json"),
         "tokenizer": str(directory / "tokenizer.json"),
         "architecture": config.architecture,
+        "positions": config.positions,
     }

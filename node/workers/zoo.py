@@ -31,7 +31,7 @@ import torch
 
 from node.workers.engine import Claim, Settings, Written, build_proofs, generate, prefill, states_array
 from node.workers.learner import Learner, Sample
-from node.workers.model import CausalLM
+from node.workers.model import LanguageModel
 from node.workers.policy import Policy
 from node.workers.sharding import Group as Ranks
 from proofs import activation, sampling
@@ -104,16 +104,16 @@ class Stage:
     """The right weights (``model``), and how to make versions so many steps ``older``; how responses are sampled and
     scored."""
 
-    model: CausalLM
+    model: LanguageModel
     settings: Settings
-    older: Callable[[int], CausalLM]
+    older: Callable[[int], LanguageModel]
     score: Scorer = no_reward
-    _models: Kept[CausalLM] = field(default_factory=lambda: Kept(MODELS))
+    _models: Kept[LanguageModel] = field(default_factory=lambda: Kept(MODELS))
     _kept: Kept[list[list[Written]]] = field(default_factory=lambda: Kept(WRITTEN))
 
-    def weights(self, name: str) -> CausalLM:
+    def weights(self, name: str) -> LanguageModel:
         """The weights of this name: "right", "v-1", "v-3" (so many steps older), "int8", "int4" or "smaller"."""
-        make: Mapping[str, Callable[[], CausalLM]] = {
+        make: Mapping[str, Callable[[], LanguageModel]] = {
             "v-1": lambda: self.older(1),
             "v-3": lambda: self.older(3),
             "int8": lambda: quantised(self.model, 8),
@@ -199,7 +199,7 @@ def job(prompts: Sequence[Sequence[int]], node: str, first: int = 0, number: int
 
 
 @torch.no_grad()
-def quantised(model: CausalLM, bits: int) -> CausalLM:
+def quantised(model: LanguageModel, bits: int) -> LanguageModel:
     """A copy whose matrices lie on symmetric grids (rule 2); norms and biases stay as they are."""
     made = copy.deepcopy(model)
     most = 2 ** (bits - 1) - 1
@@ -213,18 +213,18 @@ def quantised(model: CausalLM, bits: int) -> CausalLM:
     return made
 
 
-def smaller(model: CausalLM) -> CausalLM:
+def smaller(model: LanguageModel) -> LanguageModel:
     """A model of the first two thirds of the layers, with the same weights otherwise."""
     kept = max(1, math.floor(model.config.layers * 2 / 3))
     made = copy.deepcopy(model)
     made.config = replace(model.config, layers=kept)
-    made.model.layers = made.model.layers[:kept]
+    made.shorten(kept)
     return made
 
 
 def aged(
-    model: CausalLM, job: Job, settings: Settings, recipe: Recipe, score: Scorer | None, steps: int
-) -> list[CausalLM]:
+    model: LanguageModel, job: Job, settings: Settings, recipe: Recipe, score: Scorer | None, steps: int
+) -> list[LanguageModel]:
     """``model`` and the versions after each of ``steps`` training steps on its own answers to ``job``.
 
     Without a scorer, rewards are made up (every second response is right): how far an optimizer step moves the weights

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 from node import genesis
 from node.errors import UserError
@@ -130,6 +131,30 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.toml: cannot be read"):
         genesis.task_rows(str(tmp_path / "nothing.toml"))
+
+
+async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the library can say how long its sequences may be, and that counts."""
+    folder, directory = tmp_path / "model", DataDirectory(tmp_path / "founder")
+    directory.create()
+    directory.identity()
+    vocabulary = json.loads((genesis.MODEL / "config.json").read_text())["vocab_size"]
+    sizes = {"vocab_size": vocabulary, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 69}
+    settings = transformers.AutoConfig.for_model("gpt2", **sizes, eos_token_id=1, bos_token_id=1)
+    transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes((genesis.MODEL / "tokenizer.json").read_bytes())
+    founding = replace(genesis.devnet(name="test", nodes=5, tasks=None), model=folder)
+    domain = await genesis.found(directory, founding, checked=True)
+    assert domain.model.architecture == "gpt2"
+    assert BlobStore(directory.blobs).get(domain.model.config.hash) == (folder / "config.json").read_bytes()
+
+    async def converted(*_: object) -> dict[str, int]:
+        return {"positions": 69}
+
+    monkeypatch.setattr(genesis, "convert", converted)
+    longer = replace(founding, recipe=replace(founding.recipe, max_prompt_tokens=65))
+    with pytest.raises(UserError, match="the model has 69 positions, and prompts and responses take 70 tokens"):
+        await genesis.found(directory, longer, checked=True)
 
 
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:

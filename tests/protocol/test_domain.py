@@ -95,7 +95,7 @@ def test_a_devnets_timings_are_at_least_ten_times_shorter() -> None:
         put(ELECTORS, value=[bytes(32), bytes(32)]),
         put(ELECTORS, value=[b"b" * 32, b"a" * 32]),
         put(VALIDATORS, value=[b"b" * 32, b"a" * 32]),
-        put(MODEL_AT, 0, value="gpt"),
+        put(MODEL_AT, 0, value="g" * 65),
         put(MODEL_AT, 1, 1, value=0),
         put(MODEL_AT, 5, value="float16"),
         put(TASKS, value=[]),

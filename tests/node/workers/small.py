@@ -14,7 +14,7 @@ from node.starter.defaults import RECIPE
 from node.workers import sharding
 from node.workers.engine import Claim, Settings, Written, build_proofs, generate
 from node.workers.learner import Learner, Sample
-from node.workers.model import CausalLM, Config, read_config
+from node.workers.model import CausalLM, Config, LanguageModel, read_config
 from node.workers.policy import Policy
 from node.workers.weights import checksum, layout, write_whole
 from protocol.constants import MILLION
@@ -91,7 +91,7 @@ def claims(prompts: list[list[int]], seeds: list[bytes], groups: list[list[Writt
     ]
 
 
-def written(made: CausalLM, prompts: list[list[int]], settings: Settings = SETTINGS) -> list[Claim]:
+def written(made: LanguageModel, prompts: list[list[int]], settings: Settings = SETTINGS) -> list[Claim]:
     """Honest claims of one group a prompt."""
     noise = seeds(len(prompts))
     return claims(prompts, noise, generate(made, prompts, noise, settings))

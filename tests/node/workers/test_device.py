@@ -49,7 +49,7 @@ def test_an_engine_takes_it(monkeypatch: pytest.MonkeyPatch, there: bool, found:
             return self
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr(engine, "CausalLM", Placed)
+    monkeypatch.setattr(engine, "build", Placed)
     config = read_config(STARTER / "config.json")
     engine.TorchEngine()._build(config, Settings.of(RECIPE, config), "float32")
     assert seen == [found]

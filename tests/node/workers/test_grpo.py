@@ -184,7 +184,7 @@ def test_the_policys_entropy_by_hand() -> None:
         return spread.sum()
 
     hidden, head = torch.eye(2), torch.tensor([[0.0, 0.0], [2 * math.log(3.0), 0.0]])
-    policy._Head.apply(hidden, head, torch.tensor([0, 1]), 2.0, evaluate)  # type: ignore[no-untyped-call]
+    policy._Head.apply(hidden, head, None, None, torch.tensor([0, 1]), 2.0, evaluate)  # type: ignore[no-untyped-call]
     # At temperature 2 the first row's probabilities are ¼ and ¾, the second's alike.
     assert seen == pytest.approx([-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)), math.log(2)])
 

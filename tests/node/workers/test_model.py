@@ -103,7 +103,7 @@ def test_taking_rows_of_a_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' cannot be verified here; known are llama, mistral, qwen2, qwen3"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not one of llama, mistral, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"model_type": "mistral", "sliding_window": 64, "max_position_embeddings": 128}, "sliding_window"),

@@ -13,6 +13,7 @@ import torch
 
 from node.workers import zoo
 from node.workers.calibrate import Wide, rounding
+from node.workers.model import CausalLM
 from proofs.checks import FLOAT32_THRESHOLDS
 from tests.bench import forgers
 from tests.bench.gather import Bench, gather, subject
@@ -81,6 +82,7 @@ def test_versions_differ_by_the_learning_rate(bench: Bench) -> None:
 
 def test_bfloat16_with_wide_products_rounds_as_bfloat16_does(bench: Bench) -> None:
     model = bench.laboratory.judge
+    assert isinstance(model, CausalLM)
     made, native = rounding(model), copy.deepcopy(model).to(torch.bfloat16)
     assert sum(isinstance(module, Wide) for module in made.modules()) == 21
     tokens = torch.tensor([[5, 9, 20, 7]])
