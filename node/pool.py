@@ -63,6 +63,10 @@ class Pool:
         """It was thrown away."""
         self._taken.difference_update(rollouts)
 
+    def give_all_back(self) -> None:
+        """No step of our own is under way any more."""
+        self._taken.clear()
+
     def add_step(self, step: Entry, blob: StepBlob) -> None:
         """A step of our own: nothing to fetch."""
         self._known_steps.add(step.id)
@@ -110,14 +114,16 @@ class Pool:
     def usable(self, number: int) -> Mapping[bytes, tuple[Entry, int]]:
         """Accepted and unused rollouts with their policy lag for a step from version ``number``, oldest version first.
 
-        What is too old by now is forgotten.
+        What is too old for a step from the newest version is forgotten. ``number`` may be that of a version that is
+        not published: should it be thrown away, a step from the one before needs what this one does not.
         """
         ledger, level = self._node.log.ledger, self._node.domain.recipe.async_level
+        newest = self._node.weights.newest_number()
         found: dict[bytes, tuple[Entry, int]] = {}
         for entry in list(self._accepted.values()):
             assert isinstance(entry.payload, Rollout)
             version = ledger.version_number(entry.payload.weights)
-            if entry.id in self._consumed or (version is not None and number - version > level):
+            if entry.id in self._consumed or (version is not None and newest - version > level):
                 del self._accepted[entry.id]
             elif version is not None and entry.id not in self._taken and schedule.usable(number - version, level):
                 found[entry.id] = (entry, number - version)

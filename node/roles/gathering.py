@@ -115,6 +115,10 @@ class Gathering:
         """Never to be tried again."""
         self._refused.update(g.entry.id for g in batch)
 
+    def refused(self, number: int) -> bool:
+        """Whether a step from version ``number`` could use what is not to be tried again: others count on it."""
+        return not self._refused.isdisjoint(self._node.pool.usable(number))
+
 
 def amount(batch: Collection[Gathered]) -> Amount:
     """How much is in a batch."""

@@ -75,6 +75,9 @@ class Publication:
                 if self._made is not None:
                     self.entry = await self._publish(differ, *self._made)
         finally:
+            if self.entry is None and self._made is not None:
+                for file in (self._made[0].whole, self._made[0].checkpoint):
+                    file.unlink(missing_ok=True)
             self.over_at = trio.current_time()
             self.over.set()
 

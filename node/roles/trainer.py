@@ -13,7 +13,8 @@
    announced again, so that those who are here now are due or may.
 6. What was trained from a version that is thrown away is thrown away with it, and its rollouts are used again.
 7. A step whose loss or gradient was not finite is thrown away with its batch, and the last good version loaded again:
-   training goes on from there with other rollouts, and the health warning "training" says why.
+   training goes on from there with other rollouts, and the health warning "training" says why. Where inference nodes
+   count on what was thrown away and make no others, the same weights are announced again until it is too old.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from node.context import Node
 from node.roles import evaluation
 from node.roles.engine import configuration, load_timeout
 from node.roles.gathering import Gathered, Gathering
+from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.weights import payload as weights_payload
 from node.workers import launch
@@ -62,6 +64,7 @@ async def run(node: Node) -> None:
                 await _Life(node, worker, nursery).run()
         finally:
             node.children.pop("trainer", None)
+            node.pool.give_all_back()  # what was under way ended with this
             node.health.clear("office")
             node.health.clear("founding")
             node.health.clear("training")
@@ -188,7 +191,7 @@ class _Life:
         self._progress_at = trio.current_time()
 
     def _deserted(self, base: Entry) -> str | None:
-        """Who is missing for ``base`` and would be there for weights announced now; None where that is nobody."""
+        """Why no rollouts come for ``base`` and would for weights announced now; None where there is no such reason."""
         node = self._node
         ledger, replica = node.log.ledger, node.log.replica
         cut = replica.newest_cut_id
@@ -199,6 +202,9 @@ class _Life:
         infers = {n for n, p in node.presences.live().items() if p.role == "inference"}
         if not any(ledger.may_infer(n, base.id) for n in infers) and any(ledger.joined_at(n, cut) for n in infers):
             return "nobody here may generate with"
+        number, batches = weights_payload(base).number, min(BACKLOG, self._recipe.async_level + 1)
+        if self._gathering.refused(number) and node.pool.waiting(number).fills(batches, self._recipe):
+            return "rollouts that cannot be trained on stand in the way of others from"
         return None
 
     async def _load(self, base: Entry) -> None:

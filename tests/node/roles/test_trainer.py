@@ -12,6 +12,7 @@ import trio.testing
 
 from node.config_keys import WILLING
 from node.pool import Amount
+from node.roles import publishing
 from node.roles.gathering import Gathering
 from node.roles.publishing import rejected_since
 from node.workers.client import WorkerError
@@ -407,3 +408,57 @@ async def test_what_the_author_hands_out_instead_is_his_fault_alone(
         assert [peer for peer, _ in cluster.running["a"].port.blamed] == [author.id]
         assert node.weights.newest_held() is not None
         assert node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+
+
+async def test_without_an_async_level_a_child_that_dies_costs_no_rollout(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    """While a step is trained the next batch comes in; with it, what the step itself may use was forgotten."""
+    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, async_level=0))) as cluster:
+        await started(cluster)
+        await trained(cluster, 1)
+        running = cluster.running[cluster.role("trainer")]
+        faults.seconds["train"] = 2.0
+        faults.fail["train"] = (WorkerError("trainer: train: the child was ended by signal SIGKILL", "died"), 1)
+        before = running.steps
+        await cluster.until(lambda: "role" in running.node.health.warnings)
+        await trained(cluster, before + 2)
+
+
+@pytest.mark.parametrize(("level", "diverging"), [(0, 1), (1, 2)])
+async def test_steps_that_are_not_finite_hang_nobody(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, level: int, diverging: int
+) -> None:
+    """Inference nodes cannot know that a batch was thrown away, and count on it."""
+    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, async_level=level))) as cluster:
+        await started(cluster)
+        await trained(cluster, 1)
+        running = cluster.running[cluster.role("trainer")]
+        faults.diverge = diverging
+        before = running.steps
+        await cluster.until(lambda: faults.diverge == 0)
+        await trained(cluster, before + 2)
+
+
+async def test_nothing_is_left_of_a_publication_that_failed(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_cluster(tmp_path) as cluster:
+        await started(cluster)
+        await trained(cluster, 1)
+        running = cluster.running[cluster.role("trainer")]
+        failed: list[int] = []
+
+        async def refuse(*_: object) -> None:
+            failed.append(1)
+            await trio.sleep(1)
+            raise OSError("broken")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "entrust", refuse)
+            await cluster.until(lambda: "role" in running.node.health.warnings)
+        assert failed
+        assert running.node.pool._taken == set()
+        assert not list(running.node.directory.trainer.glob("*.part"))
+        assert not list(running.node.directory.work.glob("*.bin"))
+        await trained(cluster, running.steps + 2)
