@@ -143,7 +143,7 @@ def sources_named(text: str | None, domain: Domain, rows: Sequence[Row]) -> list
     if text.endswith(".toml") or "/" in text:
         return list(map(Source, genesis.task_rows(text)))
     found: list[Source] = []
-    for name in (part.strip() for part in text.split(",")):
+    for name in filter(None, (part.strip() for part in text.split(","))):
         own = [row for task, row in zip(domain.tasks, rows, strict=True) if task.name == name]
         found += list(map(Source.held_out, own)) or list(map(Source, genesis.task_rows(name)))
     if not found:

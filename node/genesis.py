@@ -93,6 +93,8 @@ def task_rows(text: str | None) -> list[dict[str, Any]]:
     if path.suffix == ".toml" or "/" in text:
         return _file_rows(path)
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"--tasks {text!r}: no task is named", "name data sets with commas, or a TOML file of tasks")
     return [_row({"name": name}, Path(), f"--tasks {text}") for name in names]
 
 
@@ -104,7 +106,12 @@ def _file_rows(path: Path) -> list[dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not TOML: {error}", "correct that line") from None
     tasks = table.get("task")
-    if set(table) != {"task"} or not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+    if (
+        set(table) != {"task"}
+        or not isinstance(tasks, list)
+        or not tasks
+        or not all(isinstance(task, dict) for task in tasks)
+    ):
         raise UserError(f"{path}: expected [[task]] sections and nothing else", "see docs/OPERATING.md")
     return [_row(task, path.parent, f"{path}: task {number}") for number, task in enumerate(tasks, 1)]
 
@@ -120,7 +127,12 @@ def _row(task: Mapping[str, Any], folder: Path, where: str, notes: list[str] | N
         raise UserError(f"{where}: the weight of {name} is not an integer from 1 to 1000000")
     if kind not in catalogue.KINDS:
         raise UserError(f"{where}: unknown kind {kind!r}", f"use {' or '.join(catalogue.KINDS)}")
-    parameters = json.dumps(task.get("parameters", {}), sort_keys=True)
+    try:
+        parameters = json.dumps(task.get("parameters", {}), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{where}: the parameters of {name} hold what JSON cannot: a date, a time, nan or inf", "write it as a text"
+        ) from None
     if not isinstance(task.get("parameters", {}), dict) or len(parameters) > 2000:
         raise UserError(f"{where}: the parameters of {name} are not a table of at most 2000 characters")
     file = task.get("file")
@@ -143,6 +155,9 @@ def _row(task: Mapping[str, Any], folder: Path, where: str, notes: list[str] | N
     if chosen is not None and (not isinstance(chosen, str) or not chosen):
         raise UserError(f"{where}: {name}: the set is not the path of a file", 'write set = "….txt"')
     version = catalogue.package_version(kind, parameters, name=name, of=task.get("package"))
+    for path in (file, chosen):
+        if path is not None and "\0" in path:
+            raise UserError(f"{where}: {name}: {path!r} is not the path of a file")
     data = None
     if file is not None:
         source = conversion.Source(name, kind, parameters, (folder / file).absolute(), columns, task.get("skip", False))

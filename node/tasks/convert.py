@@ -27,6 +27,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,8 +102,13 @@ def _value(row: Mapping[str, Any], columns: Mapping[str, str], where: str, check
             {"question": question, "answer": _answer(_at(row, columns["answer"]))}, where, check
         )
         return {"question": question, "answer": answer}
-    value = {"question": question, "tests": _tests(_at(row, columns["tests"]), where)}
-    problems.problem(value, where)
+    try:
+        value = {"question": question, "tests": _tests(_at(row, columns["tests"]), where)}
+        problems.problem(value, where)
+    except TypeError as error:  # what Parquet can hold and JSON cannot: bytes, dates, decimal fractions
+        raise UserError(f"the tests in {where} are no plain data: {error}") from None
+    except RecursionError:
+        raise UserError(f"the tests in {where} are nested too deep") from None
     return value
 
 
@@ -176,13 +182,21 @@ def _question(value: Any, where: str) -> Any:
 
 
 def _answer(value: Any) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(int(value)) if value == value and abs(value) < 2**53 and value == int(value) else str(value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return _number(value)
     if not isinstance(value, str):
         return value
     if "####" in value:
         return value.rpartition("####")[2].strip()
     return jsonl.boxed(value) or value
+
+
+def _number(value: float | Decimal) -> str | None:
+    """A number in digits alone, as 1e-05 would be read as a letter less five; None where it is none."""
+    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    if not exact.is_finite():
+        return None
+    return str(int(exact)) if exact == exact.to_integral_value() else f"{exact:f}"
 
 
 # Tests
@@ -263,7 +277,8 @@ def _assertion(text: str, where: str) -> dict[str, Any]:
                 except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                     continue
             raise UserError(f"{where} compares with what is no literal: {text[:60]!r}")
-    return {"call": f"bool({ast.unparse(condition)})", "returns": wanted}
+    # Operators, as the program could call something else "bool".
+    return {"call": f"not not ({ast.unparse(condition)})", "returns": wanted}
 
 
 def _literal(tree: ast.expr) -> Any:

@@ -147,9 +147,13 @@ class PackageTask:
             return 0
         random.seed(item)
         try:
-            reward = float(self._task.score(item % self.count, response))
+            found = self._task.score(item % self.count, response)
         except (MemoryError, RecursionError):
             raise
         except Exception:
             return 0
-        return None if math.isnan(reward) else max(0, min(MILLION, round(reward * MILLION)))
+        try:
+            reward = float(found)
+        except (TypeError, ValueError, OverflowError):
+            return None
+        return None if math.isnan(reward) else round(max(0.0, min(1.0, reward)) * MILLION)

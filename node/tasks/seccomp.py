@@ -3,7 +3,9 @@
 1. Refused calls answer EPERM, so that library code that tries one carries on; ``clone3`` answers ENOSYS, because a
    filter cannot see its flags and the C library then falls back to ``clone``, which is allowed for threads only.
 2. A call of another architecture than the process's ends the process (a filter on numbers says nothing there).
-3. The filter holds for every thread of the process and for ever. It is defence in depth behind the sandbox: a process
+3. Refused as well is what would keep memory beyond a process's limits (System V and POSIX queues, shared memory), and
+   to let the kernel send signals for it (``fcntl``).
+4. The filter holds for every thread of the process and for ever. It is defence in depth behind the sandbox: a process
    limit does not bind the real root user, this does.
 
 Linux on x86-64 and aarch64 only. Sources: linux/seccomp.h, linux/filter.h, linux/audit.h, and the two architectures'
@@ -27,7 +29,10 @@ _KILL_PROCESS: Final = 0x80000000
 # BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_JMP|BPF_JGE|BPF_K, BPF_JMP|BPF_JSET|BPF_K, BPF_RET|BPF_K
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16  # struct seccomp_data, little-endian
+_SECOND_ARGUMENT_OFFSET: Final = 24
 _CLONE_THREAD: Final = 0x00010000
+_SIGNALLING: Final = (8, 10, 15)
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX of fcntl(2): they have the kernel send any signal to another process."""
 _X32: Final = 0x40000000
 
 # name: (x86-64, aarch64); None where an architecture has no such call.
@@ -58,6 +63,11 @@ _REFUSED: Final[dict[str, tuple[int, int | None]]] = {
     "umount2": (166, 39),
     "pivot_root": (155, 41),
     "chroot": (161, 51),
+    # Memory that outlives its process's limits, in the sandbox's own namespace.
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
     "unshare": (272, 97),
     "setns": (308, 268),
     "bpf": (321, 280),
@@ -72,9 +82,9 @@ _REFUSED: Final[dict[str, tuple[int, int | None]]] = {
     "reboot": (169, 142),
 }
 MACHINES: Final = {
-    # machine: (column, AUDIT_ARCH, clone, clone3, seccomp)
-    "x86_64": (0, 0xC000003E, 56, 435, 317),
-    "aarch64": (1, 0xC00000B7, 220, 435, 277),
+    # machine: (column, AUDIT_ARCH, clone, clone3, seccomp, fcntl)
+    "x86_64": (0, 0xC000003E, 56, 435, 317, 72),
+    "aarch64": (1, 0xC00000B7, 220, 435, 277, 25),
 }
 
 
@@ -84,7 +94,7 @@ def _statement(code: int, value: int, if_true: int = 0, if_false: int = 0) -> by
 
 def program(machine: str) -> bytes:
     """The filter for ``machine`` ("x86_64" or "aarch64"), as an array of ``struct sock_filter``."""
-    column, architecture, clone, clone3, _ = MACHINES[machine]
+    column, architecture, clone, clone3, _, fcntl = MACHINES[machine]
     code = [
         _statement(_LOAD, _ARCHITECTURE_OFFSET),
         _statement(_EQUAL, architecture, if_true=1),
@@ -98,6 +108,11 @@ def program(machine: str) -> bytes:
         if (number := numbers[column]) is not None:
             code += [_statement(_EQUAL, number, if_false=1), _statement(_RETURN, _ERRNO | errno.EPERM)]
     code += [
+        _statement(_EQUAL, fcntl, if_false=len(_SIGNALLING) + 3),
+        _statement(_LOAD, _SECOND_ARGUMENT_OFFSET),
+        *(_statement(_EQUAL, operation, if_true=left) for left, operation in zip((3, 2, 1), _SIGNALLING, strict=True)),
+        _statement(_RETURN, _ALLOW),
+        _statement(_RETURN, _ERRNO | errno.EPERM),
         _statement(_EQUAL, clone, if_true=1),
         _statement(_RETURN, _ALLOW),
         _statement(_LOAD, _FIRST_ARGUMENT_OFFSET),

@@ -89,6 +89,7 @@ def test_what_is_asked_without_more_words_are_the_domains_tasks() -> None:
     rows: list[dict[str, Any]] = [{"name": "one", "data": None}, {"name": "two", "data": None}]
     assert [source.row for source in evaluating.sources_named(None, domain, rows)] == rows
     assert evaluating.sources_named("homework", domain, rows) == [Source(rows[1])]
+    assert evaluating.sources_named("homework, ", domain, rows) == [Source(rows[1])]
     (other,) = evaluating.sources_named("gcd", domain, rows)
     assert (other.row["kind"], other.row["name"]) == ("reasoning-gym", "gcd")
     with pytest.raises(UserError, match="no task is named; the domain has basic_arithmetic, homework"):

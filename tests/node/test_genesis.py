@@ -113,6 +113,11 @@ def test_by_default_it_is_the_starter_models_own_mix() -> None:
         ("[[task]]\nname = 'x'\nkind = 'code'\nfile = 'x'\ncolumns = { tests = 1 }", "columns does not name columns"),
         ("[[task]]\nname = 'x'\npackage = 'p'", "package is for tasks of kind package"),
         ("[[task]]\nname = 'x'\nset = 3", "the set is not the path"),
+        ("[[task]]\nname = 'x'\nparameters = { a = 2020-01-01 }", "hold what JSON cannot"),
+        ("[[task]]\nname = 'x'\nparameters = { a = nan }", "hold what JSON cannot"),
+        ("[[task]]\nname = 'x'\nkind = 'jsonl'\nfile = \"a\\u0000b\"", "'a\\x00b' is not the path of a file"),
+        ("[[task]]\nname = 'gcd'\nset = \"a\\u0000b\"", "'a\\x00b' is not the path of a file"),
+        ("task = []", "expected [[task]]"),
         ("task = 3", "expected [[task]]"),
         ("task = [3]", "expected [[task]]"),
         ("x = 3", "expected [[task]]"),
@@ -126,6 +131,12 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -
         genesis.task_rows(str(file))
     assert words in str(caught.value)
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", " , "])
+def test_names_that_name_nothing_stand_for_nothing(text: str) -> None:
+    with pytest.raises(UserError, match="no task is named"):
+        genesis.task_rows(text)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

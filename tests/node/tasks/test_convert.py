@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,8 @@ def converted(made: Source) -> list[dict[str, Any]]:
         ({"question": "Q", "answer": "2 + 3 = 5\n#### 5"}, "5"),
         ({"question": "Q", "answer": 2.5}, "2.5"),
         ({"question": "Q", "answer": 3.0, "solution": "no"}, "3"),
+        ({"question": "Q", "answer": 1e-05}, "0.00001"),
+        ({"question": "Q", "answer": -1.5e16}, "-15000000000000000"),
     ],
 )
 @pytest.mark.parametrize("write", [lines, parquet])
@@ -54,6 +58,37 @@ def test_usual_columns(tmp_path: Path, write: Any, row: dict[str, Any], answer: 
     path = write(tmp_path / f"set.{write.__name__}", row)
     (found,) = converted(source(path))
     assert found == {"question": "S\n\nQ" if "prompt" in row else "Q", "answer": answer}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_no_answer(tmp_path: Path, value: float) -> None:
+    with pytest.raises(UserError, match='line 1 of own needs the texts "question" and "answer"'):
+        converted(source(lines(tmp_path / "set.jsonl", {"question": "Q", "answer": value})))
+
+
+def test_a_decimal_fraction_of_parquet_is_an_answer(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "set.parquet", {"question": "Q", "answer": Decimal("1.50")})
+    assert converted(source(path)) == [{"question": "Q", "answer": "1.50"}]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        {"stdin": b"1", "stdout": b"2"},
+        {"fn_name": "f", "input": [1], "output": Decimal("1.5")},
+        {"call": "f()", "returns": date(2020, 1, 1)},
+    ],
+)
+def test_what_json_cannot_hold_is_told_in_one_line(tmp_path: Path, test: dict[str, Any]) -> None:
+    path = parquet(tmp_path / "set.parquet", {"question": "Q", "tests": [test]})
+    with pytest.raises(UserError, match="the tests in row 1 of own are no plain data: "):
+        convert.convert(source(path, "code"))
+
+
+def test_a_test_that_is_nested_too_deep_is_told_in_one_line(tmp_path: Path) -> None:
+    test = f"assert f({'+'.join(['x'] * 900)})"
+    with pytest.raises(UserError, match="the tests in line 1 of own are nested too deep"):
+        convert.convert(source(lines(tmp_path / "set.jsonl", {"question": "Q", "tests": [test]}), "code"))
 
 
 def test_both_kinds_of_files_give_the_same_bytes(tmp_path: Path) -> None:
@@ -90,10 +125,10 @@ def test_columns_by_name(tmp_path: Path) -> None:
                 "assert not ok(2)",
                 "assert f(3) is None",
             ],
-            [("f(1)", [2, 3]), ("g('x')", [4]), ("bool(ok(1))", True), ("bool(ok(2))", False), ("f(3)", None)],
+            [("f(1)", [2, 3]), ("g('x')", [4]), ("not not (ok(1))", True), ("not not (ok(2))", False), ("f(3)", None)],
         ),
         (["assert set(f(1)) == set([2, 1])"], [("set(f(1))", {"set": [1, 2]})]),
-        (["assert f(1) == g(1) or True"], [("bool(f(1) == g(1) or True)", True)]),
+        (["assert f(1) == g(1) or True"], [("not not (f(1) == g(1) or True)", True)]),
         ([{"input": "1\n", "output": "2\n"}], [("1\n", "2\n")]),
         ({"inputs": ["1\n", ["2", "3"]], "outputs": ["2\n", "5"]}, [("1\n", "2\n"), ("2\n3", "5")]),
         (

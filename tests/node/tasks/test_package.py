@@ -36,6 +36,12 @@ class Riddles:
                 os.fork()
             case "nan":
                 return float("nan")
+            case "endless":
+                return float("inf")
+            case "words":
+                return "good"
+            case "nothing":
+                return None
             case "loop":
                 while True:
                     pass
@@ -123,6 +129,8 @@ async def test_questions_and_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
         rewards = await tasks.score([(1, 0, response) for response in responses])
         assert rewards == [1_000_000, 500_000, 1_000_000, 0, 0, 0, 0, 0, 0]
         assert await tasks.score([(1, 0, "nan"), (1, 0, "loop"), (1, 0, "right")]) == [None, None, 1_000_000]
+        odd = await tasks.score([(1, 0, "endless"), (1, 0, "words"), (1, 0, "nothing")])
+        assert odd == [1_000_000, None, None]
 
 
 @needs_sandbox

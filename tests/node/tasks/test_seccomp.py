@@ -16,10 +16,10 @@ THREAD = 0x00010000
 THREAD_FLAGS, PROCESS_FLAGS = 0x3D0F00, 0x01200011
 
 
-def decide(machine: str, architecture: int, number: int, argument: int = 0) -> int:
+def decide(machine: str, architecture: int, number: int, argument: int = 0, second: int = 0) -> int:
     """What the filter answers: a small interpreter of classic BPF."""
     code = list(struct.iter_unpack("<HBBI", seccomp.program(machine)))
-    data = struct.pack("<iIQQ", number, architecture, 0, argument)
+    data = struct.pack("<iIQQQ", number, architecture, 0, argument, second)
     position, accumulator = 0, 0
     while True:
         operation, if_true, if_false, value = code[position]
@@ -53,6 +53,14 @@ def test_decisions(machine: str, architecture: int, column: int, clone: int, rea
     assert ask(435) == ERRNO | errno.ENOSYS
     assert decide(machine, 0x40000003, read) == KILL
     assert decide(machine, architecture, clone) == ERRNO | errno.EPERM
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "fcntl"), [("x86_64", 0xC000003E, 72), ("aarch64", 0xC00000B7, 25)]
+)
+def test_the_kernel_signals_nobody_for_it(machine: str, architecture: int, fcntl: int) -> None:
+    refused = [operation for operation in range(2000) if decide(machine, architecture, fcntl, 0, operation) != ALLOW]
+    assert refused == [8, 10, 15]  # F_SETOWN, F_SETSIG, F_SETOWN_EX
 
 
 def test_x32_calls_end_the_process() -> None:

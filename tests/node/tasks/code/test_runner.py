@@ -55,6 +55,30 @@ class Solution:
     ]
 
 
+def test_no_memory_outlives_the_limits_of_a_program() -> None:
+    program = """
+import ctypes
+libc = ctypes.CDLL(None)
+print(libc.shmget(0, ctypes.c_size_t(2**30), 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600))
+"""
+    assert printed(program) == "-1 -1 -1\n"
+
+
+def test_the_kernel_ends_nobody_for_a_program() -> None:
+    program = """
+import fcntl, os
+read, write = os.pipe()
+try:
+    fcntl.fcntl(read, fcntl.F_SETOWN, os.getppid())
+    fcntl.fcntl(read, 10, 9)
+    fcntl.fcntl(read, fcntl.F_SETFL, os.O_ASYNC)
+except PermissionError:
+    print("refused")
+os.write(write, b"x")
+"""
+    assert run(program, ("stdin", ""), ("stdin", "")) == [("ok", b"refused\n")] * 2
+
+
 def test_threads_deep_recursion_and_exit_work() -> None:
     program = """
 import sys, threading
