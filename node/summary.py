@@ -10,8 +10,9 @@ evaluations: [{version, task, questions, pass_rate, pass_rate_low, pass_rate_hig
    trainer's time are the sum of ``training``, ``waiting`` for rollouts and ``blocked``, for the version before was not
    published yet. ``publishing`` took so many seconds beside them.
 2. ``credit`` counts final entries only. ``rejections`` counts submissions by reason, the most frequent first.
-3. ``seconds`` is the run's length, ``bytes`` what all its nodes sent each other, and ``evaluations``, left out where
-   there are none, what the trainers told of versions on held-out questions: things no log knows.
+3. ``seconds`` is the run's length, ``bytes`` what all its nodes sent each other over libp2p (weights mostly travel
+   beside it), and ``evaluations``, left out where there are none, what the trainers told of versions on held-out
+   questions: things no log knows.
 """
 
 from __future__ import annotations
