@@ -114,16 +114,17 @@ class Pool:
     def usable(self, number: int) -> Mapping[bytes, tuple[Entry, int]]:
         """Accepted and unused rollouts with their policy lag for a step from version ``number``, oldest version first.
 
-        What is too old for a step from the newest version is forgotten. ``number`` may be that of a version that is
-        not published: should it be thrown away, a step from the one before needs what this one does not.
+        What is too old for that and for a step from the newest version is forgotten. ``number`` may be that of a
+        version that is not published: should it be thrown away, a step from the one before needs what this one does
+        not.
         """
         ledger, level = self._node.log.ledger, self._node.domain.recipe.async_level
-        newest = self._node.weights.newest_number()
+        oldest = min(number, self._node.weights.newest_number()) - level
         found: dict[bytes, tuple[Entry, int]] = {}
         for entry in list(self._accepted.values()):
             assert isinstance(entry.payload, Rollout)
             version = ledger.version_number(entry.payload.weights)
-            if entry.id in self._consumed or (version is not None and newest - version > level):
+            if entry.id in self._consumed or (version is not None and version < oldest):
                 del self._accepted[entry.id]
             elif version is not None and entry.id not in self._taken and schedule.usable(number - version, level):
                 found[entry.id] = (entry, number - version)

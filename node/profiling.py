@@ -191,7 +191,10 @@ class Record:
             if number == 1:
                 different = [name for name in head if name != "agent" and value.get(name) != head[name]]
             else:
-                self.right[int(value["task"]), int(value["item"])] = value["right"]
+                right = value["right"]
+                if right is not None and (type(right) is not int or not 0 <= right <= head["responses"]):
+                    raise ValueError(right)
+                self.right[int(value["task"]), int(value["item"])] = right
                 different = []
         except (ValueError, LookupError, TypeError, AttributeError):
             raise UserError(f"{self._path}: line {number} is no line of a profile", "name a new folder") from None

@@ -186,7 +186,17 @@ async def test_what_answers_depend_on_must_be_the_same(
         await profiling.profile(replace(WANTED, **changes), model, tmp_path)
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", '{"task": 0, "item": "x", "right": 1}', '{"item": 0, "right": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{",
+        "[]",
+        '{"task": 0, "item": "x", "right": 1}',
+        '{"item": 0, "right": 1}',
+        '{"task": 0, "item": 0, "right": 99}',
+    ],
+)
 async def test_a_file_that_is_no_profile_is_told(children: Children, model: Model, tmp_path: Path, line: str) -> None:
     await profiling.profile(WANTED, model, tmp_path)
     with (tmp_path / "profile.jsonl").open("a") as file:
