@@ -14,6 +14,7 @@ import trio
 
 from node.api import server
 from node.api.client import Unavailable, request
+from protocol.constants import GATHER_FACTOR
 from protocol.records import Rollout
 from tests.node.fakes import Faults, Running, open_cluster
 from tests.protocol.builders import digest
@@ -89,7 +90,8 @@ async def test_steps_are_told_up_to_a_number(tmp_path: Path, faults: Faults, mon
         assert [row["step"] for row in status["steps"]] == [2, 3]
         row = status["steps"][-1]
         assert 0 <= row["reward"] <= 1
-        assert row["accepted"] == row["trained"] == 16
+        # Whole submissions are taken until 16 responses stand in groups with a signal; the others are not trained on.
+        assert 16 <= row["trained"] <= row["accepted"] <= 16 * GATHER_FACTOR
         assert row["rejected"] == 0
 
 
