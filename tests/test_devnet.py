@@ -199,7 +199,7 @@ def test_the_summary_says_what_the_log_says(honest: Run) -> None:
     assert all(row["credit"] > 0 for row in summary["nodes"] if row["role"] != "relay")
     assert all(row["rejections"] == [] for row in summary["nodes"])
     assert summary["bytes"] > 1_000_000
-    assert (honest.folder / "report.html").read_text().count("<svg") == 5
+    assert (honest.folder / "report.html").read_text().count("<svg") == 6
 
 
 def test_without_a_terminal_there_is_a_line_a_step_and_the_address(honest: Run) -> None:
