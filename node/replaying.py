@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from node import auditing
+from node import auditing, domain_files
 from node.errors import UserError
 from node.roles.engine import LOAD_TIMEOUT, Prefill, load_timeout
 from node.store.blobs import BlobStore
@@ -32,7 +32,7 @@ from protocol.draws import check_draw
 from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.manifest import Manifest
-from protocol.records import Blob, Rollout, Verdict, Weights
+from protocol.records import Rollout, Verdict, Weights
 from protocol.rollout import Submission
 from protocol.schedule import audit_share, audited_groups
 
@@ -103,7 +103,7 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
         return range(len(submission.groups))
 
     try:
-        async with _children(blobs, domain, versions.paths(weights.manifest)) as (engine, tasks):
+        async with _children(directory, domain, versions.paths(weights.manifest)) as (engine, tasks):
             first = all_of if everything else auditing.nothing_more
             result = await auditing.examine(case, data, verdict.draw, engine, tasks, first)
             whole = everything
@@ -118,30 +118,15 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
 
 @asynccontextmanager
 async def _children(
-    blobs: BlobStore, domain: Domain, paths: tuple[Path, Path]
+    directory: DataDirectory, domain: Domain, paths: tuple[Path, Path]
 ) -> AsyncIterator[tuple[Prefill, TaskService]]:
-    def path(blob: Blob) -> str:
-        if not blobs.has(blob.hash):
-            raise UserError(f"{blobs.folder}: a file of the domain is not here", "start the node once, it fetches it")
-        return str(blobs.path(blob.hash))
-
-    def content(blob: Blob) -> bytes:
-        return Path(path(blob)).read_bytes()
-
-    rows = [
-        {
-            **asdict(task),
-            "data": None if task.data is None else path(task.data),
-            "items": None if task.items is None else content(task.items),
-        }
-        for task in domain.tasks
-    ]
+    rows = domain_files.task_rows(directory, domain)
     async with open_worker("node.workers.engine", name="engine") as worker, TaskService(rows) as tasks:
         answer = await worker.call(
             "configure",
             timeout=LOAD_TIMEOUT,
-            config=path(domain.model.config),
-            tokenizer=path(domain.model.tokenizer),
+            config=str(domain_files.path(directory, domain.model.config)),
+            tokenizer=str(domain_files.path(directory, domain.model.tokenizer)),
             recipe=asdict(domain.recipe),
             threads=1,
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from node.answering import Answers
     from node.evaluating import Plan
     from node.roles.engine import Setup
-    from protocol.domain import Domain, Task
+    from protocol.domain import Domain
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,13 +109,14 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Domain) -> Setup:
+    from node import domain_files
     from node.roles.engine import Setup
 
     config = directory.config()
     return Setup(
         options={
-            "config": str(_blob(directory, domain.model.config.hash)),
-            "tokenizer": str(_blob(directory, domain.model.tokenizer.hash)),
+            "config": str(domain_files.path(directory, domain.model.config)),
+            "tokenizer": str(domain_files.path(directory, domain.model.tokenizer)),
             "threads": config.threads if arguments.threads is None else arguments.threads,
             "dtype": domain.model.compute_dtype,
         },
@@ -123,17 +124,6 @@ def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Doma
         tensor_parallel=config.tensor_parallel,
         cache=directory.path / "vllm",
     )
-
-
-def _blob(directory: DataDirectory, digest: bytes) -> Path:
-    # Not through BlobStore, which cleans up as it opens: a daemon may be writing there.
-    path = directory.blobs / digest.hex()[:2] / digest.hex()
-    if not path.exists():
-        raise UserError(
-            f"{directory.path}: a file that the domain names is not here yet",
-            "let the node run until it has taken a role",
-        )
-    return path
 
 
 def _held(directory: DataDirectory, wanted: Sequence[int | str]) -> list[_Held]:
@@ -204,7 +194,7 @@ async def _measure(
     directory: DataDirectory,
     held: Sequence[_Held],
 ) -> dict[str, Any]:
-    from node import evaluating
+    from node import domain_files, evaluating
     from node.answering import open_sampler, sampling
     from node.tasks.service import TaskService
     from node.workers.client import WorkerError
@@ -212,7 +202,7 @@ async def _measure(
 
     plan = evaluating.Plan.of(
         domain.id,
-        evaluating.sources_named(arguments.tasks, domain, [_row(directory, task) for task in domain.tasks]),
+        evaluating.sources_named(arguments.tasks, domain, domain_files.task_rows(directory, domain)),
         questions,
         arguments.samples,
         greedy=arguments.greedy,
@@ -243,19 +233,6 @@ async def _measure(
             for version, given in zip(held[1:], answers[1:], strict=True)
             for row in evaluating.compare(plan, answers[0], given)
         ],
-    }
-
-
-def _row(directory: DataDirectory, task: Task) -> dict[str, Any]:
-    """A row of the task table (``node.tasks.catalogue``)."""
-    return {
-        "kind": task.kind,
-        "name": task.name,
-        "weight": task.weight,
-        "parameters": task.parameters,
-        "version": task.version,
-        "data": None if task.data is None else str(_blob(directory, task.data.hash)),
-        "items": None if task.items is None else _blob(directory, task.items.hash).read_bytes(),
     }
 
 
