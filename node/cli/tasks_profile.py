@@ -18,6 +18,10 @@ from node.errors import UserError
 if TYPE_CHECKING:
     from node.profiling import Model, Profile, Wanted
     from node.store.directory import DataDirectory
+    from protocol.domain import Recipe
+
+    Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]
+    """A version on the disk, and its domain's tasks and recipe."""
 
 
 def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,7 +88,10 @@ def _run(arguments: argparse.Namespace) -> int:
     import trio
 
     found: list[Profile]
-    wanted, found = trio.run(_profile, arguments)
+    held = None
+    if arguments.version is not None:  # asks the daemon, with a loop of its own
+        held = _held(options.existing_directory(arguments), arguments)
+    wanted, found = trio.run(_profile, arguments, held)
     told = [_told(each, arguments.out) for each in found]
     if arguments.json:
         band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
@@ -94,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if all(each.kept for each in found) else 1
 
 
-async def _profile(arguments: argparse.Namespace) -> tuple[Wanted, list[Profile]]:
+async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wanted, list[Profile]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -104,7 +111,7 @@ async def _profile(arguments: argparse.Namespace) -> tuple[Wanted, list[Profile]
         raise UserError(f"--threads {arguments.threads}: expected 1 or more")
     console = Console(stderr=True)
     columns = (TextColumn("asked"), BarColumn(), MofNCompleteColumn(), TextColumn("questions"), TimeRemainingColumn())
-    async with _source(arguments) as (wanted, model):
+    async with _source(arguments, held) as (wanted, model):
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("")
             plain = _Lines(quiet=console.is_terminal)
@@ -131,7 +138,7 @@ class _Lines:
 
 
 @asynccontextmanager
-async def _source(arguments: argparse.Namespace) -> AsyncIterator[tuple[Wanted, Model]]:
+async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIterator[tuple[Wanted, Model]]:
     """What to ask, and the model that answers. Raises ``UserError``."""
     from dataclasses import replace
 
@@ -144,8 +151,8 @@ async def _source(arguments: argparse.Namespace) -> AsyncIterator[tuple[Wanted, 
         "band": band
     }
     other = None if arguments.tasks is None else tuple(genesis.task_rows(arguments.tasks))
-    if arguments.version is not None:
-        model, rows, recipe = _held(options.existing_directory(arguments), arguments)
+    if held is not None:
+        model, rows, recipe = held
         wanted = profiling.Wanted(other or rows, recipe, **asked)
         wanted.check()
         yield wanted, model
@@ -171,9 +178,9 @@ async def _source(arguments: argparse.Namespace) -> AsyncIterator[tuple[Wanted, 
         yield wanted, model
 
 
-def _held(directory: DataDirectory, arguments: argparse.Namespace) -> tuple[Model, tuple[dict[str, Any], ...], Any]:
+def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     """A version on the disk, with its domain's tasks and recipe."""
-    from node import joining
+    from node import domain_files, joining
     from node.cli.weights import found_on_disk
     from node.profiling import Model
     from node.roles.engine import Setup
@@ -182,20 +189,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> tuple[Mode
     if domain is None:
         raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
 
-    def blob(digest: bytes) -> str:
-        path = directory.blobs / digest.hex()[:2] / digest.hex()
-        if not path.exists():
-            raise UserError(f"{directory.path}: a file that the domain names is not here yet", "let the node run")
-        return str(path)
-
-    rows = tuple(
-        {
-            **{name: getattr(task, name) for name in ("kind", "name", "weight", "parameters", "version")},
-            "data": None if task.data is None else blob(task.data.hash),
-            "items": None,
-        }
-        for task in domain.tasks
-    )
+    rows = tuple(domain_files.task_rows(directory, domain))
     here = [
         row["digest"]
         for row in found_on_disk(directory)["objects"]
@@ -209,8 +203,8 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> tuple[Mode
     config = directory.config()
     setup = Setup(
         options={
-            "config": blob(domain.model.config.hash),
-            "tokenizer": blob(domain.model.tokenizer.hash),
+            "config": str(domain_files.path(directory, domain.model.config)),
+            "tokenizer": str(domain_files.path(directory, domain.model.tokenizer)),
             "threads": arguments.threads or config.threads,
             "dtype": domain.model.compute_dtype,
         },

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 
 from node import genesis
 from node.cli import main
+from node.store.directory import DataDirectory
 from protocol.taskset import TaskSet
 
 
@@ -40,6 +42,18 @@ def test_the_starter_models_questions_end_up_in_a_genesis(tmp_path: Path, capsys
     assert code == 1
     assert text.splitlines()[1].split()[-2:] == ["0", "none"]
     assert "chain_sum: no question lies in the band" in err
+
+
+def test_a_version_that_a_node_holds_is_profiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = DataDirectory(tmp_path / "founder")
+    directory.create()
+    directory.identity()
+    trio.run(genesis.found, directory, genesis.devnet(name="profiled", nodes=4, tasks=None))
+    asked = ("--data-dir", str(directory.path), "-o", str(tmp_path / "out"), "--items", "8", "--responses", "4")
+    code, text, _ = run(capsys, *asked, "--version", "0", "--low", "0", "--high", "1", "--json")
+    assert code == 0
+    (task,) = json.loads(text)["tasks"]
+    assert (task["task"], task["questions"], task["kept"]) == ("chain_sum", 8, 8)
 
 
 @pytest.mark.parametrize(
