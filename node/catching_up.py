@@ -20,9 +20,9 @@ from node.errors import Unreachable
 from node.workers.client import WorkerError
 from protocol.constants import CHUNK_BYTES
 from protocol.delta import MAX_CHAIN, DeltaManifest, chain_pays, largest_manifest, seconds_for_whole
-from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.holders import Holding
+from protocol.log.entry import Entry
 from protocol.manifest import ChunkList, Manifest
 from protocol.records import Weights as Payload
 

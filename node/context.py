@@ -19,8 +19,8 @@ from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
 from protocol.constants import MAX_DUE_VALIDATORS
 from protocol.domain import Domain
-from protocol.entry import Entry
 from protocol.identity import Identity
+from protocol.log.entry import Entry
 
 if TYPE_CHECKING:
     from node.api.weights import Pulls

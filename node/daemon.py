@@ -53,8 +53,8 @@ from node.workers import vllm_start
 from protocol.domain import Domain
 from protocol.errors import Error
 from protocol.identity import Identity, node_id, peer_id
+from protocol.log.recovery import commitment
 from protocol.records import Join
-from protocol.recovery import commitment
 
 GENESIS_PATIENCE = 30.0
 """Seconds that a first start waits for a bootstrap peer to answer."""

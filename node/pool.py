@@ -18,8 +18,8 @@ from node.net.rpc import Unreachable
 from protocol import schedule
 from protocol.constants import GATHER_FACTOR, MAX_STEP_BLOB_BYTES
 from protocol.domain import Recipe
-from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, StepBlob
 
 

@@ -29,8 +29,8 @@ from node.workers.client import WorkerError, open_worker
 from proofs.audit import AuditResult
 from protocol.domain import Domain
 from protocol.draws import check_draw
-from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.log.entry import Entry
 from protocol.manifest import Manifest
 from protocol.records import Rollout, Verdict, Weights
 from protocol.rollout import Submission

@@ -18,7 +18,7 @@ from node.store.versions import VersionStore
 from protocol.constants import KEPT_VERSIONS
 from protocol.delta import MAX_CHAIN
 from protocol.domain import Domain
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.records import Weights
 
 Cleaned = dict[str, Any]

@@ -17,10 +17,10 @@ import trio
 
 from node.context import Node
 from node.log.elector import Elector
-from protocol import elector as rules
 from protocol import roles
 from protocol.errors import Error
-from protocol.quorum import Grant
+from protocol.log import elector_state as rules
+from protocol.log.quorum import Grant
 
 TURN: Final = 2
 """Presence intervals that the next elector waits for the one before to ask."""

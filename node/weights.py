@@ -20,9 +20,9 @@ from node.net.rpc import Unreachable
 from protocol import records
 from protocol.constants import CHUNK_BYTES, KEPT_VERSIONS
 from protocol.delta import DeltaManifest
-from protocol.entry import Entry
 from protocol.errors import Error, PeerError
 from protocol.holders import Holding
+from protocol.log.entry import Entry
 from protocol.manifest import ChunkList, Manifest
 
 RELAY: Final = 1.0

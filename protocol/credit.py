@@ -7,8 +7,9 @@
 4. A trainer earns one for each response of its steps whose weights stand on the lineage.
 5. Relays earn nothing yet: nothing that they sign proves that bytes were carried.
 6. A void submission earns nobody anything and costs nobody reputation.
-7. Where a node goes on for another one (``protocol.recovery``), everything that the other one did counts for it, with
-   the cut that covers the rebind: credit, counts and hard rejections. The other one's account is empty from then on.
+7. Where a node goes on for another one (``protocol.log.recovery``), everything that the other one did counts for it,
+   with the cut that covers the rebind: credit, counts and hard rejections. The other one's account is empty from then
+   on.
 8. Reputation is ``10⁶·(a+1) // (a+2+20·(h+s))`` for a accepted and h hard-rejected submissions and s strays: 500,000
    for a newcomer.
 9. A validator *disagrees* where it accepted what was rejected as hard, or rejected as hard what was accepted, although

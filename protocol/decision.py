@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from protocol.constants import MILLION
 from protocol.credit import PENDING, Status
 from protocol.domain import Recipe
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 from protocol.rollout import max_bytes
 

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Final
 
 from protocol import identity
-from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 from protocol.schedule import draw_message
 

@@ -29,10 +29,10 @@ from typing import Final
 from protocol.constants import KEPT_VERSIONS, MILLION, VERDICT_CUTS
 from protocol.credit import PENDING, Account, Status, Tally
 from protocol.decision import Counting, Submission, decision, lapsed
-from protocol.entry import Entry
 from protocol.evidence import NEWCOMER, Standing
 from protocol.foldrules import Closed, Rules
 from protocol.lineage import Lineage, Version
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, Verdict, Weights
 from protocol.schedule import due_validators
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from protocol.credit import Status
 from protocol.domain import Domain, Thresholds
-from protocol.entry import Entry
-from protocol.quorum import CertifiedGrant
+from protocol.log.entry import Entry
+from protocol.log.quorum import CertifiedGrant
 from protocol.records import Rollout
 
 

@@ -14,12 +14,12 @@ from protocol.codec import Array, Int, Many, Optional, Text
 from protocol.constants import MILLION
 from protocol.credit import Status, Tally
 from protocol.decision import Counting, Submission
-from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.evidence import FLOOR
 from protocol.fold import Fold
 from protocol.foldrules import Rules
 from protocol.lineage import ENTRY, Lineage, pack, unpack
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 
 _COUNT: Final = Int()

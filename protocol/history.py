@@ -20,8 +20,8 @@ from typing import Any, Final
 from protocol import codec
 from protocol.codec import Array, Int, Many, Text
 from protocol.constants import MILLION
-from protocol.entry import Entry
 from protocol.evidence import FLOOR, NEWCOMER, Standing
+from protocol.log.entry import Entry
 from protocol.records import ROLES, Join, Leave, Role
 
 KEPT_STANDINGS: Final = 64

@@ -24,7 +24,7 @@ AMEND = b"farflung/amend/v1\0"
 GRANT = b"farflung/grant/v1\0"
 CLOSE = b"farflung/close/v1\0"
 REBIND = b"farflung/rebind/v1\0"
-"""A recovery key's signatures (see ``protocol.recovery``)."""
+"""A recovery key's signatures (see ``protocol.log.recovery``)."""
 DRAW = b"farflung/draw/v1\0"
 """A validator's signature over a submission, which draws the groups it replays (``protocol.schedule``)."""
 

@@ -8,8 +8,8 @@
    entry "validator", and are named in the genesis or had in that cut the reputation that the policy asks for.
 4. A node may infer with a version if its ``join`` is covered by the cut that the version's entry anchors on. So a
    version that anchors on the domain's id has no validators, and nobody may infer with it.
-5. A node whose feed was closed or rebound (``protocol.recovery``) stands for nothing from that cut on; whoever goes on
-   for it has its account.
+5. A node whose feed was closed or rebound (``protocol.log.recovery``) stands for nothing from that cut on; whoever goes
+   on for it has its account.
 6. What is final never changes, so the final fold never begins anew. Where a fork takes entries away that no cut
    covers, the live fold begins anew from the final one; so it does where so many entries became final since somebody
    last asked that to count them one by one would take longer.
@@ -27,7 +27,6 @@ from protocol import trust
 from protocol.credit import Account, Status, reputation
 from protocol.domain import Domain, Thresholds
 from protocol.draws import Draws
-from protocol.entry import Entry
 from protocol.errors import LocalError
 from protocol.evidence import NEWCOMER, Standing
 from protocol.fold import Fold
@@ -35,9 +34,10 @@ from protocol.foldrules import Closed
 from protocol.foldstate import copy_fold, fold_from_value, fold_to_value
 from protocol.history import History
 from protocol.lineage import Version
-from protocol.quorum import CertifiedCut, CertifiedGrant, Grant
+from protocol.log.entry import Entry
+from protocol.log.quorum import CertifiedCut, CertifiedGrant, Grant
+from protocol.log.replica import Replica
 from protocol.records import Rollout, Verdict
-from protocol.replica import Replica
 from protocol.schedule import audit_share
 
 BEHIND = 4096

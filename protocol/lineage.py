@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from protocol import codec
-from protocol import entry as entries
 from protocol.codec import Array, Bytes, Int, Many, Optional
 from protocol.constants import MAX_ENTRY_BYTES
 from protocol.domain import Domain
-from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.quorum import CertifiedGrant, Grant
+from protocol.log import entry as entries
+from protocol.log.entry import Entry
+from protocol.log.quorum import CertifiedGrant, Grant
 from protocol.records import Step, Weights
 
 KEPT: Final = 1024
@@ -137,7 +137,7 @@ class Lineage:
         return self._take_fresh()
 
     def _drop(self, term: int) -> None:
-        """A grant that led to nothing is void by now (see ``protocol.terms``)."""
+        """A grant that led to nothing is void by now (see ``protocol.log.grants``)."""
         grant = self._grants.pop(term)
         if grant in (waiting := self._bases.get(grant.base, [])):
             waiting.remove(grant)

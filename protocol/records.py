@@ -3,13 +3,13 @@
 1. A payload is an array with exactly the fields of its class, in the order in which the class declares them.
 2. Everything is an integer, bytes or printable ASCII. "micro" means millionths. Times are milliseconds measured
    by the author: they inform people and decide nothing.
-3. ``join`` opens a feed (see ``protocol.entry``); ``leave`` and ``role`` change what its author stands for.
+3. ``join`` opens a feed (see ``protocol.log.entry``); ``leave`` and ``role`` change what its author stands for.
 4. ``weights``: number 0 has no predecessor and no step; every other number has a predecessor. The ``step`` is
    also missing where unchanged weights are announced again.
 5. ``verdict``: "accepted" goes with severity "none" and reason "ok" and neither appears elsewhere; "rejected" is
    "soft" or "hard"; "void" (nobody could decide, or the submission counts for nothing) is always "soft".
-6. ``amend`` carries an amendment with its signatures, ascending; what it means see ``protocol.amend``.
-7. ``close`` and ``rebind`` carry a signature by the target's recovery key (see ``protocol.recovery``).
+6. ``amend`` carries an amendment with its signatures, ascending; what it means see ``protocol.log.amendment``.
+7. ``close`` and ``rebind`` carry a signature by the target's recovery key (see ``protocol.log.recovery``).
 
 ``parse_payload`` and ``StepBlob.parse`` raise ``PeerError`` and nothing else.
 """

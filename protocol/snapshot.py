@@ -14,19 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from protocol import amend, codec, foldstate, history
-from protocol.amend import Amendments
+from protocol import codec, foldstate, history
 from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import MAX_CUT_BYTES
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
-from protocol.feed import FeedState, ForkProof
 from protocol.ledger import Ledger
-from protocol.merkle import CompactRange
-from protocol.quorum import CertifiedCut, CertifiedGrant
-from protocol.recovery import ENDING, Endings
-from protocol.replica import Replica
-from protocol.terms import Terms
+from protocol.log import amendment
+from protocol.log.amendment import Amendments
+from protocol.log.feed import FeedState, ForkProof
+from protocol.log.grants import Terms
+from protocol.log.merkle import CompactRange
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
+from protocol.log.recovery import ENDING, Endings
+from protocol.log.replica import Replica
 
 FORMAT: Final = 1
 """Changes with whatever a snapshot is made from, rules included: an older one is dropped."""
@@ -54,7 +55,7 @@ _SNAPSHOT: Final = Array(
         ("recoveries", Bytes(most=MAX_BYTES)),
         ("endings", Many(ENDING, most=codec.MAX_INT)),
         ("tail", Bytes(most=MAX_BYTES)),
-        ("amendments", amend.SNAPSHOT),
+        ("amendments", amendment.SNAPSHOT),
         ("settled", Many(Int(), most=codec.MAX_INT)),
         ("highest_term", Int()),
         ("history", history.SCHEMA),

@@ -2,7 +2,7 @@
 
 1. The standing of everybody about whose submissions the cut decided is noted, and of those whose feeds it ended.
 2. Reputations are noted where the policy asks validators for any: of those who stand as validators, or did.
-3. What another author did who goes on for it (``protocol.recovery``) counts for whoever owns it in that cut.
+3. What another author did who goes on for it (``protocol.log.recovery``) counts for whoever owns it in that cut.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from protocol.domain import Policy
 from protocol.fold import Fold
 from protocol.history import History
-from protocol.quorum import Cut
-from protocol.recovery import Endings
+from protocol.log.quorum import Cut
+from protocol.log.recovery import Endings
 
 
 def note(history: History, fold: Fold, cut: Cut, endings: Endings, policy: Policy) -> None:

@@ -21,12 +21,12 @@ from node.log.sync import Handler, LogSync
 from node.net.rpc import Refused, Unreachable
 from node.store.log_rows import Item
 from protocol.domain import Domain
-from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
-from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
 from protocol.identity import Identity
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.log.entry import Entry
+from protocol.log.feed import ForkProof
+from protocol.log.heads import RangeRequest
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Join
 
 Listener = Callable[[bytes, bytes], Awaitable[None]]

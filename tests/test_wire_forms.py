@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.log import wire
-from protocol import codec, entry, recovery
+from protocol import codec
 from protocol.constants import FORMAT
 from protocol.domain import parse_genesis
 from protocol.errors import PeerError
-from protocol.feed import ForkProof
-from protocol.heads import Head
-from protocol.log_proof import LogProof
-from protocol.note import Note, Signature
-from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, PreparedCut
+from protocol.log import entry, recovery
+from protocol.log.entry_proof import LogProof
+from protocol.log.feed import ForkProof
+from protocol.log.heads import Head
+from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, PreparedCut
+from protocol.log.replica import Replica
+from protocol.log.signed_note import Note, Signature
 from protocol.records import Leave, Role, StepBlob
-from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, digest, grant_for, key, small_genesis
 
 GENESIS = small_genesis()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from node.context import Node
-from protocol.amend import Amendment
 from protocol.errors import Error, PeerError
+from protocol.log.amendment import Amendment
 
 OPS = ("amend", "amend_sign", "amend_submit")
 

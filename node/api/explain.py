@@ -14,8 +14,8 @@ from protocol.constants import MILLION
 from protocol.credit import Account
 from protocol.domain import Policy
 from protocol.ledger import Ledger
+from protocol.log.quorum import Grant
 from protocol.presence import Presence
-from protocol.quorum import Grant
 from protocol.records import Rollout
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 from node.context import Node
 from node.log.service import NotReady
 from protocol.errors import LocalError, PeerError
+from protocol.log.recovery import check, commitment
 from protocol.records import Close, Rebind
-from protocol.recovery import check, commitment
 
 PATIENCE: Final = 8.0
 """Seconds until the entry must stand; the command waits a little longer for the answer."""

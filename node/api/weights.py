@@ -22,8 +22,8 @@ from node.store.versions import VersionStore
 from node.weights import payload
 from protocol.constants import CHUNK_BYTES
 from protocol.delta import DeltaManifest
-from protocol.entry import Entry
 from protocol.errors import Error
+from protocol.log.entry import Entry
 
 ABANDONED: Final = 5.0
 """Seconds after which nobody waits for a pull any more: the command asks several times a second."""

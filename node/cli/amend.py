@@ -20,7 +20,7 @@ from node.cli import options
 from node.errors import UserError
 
 if TYPE_CHECKING:
-    from protocol.amend import Amendment
+    from protocol.log.amendment import Amendment
 
 
 def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,9 +49,9 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _make(arguments: argparse.Namespace) -> int:
     from node.store.files import write_new
-    from protocol.amend import Amendment
     from protocol.domain import Thresholds
     from protocol.errors import LocalError
+    from protocol.log.amendment import Amendment
 
     now = _ask(arguments, "amend")
     electors = [bytes.fromhex(elector) for elector in now["electors"]]
@@ -164,8 +164,8 @@ def _text(made: Amendment, votes: dict[bytes, bytes]) -> bytes:
 
 
 def _read(path: Path) -> tuple[Amendment, dict[bytes, bytes]]:
-    from protocol.amend import Amendment
     from protocol.errors import PeerError
+    from protocol.log.amendment import Amendment
 
     try:
         value = json.loads(path.read_bytes())

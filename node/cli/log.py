@@ -15,13 +15,13 @@ import shtab
 from node.cli import log_proof, options, tables
 from node.errors import UserError
 from node.store.directory import DataDirectory
-from protocol.quorum import CertifiedCut
+from protocol.log.quorum import CertifiedCut
 from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
 
 if TYPE_CHECKING:
     from node.store.verify import Each, LogReport
-    from protocol.entry import Entry
     from protocol.ledger import Ledger
+    from protocol.log.entry import Entry
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -14,7 +14,7 @@ from node.cli import options, tables
 from node.errors import UserError
 
 if TYPE_CHECKING:
-    from protocol.log_proof import LogProof
+    from protocol.log.entry_proof import LogProof
 
 
 def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -80,7 +80,7 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from protocol.errors import PeerError
-    from protocol.log_proof import MAX_PROOF_BYTES, LogProof
+    from protocol.log.entry_proof import MAX_PROOF_BYTES, LogProof
 
     try:
         domain = bytes.fromhex(arguments.domain)
@@ -113,7 +113,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     from base64 import b64encode
 
     from node.store.prove import consistency, published
-    from protocol.checkpoint import origin, verifier_key
+    from protocol.log.checkpoint import origin, verifier_key
 
     directory = options.existing_directory(arguments)
     found = published(directory)
@@ -147,7 +147,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
-    from protocol.quorum import quorum
+    from protocol.log.quorum import quorum
 
     covering = proof.covering
     entry, cut = covering.entry, covering.cut

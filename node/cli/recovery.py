@@ -115,7 +115,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def _committed(directory: DataDirectory, public: bytes) -> bool | None:
     """Whether the node's join names this key; None as long as no join is held."""
     from node.store.prove import own_join
-    from protocol.recovery import commitment
+    from protocol.log.recovery import commitment
 
     join = own_join(directory)
     return None if join is None else join.recovery == commitment(public)
@@ -140,7 +140,7 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 
 def _close(arguments: argparse.Namespace) -> int:
-    from protocol import recovery
+    from protocol.log import recovery
 
     directory, status, key, target = _prepare(arguments)
     if target["ended"] is not None:
@@ -152,7 +152,7 @@ def _close(arguments: argparse.Namespace) -> int:
 
 
 def _rebind(arguments: argparse.Namespace) -> int:
-    from protocol import recovery
+    from protocol.log import recovery
 
     directory, status, key, target = _prepare(arguments)
     if target["node"] == status["node"]:
@@ -172,7 +172,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, An
     from node import recovery_words
     from node.api.client import Unavailable
     from node.cli.asking import ask
-    from protocol.recovery import commitment
+    from protocol.log.recovery import commitment
 
     directory = options.existing_directory(arguments)
     try:
@@ -210,7 +210,7 @@ def _say(directory: DataDirectory, op: str, target: dict[str, Any], signature: b
     """Have the daemon append the entry, and wait until a cut covers it."""
     from node.api.client import Unavailable
     from node.cli.asking import ask
-    from protocol.recovery import commitment
+    from protocol.log.recovery import commitment
 
     public = key.node.hex()
     try:

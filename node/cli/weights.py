@@ -20,7 +20,7 @@ from node.store.directory import DataDirectory
 if TYPE_CHECKING:
     from node.retention import Lineage
     from node.store.versions import VersionStore
-    from protocol.entry import Entry
+    from protocol.log.entry import Entry
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -3,7 +3,7 @@
 1. Electors answer only electors. What breaks the protocol is a ``PeerError``; whatever else an elector does not do it
    refuses, and says how far it is.
 2. Of a proposer that is ahead it fetches what it lacks, once, before it judges a proposal, a cut or a grant.
-3. A proposer out of turn is not listened to (``protocol.turns``).
+3. A proposer out of turn is not listened to (``protocol.log.turns``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from node.log.elector_wire import Reached, Refusal
 from node.log.sync import LogSync
 from node.log.voter import Voter, version_of
 from node.net.rpc import Refused, Unreachable
-from protocol import proposal, quorum
 from protocol.errors import PeerError
-from protocol.proposal import proposer
-from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut
+from protocol.log import proposal, quorum
+from protocol.log.proposal import proposer
+from protocol.log.quorum import CertifiedCut, Cut, Grant, PreparedCut
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from typing import Final
 
 from node.store.interface import Store
 from node.store.prove import CHECKPOINT
-from protocol import checkpoint as rules
-from protocol.checkpoint import Checkpoint, CosignedCheckpoint, assemble, verify_cosignature
 from protocol.errors import PeerError
 from protocol.identity import Identity
-from protocol.replica import Replica
+from protocol.log import checkpoint as rules
+from protocol.log.checkpoint import Checkpoint, CosignedCheckpoint, assemble, verify_cosignature
+from protocol.log.replica import Replica
 
 logger = logging.getLogger(__name__)
 

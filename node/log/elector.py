@@ -4,7 +4,7 @@
 2. With several the proposer asks all for reports, then for votes, then for commits, each with a deadline; what a quorum
    agreed on it stores, publishes and hands to the others. Whoever is silent or refuses costs time, nothing else.
 3. An attempt that fails leaves nothing behind but votes and locks, which the next one takes up; it is made again at
-   longer and longer intervals (``protocol.turns``).
+   longer and longer intervals (``protocol.log.turns``).
 4. A grant is asked for informally first, so that nobody signs one that no quorum wants.
 """
 
@@ -24,12 +24,12 @@ from node.log.others import Others
 from node.log.service import LogService, Own
 from node.log.sync import LogSync
 from node.log.voter import META, Voter
-from protocol import elector as rules
-from protocol.elector import State
 from protocol.errors import Error, LocalError, PeerError
 from protocol.identity import Identity
-from protocol.proposal import choose, propose
-from protocol.quorum import (
+from protocol.log import elector_state as rules
+from protocol.log.elector_state import State
+from protocol.log.proposal import choose, propose
+from protocol.log.quorum import (
     CertifiedCut,
     CertifiedGrant,
     Cut,

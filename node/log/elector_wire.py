@@ -31,7 +31,7 @@ from protocol.codec import Anything, Array, Bytes, Int, Many, Optional, Schema, 
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.domain import MAX_ELECTORS
 from protocol.errors import PeerError
-from protocol.quorum import MAX_GRANT_BYTES, Cut, PreparedCut
+from protocol.log.quorum import MAX_GRANT_BYTES, Cut, PreparedCut
 
 MAX_MESSAGE: Final = 2 * MAX_CUT_BYTES + (64 << 10)
 """A report beside a lock is the longest."""

@@ -20,13 +20,13 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from node.store.log_rows import Item
-from protocol.branches import Outcome
-from protocol.entry import NO_PREV, Entry
 from protocol.errors import Evidence, PeerError
-from protocol.feed import ForkProof
-from protocol.heads import MAX_RANGE, RangeRequest
-from protocol.quorum import CertifiedCut, CertifiedGrant, check_quorum
-from protocol.replica import Replica
+from protocol.log.branches import Outcome
+from protocol.log.entry import NO_PREV, Entry
+from protocol.log.feed import ForkProof
+from protocol.log.heads import MAX_RANGE, RangeRequest
+from protocol.log.quorum import CertifiedCut, CertifiedGrant, check_quorum
+from protocol.log.replica import Replica
 
 logger = logging.getLogger(__name__)
 

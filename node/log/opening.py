@@ -19,11 +19,11 @@ from node.log.intake import add
 from node.log.verifying import check_draws
 from node.store.interface import Store
 from node.store.log_rows import Item
-from protocol.branches import Outcome
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
 from protocol.ledger import Ledger
-from protocol.replica import Replica
+from protocol.log.branches import Outcome
+from protocol.log.replica import Replica
 from protocol.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from node.log.elector_wire import Refusal
 from node.log.voter import Voter
 from node.net.rpc import Unreachable
 from protocol.errors import PeerError
-from protocol.quorum import quorum
+from protocol.log.quorum import quorum
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from protocol.quorum import faults
+from protocol.log.quorum import faults
 
 PEERS_TO_ASK: Final = 3
 

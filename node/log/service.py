@@ -24,18 +24,18 @@ from node.log.own_head import OwnHead
 from node.log.verifying import THREAD_FROM, Received, Verifier
 from node.store.interface import Store
 from node.store.log_rows import Item
-from protocol import entry as entries
-from protocol.branches import Outcome
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
-from protocol.entry import NO_PREV, Entry
 from protocol.errors import Error, LocalError
-from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
 from protocol.identity import Identity
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.log import entry as entries
+from protocol.log.branches import Outcome
+from protocol.log.entry import NO_PREV, Entry
+from protocol.log.feed import ForkProof
+from protocol.log.heads import RangeRequest
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
+from protocol.log.replica import Replica
 from protocol.records import Record
-from protocol.replica import Replica
 
 logger = logging.getLogger(__name__)
 

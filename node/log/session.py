@@ -20,9 +20,9 @@ from node.log.service import LogService
 from node.log.verifying import Received
 from node.log.wire import Summary
 from node.net.rpc import Unreachable
-from protocol import entry as entries
 from protocol.errors import PeerError
-from protocol.heads import MAX_RANGE, Head, RangeRequest, bucket, plan
+from protocol.log import entry as entries
+from protocol.log.heads import MAX_RANGE, Head, RangeRequest, bucket, plan
 
 MAX_BLAMES: Final = 8
 """Mistakes of one round after which it is broken off."""

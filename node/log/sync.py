@@ -22,7 +22,7 @@ from node.log.wire import Summary
 from node.net.rpc import Unreachable
 from protocol import codec
 from protocol.errors import PeerError
-from protocol.heads import MAX_RANGE, RangeRequest
+from protocol.log.heads import MAX_RANGE, RangeRequest
 
 logger = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from node.log.checker import Checking, check_in_threads
 from node.log.checks import Check
 from node.log.intake import Intake
 from node.store.log_rows import Item
-from protocol import entry as entries
-from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.feed import ForkProof
 from protocol.identity import DRAW, ENTRY, verify
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.log import entry as entries
+from protocol.log.entry import Entry
+from protocol.log.feed import ForkProof
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Rollout, Verdict
 from protocol.schedule import draw_message
 

@@ -1,7 +1,7 @@
 """An elector's memory and its decisions; ``node.log.answers`` tells them, ``node.log.elector`` proposes.
 
-1. What the rules (``protocol.elector``) decide is stored before it is signed and sent. The decision is made while
-   nothing else changes the log.
+1. What the rules (``protocol.log.elector_state``) decide is stored before it is signed and sent. The decision is made
+   while nothing else changes the log.
 2. It takes no part before its own feed is confirmed (``LogService.ready``) and q−1 others told it how far they are and
    whether they hold signatures of it that it does not know. Their questions it answers at once.
 3. Whether a term may be granted at all it asks ``objection``, the watch over the office.
@@ -19,16 +19,16 @@ import trio
 from node.log.elector_wire import Evidence, Reached
 from node.log.service import LogService, News, Own
 from node.log.sync import LogSync
-from protocol import elector as rules
 from protocol import identity as keys
-from protocol import proposal, quorum
-from protocol.amend import Amendment
-from protocol.elector import State, Version
-from protocol.heads import Head
 from protocol.identity import Identity
-from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut, Report
+from protocol.log import elector_state as rules
+from protocol.log import proposal, quorum
+from protocol.log.amendment import Amendment
+from protocol.log.elector_state import State, Version
+from protocol.log.heads import Head
+from protocol.log.quorum import CertifiedCut, Cut, Grant, PreparedCut, Report
+from protocol.log.turns import Turns, reach
 from protocol.records import Weights
-from protocol.turns import Turns, reach
 
 logger = logging.getLogger(__name__)
 

@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from protocol import codec
-from protocol.checkpoint import MAX_CHECKPOINT_BYTES
 from protocol.codec import Anything, Array, Bytes, Int, Many, Optional, Schema, Text
 from protocol.constants import FORMAT, MAX_CUT_BYTES
-from protocol.entry import MAX_WIRE_BYTES
-from protocol.feed import MAX_FORK_PROOF_BYTES
-from protocol.heads import BUCKETS, HEAD, RangeRequest
-from protocol.quorum import MAX_GRANT_BYTES
+from protocol.log.checkpoint import MAX_CHECKPOINT_BYTES
+from protocol.log.entry import MAX_WIRE_BYTES
+from protocol.log.feed import MAX_FORK_PROOF_BYTES
+from protocol.log.heads import BUCKETS, HEAD, RangeRequest
+from protocol.log.quorum import MAX_GRANT_BYTES
 
 ANSWER_BYTES: Final = 1 << 20
 """An answer lists objects up to this size; a single larger object (a cut) goes alone."""

@@ -26,8 +26,8 @@ from node.net.rpc import Unreachable
 from node.roles.engine import model_bytes, open_tasks, setup_of, task_table
 from node.tasks.service import TaskService
 from node.weights import payload
-from protocol.entry import Entry
 from protocol.errors import Error
+from protocol.log.entry import Entry
 
 CHILD: Final = "evaluation"
 FIRST_PAUSE: Final = 5.0

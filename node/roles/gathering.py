@@ -19,8 +19,8 @@ import trio
 from node.context import Node
 from node.net.rpc import Unreachable
 from node.pool import Amount
-from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.log.entry import Entry
 from protocol.records import Rollout
 from protocol.rollout import Submission
 

@@ -22,7 +22,7 @@ from node.tasks.service import TaskService
 from node.weights import payload as weights_payload
 from protocol import schedule
 from protocol.constants import MILLION
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Step
 from protocol.rollout import Group, Response, Submission, unpack
 

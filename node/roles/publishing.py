@@ -26,7 +26,7 @@ from node.store.files import sync_directory
 from node.weights import payload as weights_payload
 from node.workers.client import Worker, WorkerError
 from protocol.constants import MILLION
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.records import Blob, Step, StepBlob, Verdict, Weights
 
 DELTA = "next.delta"

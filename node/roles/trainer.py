@@ -37,7 +37,7 @@ from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.weights import payload as weights_payload
 from node.workers import launch
 from node.workers.client import Worker, WorkerError, open_worker
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.manifest import Manifest
 from protocol.records import Weights
 

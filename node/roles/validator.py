@@ -28,8 +28,8 @@ from proofs import audit, checks, duplicates
 from protocol import identity
 from protocol.constants import MILLION
 from protocol.domain import Thresholds
-from protocol.entry import Entry
 from protocol.errors import PeerError
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 from protocol.rollout import Submission
 from protocol.schedule import draw_message

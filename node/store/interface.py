@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from node.store.log_rows import Item
-from protocol.entry import Entry
-from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
-from protocol.quorum import CertifiedGrant
+from protocol.log.entry import Entry
+from protocol.log.feed import ForkProof
+from protocol.log.heads import RangeRequest
+from protocol.log.quorum import CertifiedGrant
 
 
 class Store(Protocol):

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any, Final
 
-from protocol import entry as entries
-from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.feed import ForkProof
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.log import entry as entries
+from protocol.log.entry import Entry
+from protocol.log.feed import ForkProof
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
 
 SCHEMA_VERSION: Final = 2
 
@@ -76,7 +76,7 @@ def statement(row: tuple[int, Item]) -> str:
         case CertifiedCut():
             return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
         case CertifiedGrant():
-            # One that became void, see ``protocol.terms``, gives its place to a later one.
+            # One that became void, see ``protocol.log.grants``, gives its place to a later one.
             return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)"
         case ForkProof():
             return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"

@@ -29,13 +29,13 @@ import trio_asyncio
 from node.errors import UserError
 from node.store.log_rows import READ, SCHEMA, SCHEMA_VERSION, Item, decode_rows, row, snapshot_hash, statement
 from protocol import codec
-from protocol import entry as entries
 from protocol.domain import Domain
-from protocol.entry import Entry
 from protocol.errors import Error, LocalError
-from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
-from protocol.quorum import CertifiedGrant
+from protocol.log import entry as entries
+from protocol.log.entry import Entry
+from protocol.log.feed import ForkProof
+from protocol.log.heads import RangeRequest
+from protocol.log.quorum import CertifiedGrant
 from protocol.records import Amend
 
 BATCH: Final = 4096

@@ -16,15 +16,15 @@ from node.errors import UserError
 from node.store.directory import DataDirectory
 from node.store.verify import connect
 from protocol import codec
-from protocol import entry as entries
-from protocol.amend import Amendment
-from protocol.checkpoint import CheckpointLog, CosignedCheckpoint
 from protocol.domain import Domain, parse_genesis
-from protocol.entry import Entry
 from protocol.errors import Error, LocalError, PeerError
-from protocol.heads import Head
-from protocol.log_proof import Covering, LogProof
-from protocol.quorum import CertifiedCut, check_quorum
+from protocol.log import entry as entries
+from protocol.log.amendment import Amendment
+from protocol.log.checkpoint import CheckpointLog, CosignedCheckpoint
+from protocol.log.entry import Entry
+from protocol.log.entry_proof import Covering, LogProof
+from protocol.log.heads import Head
+from protocol.log.quorum import CertifiedCut, check_quorum
 from protocol.records import Amend, Join
 
 CHECKPOINT: Final = "checkpoint"
@@ -139,7 +139,7 @@ def _amendments(connection: sqlite3.Connection, domain: Domain, height: int) -> 
             feed = _feed(connection, row) if here else []
             fresh += [(entry, feed) for entry in here if feed[entry.seq] == entry.id]
             heads[row.author] = row
-        # As ``protocol.amend`` has it: of the next number the lowest id that a quorum signed, one a cut.
+        # As ``protocol.log.amendment`` has it: of the next number the lowest id that a quorum signed, one a cut.
         for entry, feed in sorted(fresh, key=lambda item: item[0].id):
             payload = entry.payload
             if isinstance(payload, Amend) and payload.number == len(found) + 1 and _signed(domain, payload, electors):

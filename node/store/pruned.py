@@ -15,11 +15,11 @@ from itertools import groupby
 
 from protocol.domain import Domain
 from protocol.errors import PeerError
-from protocol.feed import ForkProof
-from protocol.headtable import HeadTable
 from protocol.ledger import Ledger
-from protocol.merkle import EMPTY_RANGE, CompactRange
-from protocol.quorum import CertifiedCut, CertifiedGrant, check_quorum
+from protocol.log.feed import ForkProof
+from protocol.log.head_table import HeadTable
+from protocol.log.merkle import EMPTY_RANGE, CompactRange
+from protocol.log.quorum import CertifiedCut, CertifiedGrant, check_quorum
 from protocol.snapshot import Snapshot
 
 

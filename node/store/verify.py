@@ -22,17 +22,17 @@ from typing import Any, Final, TypeVar
 from node.errors import UserError
 from node.store import pruned
 from node.store.directory import DataDirectory
-from protocol import entry as entries
-from protocol.branches import Outcome
 from protocol.credit import Account
 from protocol.domain import Domain, parse_genesis
-from protocol.entry import Entry
 from protocol.errors import Evidence, PeerError
-from protocol.feed import ForkProof
-from protocol.heads import Head
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut, CertifiedGrant
-from protocol.replica import Replica
+from protocol.log import entry as entries
+from protocol.log.branches import Outcome
+from protocol.log.entry import Entry
+from protocol.log.feed import ForkProof
+from protocol.log.heads import Head
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
+from protocol.log.replica import Replica
 
 T = TypeVar("T")
 

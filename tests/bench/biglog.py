@@ -18,12 +18,12 @@ from node.store.log_rows import SCHEMA, SCHEMA_VERSION, Item, row, snapshot_hash
 from protocol import codec, identity
 from protocol.constants import FORMAT
 from protocol.domain import Domain
-from protocol.entry import NO_PREV, Entry
 from protocol.identity import Identity
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut, Cut, certify, commit
+from protocol.log.entry import NO_PREV, Entry
+from protocol.log.quorum import CertifiedCut, Cut, certify, commit
+from protocol.log.replica import Replica
 from protocol.records import Join, Record, Role, Rollout, Step, Verdict, Weights
-from protocol.replica import Replica
 from protocol.schedule import due_validators
 from protocol.snapshot import Snapshot
 from tests.protocol.builders import MODEL, RECIPE, digest, grant_for, key, small_domain

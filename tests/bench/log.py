@@ -45,13 +45,14 @@ from node.log.sync import LogSync
 from node.net.host import Network, open_network
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
-from protocol import amend, foldstate, history, identity, lineage, quorum, snapshot
-from protocol.entry import Entry
-from protocol.entry import decode as decode_entry
-from protocol.heads import RangeRequest
+from protocol import foldstate, history, identity, lineage, snapshot
 from protocol.ledger import Ledger
+from protocol.log import amendment, quorum
+from protocol.log.entry import Entry
+from protocol.log.entry import decode as decode_entry
+from protocol.log.heads import RangeRequest
+from protocol.log.replica import Replica
 from protocol.records import Join, Role, Verdict
-from protocol.replica import Replica
 from tests.bench import biglog
 from tests.bench.biglog import DOMAIN, ELECTOR, Feed
 from tests.bench.daemon import daemon_command, resident_mb, running
@@ -64,7 +65,7 @@ BARE: Final = 4000
 """Signatures of which a round's bare rate is taken, before and behind what it is compared with."""
 
 REPOSITORY: Final = Path(biglog.__file__).resolve().parents[2]
-MADE_BY: Final = (biglog, amend, foldstate, history, lineage, quorum, snapshot)
+MADE_BY: Final = (biglog, amendment, foldstate, history, lineage, quorum, snapshot)
 """What a made log depends on."""
 GENERATOR: Final = hashlib.sha256(b"".join(Path(str(one.__file__)).read_bytes() for one in MADE_BY)).hexdigest()[:12]
 

@@ -48,8 +48,8 @@ from node.workers import delta as delta_worker
 from node.workers.client import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Domain, Model, Policy, Recipe, Task, default_timings, make_genesis, parse_genesis
-from protocol.entry import Entry
 from protocol.identity import Identity, peer_id
+from protocol.log.entry import Entry
 from protocol.manifest import Manifest
 from protocol.presence import Presence
 from protocol.records import Blob, Join, Role

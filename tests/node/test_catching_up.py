@@ -14,7 +14,7 @@ from node.context import Node
 from node.weights import payload
 from node.workers.client import WorkerError
 from protocol.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.manifest import ChunkList, Manifest
 from protocol.records import Blob
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster

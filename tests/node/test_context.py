@@ -11,7 +11,7 @@ import trio.testing
 
 from node.context import Health, innermost
 from node.net.rpc import Unreachable
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.records import Rollout
 from tests.node.fakes import CONFIG, Faults, open_cluster
 from tests.protocol.builders import digest

@@ -10,7 +10,7 @@ import trio.testing
 from node.pool import Amount
 from protocol import identity
 from protocol.constants import GATHER_FACTOR
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, StepBlob, Verdict
 from tests.node.fakes import WHOLE_0, Cluster, Faults, open_cluster
 from tests.protocol.builders import RECIPE, digest

@@ -19,8 +19,8 @@ from node.summary import (
 )
 from protocol.identity import DRAW
 from protocol.ledger import Ledger
+from protocol.log.replica import Replica
 from protocol.records import Role, Rollout, Step, Verdict, Weights
-from protocol.replica import Replica
 from tests.protocol.builders import MODEL, Writer, cut_for, digest, grant_for, small_domain
 
 

@@ -12,8 +12,8 @@ import trio.testing
 from node.config_keys import WILLING
 from node.log.elector import NotGranted
 from node.terms import TermWatch
-from protocol import elector as rules
-from protocol.quorum import Grant
+from protocol.log import elector_state as rules
+from protocol.log.quorum import Grant
 from tests.node.fakes import Cluster, Faults, Running, genesis, open_cluster
 from tests.protocol.builders import POLICY
 

@@ -14,9 +14,9 @@ from node.net.rpc import Unreachable
 from node.net.transfer import CHUNK_PROTOCOL
 from node.weights import Weights as Versions
 from protocol.constants import KEPT_VERSIONS
-from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.holders import Holding
+from protocol.log.entry import Entry
 from protocol.manifest import Manifest
 from protocol.records import Weights
 from tests.node.fakes import WHOLE_0, Cluster, Faults, manifest_of, open_cluster

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from protocol import identity
-from protocol.branches import Outcome
 from protocol.credit import PENDING, Status
 from protocol.domain import (
     Domain,
@@ -19,15 +18,16 @@ from protocol.domain import (
     make_genesis,
     parse_genesis,
 )
-from protocol.entry import NO_PREV, Entry, make
 from protocol.errors import Evidence
-from protocol.feed import ForkProof
-from protocol.heads import RangeRequest, heads_root
 from protocol.identity import Identity
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, commit, grant_vote
+from protocol.log.branches import Outcome
+from protocol.log.entry import NO_PREV, Entry, make
+from protocol.log.feed import ForkProof
+from protocol.log.heads import RangeRequest, heads_root
+from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, commit, grant_vote
+from protocol.log.replica import Replica
 from protocol.records import Blob, Join, Record, Role, Rollout, Step, Verdict, Weights
-from protocol.replica import Replica
 
 RECIPE = Recipe(
     async_level=2,

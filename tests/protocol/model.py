@@ -1,4 +1,5 @@
-"""Explicit-state exploration of ``protocol.elector``: every reachable world of four electors, with the real rules.
+"""Explicit-state exploration of ``protocol.log.elector_state``: every reachable world of four electors, with the real
+rules.
 
 One elector is faulty. Every vote, commit and grant of it always exists, and it shows any proposal with any
 justification that exists to anybody, at any time, in every epoch: that includes whatever honest proposers would do, and
@@ -17,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from protocol import elector as rules
-from protocol.elector import State
-from protocol.heads import Head, heads_root
-from protocol.proposal import choose
-from protocol.quorum import CertifiedCut, Cut, Grant, PreparedCut, quorum
+from protocol.log import elector_state as rules
+from protocol.log.elector_state import State
+from protocol.log.heads import Head, heads_root
+from protocol.log.proposal import choose
+from protocol.log.quorum import CertifiedCut, Cut, Grant, PreparedCut, quorum
 from tests.protocol.builders import digest, key
 
 DOMAIN = digest("domain")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.codec import MAX_INT
 from protocol.constants import MAX_MANIFEST_BYTES, MAX_STEP_BLOB_BYTES, MAX_SUBMISSION_BYTES, MILLION
-from protocol.heads import Head
+from protocol.log.heads import Head
 from protocol.records import ROLES, Close, Join, Leave, Rebind, Record, Role, Rollout, Step, Verdict, Weights
 
 ids = st.binary(min_size=32, max_size=32)

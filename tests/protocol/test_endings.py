@@ -7,18 +7,18 @@ from random import Random
 
 import pytest
 
-from protocol import merkle, recovery
-from protocol.branches import Outcome
 from protocol.constants import VERDICT_CUTS
 from protocol.credit import Account, credits, reputation
-from protocol.entry import Entry
 from protocol.errors import PeerError
-from protocol.heads import FROZEN, LIVE, Head, heads_root
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut, Cut, certify, commit
+from protocol.log import merkle, recovery
+from protocol.log.branches import Outcome
+from protocol.log.entry import Entry
+from protocol.log.heads import FROZEN, LIVE, Head, heads_root
+from protocol.log.quorum import CertifiedCut, Cut, certify, commit
+from protocol.log.recovery import commitment
+from protocol.log.replica import Replica
 from protocol.records import Join, Leave, Role
-from protocol.recovery import commitment
-from protocol.replica import Replica
 from tests.protocol.builders import POLICY, Story, Writer, key, take
 from tests.protocol.test_snapshot import restart
 

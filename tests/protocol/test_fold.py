@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from protocol import codec, fold
 from protocol import ledger as ledger_module
-from protocol.branches import Outcome
 from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import PENDING, Status, credits
-from protocol.entry import Entry
 from protocol.foldstate import SCHEMA, copy_fold, fold_from_value, fold_to_value
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedCut
+from protocol.log.branches import Outcome
+from protocol.log.entry import Entry
+from protocol.log.quorum import CertifiedCut
+from protocol.log.replica import Replica
 from protocol.records import Role, Rollout
-from protocol.replica import Replica
 from tests.protocol.builders import Story, status_of, take
 
 

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from protocol.credit import PENDING, Status, credits
-from protocol.entry import Entry, make
 from protocol.errors import Evidence
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
+from protocol.log.entry import Entry, make
+from protocol.log.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
+from protocol.log.replica import Replica
 from protocol.records import Leave, Role, Rollout, Step, Weights
-from protocol.replica import Replica
 from protocol.rollout import max_bytes
 from protocol.snapshot import Snapshot
 from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, status_of, take

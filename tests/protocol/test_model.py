@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from protocol import elector as rules
-from protocol.elector import State
-from protocol.quorum import Cut, Grant, PreparedCut
+from protocol.log import elector_state as rules
+from protocol.log.elector_state import State
+from protocol.log.quorum import Cut, Grant, PreparedCut
 from tests.protocol.builders import digest, key
 from tests.protocol.model import DOMAIN, Model, World, all_of, cut_on, given_up, two_trainers
 

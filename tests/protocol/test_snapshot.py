@@ -6,18 +6,18 @@ from random import Random
 
 import pytest
 
-from protocol.branches import Outcome
-from protocol.entry import Entry
 from protocol.errors import Evidence, LocalError, PeerError
-from protocol.feed import ForkProof
 from protocol.ledger import Ledger
-from protocol.quorum import CertifiedGrant
+from protocol.log.branches import Outcome
+from protocol.log.entry import Entry
+from protocol.log.feed import ForkProof
+from protocol.log.quorum import CertifiedGrant
+from protocol.log.replica import Replica
 from protocol.records import Leave, Role
-from protocol.replica import Replica
 from protocol.snapshot import Snapshot
 from tests.protocol.builders import Story, Writer, feed_all, small_domain, status_of, take
+from tests.protocol.log.test_entry_proof import Amended
 from tests.protocol.test_fold import LONG, same
-from tests.protocol.test_log_proof import Amended
 
 
 def restart(ledger: Ledger) -> Ledger:

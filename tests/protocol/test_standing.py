@@ -9,12 +9,12 @@ import pytest
 from protocol import codec, foldstate, history
 from protocol.constants import MILLION
 from protocol.credit import credits, reputation
-from protocol.entry import Entry
 from protocol.errors import PeerError
 from protocol.evidence import CONVICTS, NEWCOMER, gain
 from protocol.ledger import Ledger
+from protocol.log.entry import Entry
+from protocol.log.replica import Replica
 from protocol.records import Verdict, parse_payload
-from protocol.replica import Replica
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, Story, digest, feed_all, status_of
 
 SHARED = replace(POLICY, audit_share=0)

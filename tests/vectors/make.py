@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protocol import identity, recovery
-from protocol.amend import Amendment
+from protocol import identity
 from protocol.evidence import FLOOR, NEWCOMER, gain, log_ratio
-from protocol.feed import ForkProof
-from protocol.quorum import Report
+from protocol.log import recovery
+from protocol.log.amendment import Amendment
+from protocol.log.feed import ForkProof
+from protocol.log.quorum import Report
+from protocol.log.replica import Replica
 from protocol.records import Leave, Record, Role, Rollout, Step, StepBlob, Verdict, Weights
-from protocol.replica import Replica
 from tests.protocol.builders import THRESHOLDS, Writer, cut_for, digest, grant_for, key, small_domain, small_genesis
 
 ELECTORS = ("elector", "elector 2", "elector 3", "elector 4")

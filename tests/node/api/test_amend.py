@@ -13,7 +13,7 @@ from node.api import server
 from node.api.client import Declined, Unavailable, request
 from node.cli import amend, asking, main, options
 from node.errors import UserError
-from protocol.amend import Amendment
+from protocol.log.amendment import Amendment
 from tests.node.fakes import Faults, Running, open_cluster
 from tests.protocol.builders import THRESHOLDS, digest, key
 

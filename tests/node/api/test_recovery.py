@@ -14,11 +14,11 @@ from node.api import server
 from node.api.client import Unavailable, request
 from node.api.rows import credits
 from node.roles.manager import RoleManager
-from protocol import recovery
 from protocol.errors import LocalError
 from protocol.identity import Identity
+from protocol.log import recovery
+from protocol.log.recovery import commitment
 from protocol.records import Join, Role, Rollout
-from protocol.recovery import commitment
 from tests.node.fakes import Cluster, Faults, Running, open_cluster
 from tests.protocol.builders import digest, key
 

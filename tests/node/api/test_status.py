@@ -19,8 +19,8 @@ from node.api.words import REMEDIES, remedy, words
 from node.config_keys import WILLING
 from proofs.checks import REASONS
 from protocol.domain import Policy
+from protocol.log.quorum import Grant
 from protocol.presence import Presence
-from protocol.quorum import Grant
 from protocol.records import Leave, Role
 from tests.node.fakes import Cluster, Faults, open_cluster
 from tests.protocol.builders import POLICY, key

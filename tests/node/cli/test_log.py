@@ -13,8 +13,8 @@ import trio
 from node.cli import main
 from node.store.directory import DataDirectory
 from protocol.domain import parse_genesis
-from protocol.entry import decode
-from protocol.quorum import CertifiedCut, CertifiedGrant
+from protocol.log.entry import decode
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from tests.node.store.test_verify import alter, fill
 
 

@@ -14,9 +14,9 @@ import trio
 from node.cli import main
 from node.store.directory import DataDirectory
 from node.store.verify import verify
-from protocol.checkpoint import CosignedCheckpoint
-from protocol.merkle import root, verify_consistency
-from protocol.note import VerifierKey
+from protocol.log.checkpoint import CosignedCheckpoint
+from protocol.log.merkle import root, verify_consistency
+from protocol.log.signed_note import VerifierKey
 from tests.node.store.test_verify import DOMAIN, ELECTOR, fill
 from tests.protocol.builders import digest, key
 

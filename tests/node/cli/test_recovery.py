@@ -20,10 +20,10 @@ from node.cli import main, recovery
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol.domain import parse_genesis
-from protocol.entry import NO_PREV, make
 from protocol.identity import Identity
+from protocol.log.entry import NO_PREV, make
+from protocol.log.recovery import check, commitment
 from protocol.records import Close, Join, Rebind
-from protocol.recovery import check, commitment
 from tests.protocol.builders import digest, key, small_genesis
 
 GENESIS = small_genesis()

@@ -18,8 +18,8 @@ from node.log.checks import Check, check
 from node.log.service import LogService
 from node.workers.client import Worker, open_worker
 from protocol.identity import ENTRY
+from protocol.log.replica import Replica
 from protocol.records import Role
-from protocol.replica import Replica
 from tests.protocol.builders import Writer, key, small_domain
 from tests.simulator import Disk
 

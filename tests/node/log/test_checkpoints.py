@@ -11,11 +11,11 @@ import trio.testing
 
 from node.log import wire
 from node.log.checkpoints import META, Checkpoints
-from protocol import merkle
-from protocol.checkpoint import Checkpoint, CheckpointLog, CosignedCheckpoint, cosign, verify_cosignature
 from protocol.errors import PeerError
+from protocol.log import merkle
+from protocol.log.checkpoint import Checkpoint, CheckpointLog, CosignedCheckpoint, cosign, verify_cosignature
+from protocol.log.replica import Replica
 from protocol.records import Role
-from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, digest, key, small_domain
 from tests.simulator import Disk, Network, SimNode, converge, open_world
 

@@ -15,16 +15,16 @@ from node.log.elector import Elector, open_elector
 from node.log.voter import META
 from node.net.rpc import Refused
 from protocol import codec
-from protocol import quorum as ballots
-from protocol.amend import Amendment
-from protocol.elector import State
 from protocol.errors import PeerError
-from protocol.heads import Head, heads_root
 from protocol.identity import Identity
-from protocol.proposal import proposer
-from protocol.quorum import Cut, PreparedCut, Report, commit, quorum, vote
+from protocol.log import quorum as ballots
+from protocol.log.amendment import Amendment
+from protocol.log.elector_state import State
+from protocol.log.heads import Head, heads_root
+from protocol.log.proposal import proposer
+from protocol.log.quorum import Cut, PreparedCut, Report, commit, quorum, vote
+from protocol.log.turns import JUMP
 from protocol.records import Leave, Role
-from protocol.turns import JUMP
 from tests.protocol.builders import digest, key, small_domain
 from tests.simulator import Disk, Network, SimNode, World, converge, open_world
 

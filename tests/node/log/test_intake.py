@@ -8,11 +8,11 @@ from node.log import intake as intake_module
 from node.log.intake import Intake
 from node.log.service import LogService
 from protocol import identity
-from protocol.entry import Entry
-from protocol.heads import RangeRequest
-from protocol.quorum import CertifiedCut
+from protocol.log.entry import Entry
+from protocol.log.heads import RangeRequest
+from protocol.log.quorum import CertifiedCut
+from protocol.log.replica import Replica
 from protocol.records import Role
-from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, key, small_domain
 from tests.simulator import Disk
 

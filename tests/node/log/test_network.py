@@ -14,9 +14,9 @@ from node.log.service import LogService, NotReady
 from node.log.session import FRUITLESS
 from node.net.rpc import Refused
 from protocol import codec
-from protocol.entry import Entry
 from protocol.errors import LocalError, PeerError
-from protocol.heads import Head
+from protocol.log.entry import Entry
+from protocol.log.heads import Head
 from protocol.records import Leave, Role
 from tests.protocol.builders import digest, key, small_domain
 from tests.simulator import Disk, Network, SimNode, World, converge, open_world

@@ -14,12 +14,12 @@ from node.log.intake import MAX_WAITING_ENTRIES
 from node.log.opening import load
 from node.log.service import LogService, News, NotReady
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
-from protocol.entry import Entry
 from protocol.errors import LocalError
-from protocol.heads import Head
-from protocol.quorum import CertifiedCut, Cut, commit, grant_vote
+from protocol.log.entry import Entry
+from protocol.log.heads import Head
+from protocol.log.quorum import CertifiedCut, Cut, commit, grant_vote
+from protocol.log.replica import Replica
 from protocol.records import Join, Leave, Role, Step, Weights
-from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, digest, grant_for, key, small_domain
 from tests.simulator import Disk
 

@@ -12,8 +12,8 @@ from node.log import opening as opening_module
 from node.log.opening import load
 from node.log.service import NotReady
 from protocol.credit import credits
-from protocol.entry import make
 from protocol.errors import PeerError
+from protocol.log.entry import make
 from protocol.records import Leave, Role
 from tests.protocol.builders import key, small_domain
 from tests.simulator import Disk, Network, SimNode, World, converge, open_world

@@ -10,7 +10,7 @@ from node.log import wire
 from node.log.wire import Summary
 from protocol import codec
 from protocol.errors import PeerError
-from protocol.heads import RangeRequest
+from protocol.log.heads import RangeRequest
 
 HASH = bytes(range(32))
 SUMMARY = Summary(HASH, 3, HASH, 1, HASH)

@@ -17,7 +17,7 @@ from node.config import TrainerConfig
 from node.context import Node
 from node.roles import evaluation
 from node.workers.client import WorkerError
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from tests.node.fakes import WHOLE_0, Cluster, Faults, open_cluster
 
 QUESTIONS = 8

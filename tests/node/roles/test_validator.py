@@ -17,7 +17,7 @@ from node.roles import inference, validator
 from node.roles.engine import open_engine, open_tasks
 from node.workers.client import WorkerError
 from protocol.constants import KEPT_VERSIONS, MILLION
-from protocol.entry import Entry
+from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 from protocol.rollout import Submission
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, genesis, manifest_of, open_cluster

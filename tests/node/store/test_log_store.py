@@ -19,10 +19,10 @@ from node.log.opening import load
 from node.log.service import LogService
 from node.store.log_store import RANGES_AT_ONCE, WRITTEN_AT_ONCE, open_log_store
 from protocol.errors import LocalError
-from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
+from protocol.log.feed import ForkProof
+from protocol.log.heads import RangeRequest
+from protocol.log.replica import Replica
 from protocol.records import Join, Leave, Role
-from protocol.replica import Replica
 from tests.protocol.builders import Writer, cut_for, digest, key, small_domain
 
 DOMAIN = small_domain()

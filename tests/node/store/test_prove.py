@@ -14,14 +14,14 @@ from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
 from node.store.prove import NotFinal, prove
 from node.store.verify import verify
-from protocol.feed import ForkProof
-from protocol.heads import RangeRequest
-from protocol.log_proof import LogProof
+from protocol.log.entry_proof import LogProof
+from protocol.log.feed import ForkProof
+from protocol.log.heads import RangeRequest
+from protocol.log.replica import Replica
 from protocol.records import Leave, Role
-from protocol.replica import Replica
 from tests.node.store.test_verify import DOMAIN, ELECTOR, GENESIS, fill
 from tests.protocol.builders import Writer, cut_for, key
-from tests.protocol.test_log_proof import Amended
+from tests.protocol.log.test_entry_proof import Amended
 
 
 @pytest.fixture

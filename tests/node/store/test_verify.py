@@ -18,8 +18,8 @@ from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
 from node.store.verify import LogReport, verify
 from protocol.domain import parse_genesis
+from protocol.log.replica import Replica
 from protocol.records import Join, Role
-from protocol.replica import Replica
 from tests.protocol.builders import Writer, digest, key, small_genesis
 
 GENESIS = small_genesis()

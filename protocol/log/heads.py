@@ -1,0 +1,124 @@
+"""Heads: where each author's feed ends, one root over all of them, and what to ask a peer for.
+
+1. A head is ``(author, seq, entry id, feed root, status)``. The feed root is the RFC 9162 root over the ids of the
+   feed's entries 0 … seq. Status 0 is live; 1 is frozen: the author signed two branches, and the feed ends here.
+2. The heads root is the RFC 9162 root over the canonical encodings of all heads, sorted by author.
+3. For comparison heads fall into 256 buckets by the first byte of the author; a bucket's digest is SHA-256 over
+   its heads' encodings in order, and 32 zero bytes where it is empty.
+4. A peer's longer feed is asked for from where ours ends. Where a peer has another entry at a place that we hold
+   too, that entry alone is asked for: together with ours it proves the fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+from protocol import codec
+from protocol.codec import Array, Int
+from protocol.log import merkle
+from protocol.values import value
+
+LIVE: Final = 0
+FROZEN: Final = 1
+BUCKETS: Final = 256
+EMPTY_BUCKET: Final = bytes(32)
+MAX_RANGE: Final = 256
+"""Most entries that one request asks for, so that an answer stays small and is verified as it comes."""
+
+HEAD: Final = Array(
+    (
+        ("author", codec.KEY),
+        ("seq", Int(0, 2**62)),
+        ("entry", codec.HASH),
+        ("feed_root", codec.HASH),
+        ("status", Int(LIVE, FROZEN)),
+    )
+)
+
+
+@value
+class Head:
+    """The end of one author's feed: ``seq`` of its newest entry, that entry's id, the root over all entry ids."""
+
+    author: bytes
+    seq: int
+    entry_id: bytes
+    feed_root: bytes
+    status: int = LIVE
+
+    def to_value(self) -> list[Any]:
+        """The fields in declaration order, ready for ``codec.encode``."""
+        return [self.author, self.seq, self.entry_id, self.feed_root, self.status]
+
+    @classmethod
+    def from_value(cls, value: codec.Value) -> Head:
+        """The inverse of ``to_value``; raises ``PeerError`` for anything else."""
+        codec.check(value, HEAD, "head")
+        return cls(*value)
+
+    def leaf(self) -> bytes:
+        """The encoding that the heads root and the bucket digests cover."""
+        return codec.encode(self.to_value())
+
+
+@value
+class RangeRequest:
+    """Entries ``first_seq`` … ``last_seq`` (both included) of one author."""
+
+    author: bytes
+    first_seq: int
+    last_seq: int
+
+
+def heads_root(heads: Iterable[Head]) -> bytes:
+    """The 32-byte root over all heads; their order does not matter."""
+    return merkle.root([head.leaf() for head in sorted(heads, key=_author)])
+
+
+def bucket(author: bytes) -> int:
+    """The bucket, 0 … 255, that an author's head falls into."""
+    return author[0]
+
+
+def bucket_digests(heads: Iterable[Head]) -> list[bytes]:
+    """The 256 digests of 32 bytes by which two nodes find the buckets that differ."""
+    leaves: dict[int, list[bytes]] = {}
+    for head in sorted(heads, key=_author):
+        leaves.setdefault(bucket(head.author), []).append(head.leaf())
+    return [
+        sha256(b"".join(leaves[number])).digest() if number in leaves else EMPTY_BUCKET for number in range(BUCKETS)
+    ]
+
+
+def plan(
+    ours: Mapping[bytes, Head],
+    theirs: Iterable[Head],
+    id_at: Callable[[bytes, int], bytes | None] | None = None,
+) -> list[RangeRequest]:
+    """What to ask the peer for that reported the heads ``theirs``.
+
+    ``id_at(author, seq)`` gives the id of our entry there, or None. Without it only our heads are compared.
+    Fork proofs travel on their own.
+    """
+    requests = []
+    for head in theirs:
+        mine = ours.get(head.author)
+        next_seq = 0 if mine is None else mine.seq + 1
+        if head.seq >= next_seq:
+            # Where we know of a fork and the peer does not, it is the peer that has something to learn.
+            if mine is None or mine.status == LIVE or head.status == FROZEN:
+                requests.append(RangeRequest(head.author, next_seq, min(head.seq, next_seq + MAX_RANGE - 1)))
+            continue
+        if mine is not None and mine.seq == head.seq:
+            held: bytes | None = mine.entry_id
+        else:
+            held = id_at(head.author, head.seq) if id_at is not None else None
+        if held is not None and held != head.entry_id:
+            requests.append(RangeRequest(head.author, head.seq, head.seq))
+    return requests
+
+
+def _author(head: Head) -> bytes:
+    return head.author
