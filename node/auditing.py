@@ -15,9 +15,9 @@ import trio
 from proofs import audit, checks
 from proofs.audit import AuditResult
 from protocol import schedule
+from protocol.credit.sequential_test import Standing
 from protocol.domain import Domain, Thresholds
 from protocol.errors import PeerError
-from protocol.evidence import Standing
 from protocol.records import Rollout
 from protocol.rollout import Group, Submission, unpack
 

@@ -33,7 +33,7 @@ from node.store.files import write_atomic
 from node.store.verify import verify
 from node.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
 from node.workers import vllm_start
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
 
 ELECTORS: Final = 4
 """Nodes 1 to 4 are the electors: any three of them make cuts, so one may fail."""

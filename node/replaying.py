@@ -27,8 +27,8 @@ from node.store.versions import VersionStore
 from node.tasks.service import TaskService
 from node.workers.client import WorkerError, open_worker
 from proofs.audit import AuditResult
+from protocol.credit.verdict_draws import check_draw
 from protocol.domain import Domain
-from protocol.draws import check_draw
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.manifest import Manifest

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from protocol.constants import MILLION
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
 from protocol.records import Step
 
 FORMAT: Final = 1

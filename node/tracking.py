@@ -21,7 +21,7 @@ from node.context import Node
 from node.metrics import Queue
 from node.weights import payload
 from node.workers.client import Worker, WorkerError, open_worker
-from protocol import credit
+from protocol.credit import reputation
 
 MODULE: Final = "node.workers.tracker"
 OPEN_TIMEOUT: Final = 180.0
@@ -121,7 +121,7 @@ async def _sample(node: Node) -> None:
     while True:
         held = node.weights.newest_held()
         sent, received = node.network.traffic
-        account = credit.credits(node.log.ledger).get(node.id)
+        account = reputation.credits(node.log.ledger).get(node.id)
         node.metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,

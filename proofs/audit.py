@@ -9,8 +9,9 @@
 3. Among the audited groups a provably wrong reward outweighs an undecidable one. One undecidable reward voids
    the submission.
 4. A failure of the statistics is hard, or it is borderline: soft, but evidence against the author. An author whose
-   submissions are convicting all together (``protocol.evidence``) is rejected for that ("drift"), whatever
-   this one is like. Its standing is that of the cut that the version anchors on, so all who are due judge by the same.
+   submissions are convicting all together (``protocol.credit.sequential_test``) is rejected for that ("drift"),
+   whatever this one is like. Its standing is that of the cut that the version anchors on, so all who are due judge by
+   the same.
 5. Equal measurements give equal results: there is no clock, no randomness and no float here.
 
 Measurements and rewards come from our own children: where they do not fit the submission, that is a ``LocalError``,
@@ -24,11 +25,11 @@ from typing import Final
 
 from proofs import checks
 from proofs.checks import AuditResult, GroupReplay
-from protocol import evidence
-from protocol.credit import BORDERLINE
+from protocol.credit import sequential_test
+from protocol.credit.reputation import BORDERLINE
+from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
-from protocol.evidence import NEWCOMER, Standing
 from protocol.rollout import Submission
 
 __all__ = ["AuditResult", "GroupReplay", "audit", "audit_replay", "audit_rewards", "inspect"]
@@ -69,7 +70,7 @@ def audit_replay(
     measured = [replays[index] for index in sorted(replays)]
     reason = _reason(measured, thresholds)
     if reason in ("ok", BORDERLINE):
-        gain = evidence.gain(
+        gain = sequential_test.gain(
             sum(replay.deficit_sum for replay in measured),
             sum(replay.tokens for replay in measured),
             thresholds.deficit_honest,

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from proofs import audit, checks
 from proofs.checks import GroupReplay
-from protocol import evidence
 from protocol.constants import MILLION
+from protocol.credit import sequential_test
+from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.domain import Thresholds
-from protocol.evidence import NEWCOMER, Standing
 from protocol.rollout import FINISH_LENGTH, Group, Response, Submission
 
 Row = Sequence[Any]
@@ -151,7 +151,7 @@ def run(rows: Sequence[Sequence[Row]], limits: Thresholds) -> Outcome:
         reasons.append(found.reason)
         if found.severity == "hard":
             return Outcome(tuple(reasons), len(reasons))
-        gain = evidence.gain(
+        gain = sequential_test.gain(
             sum(replay.deficit_sum for replay in replays.values()),
             sum(replay.tokens for replay in replays.values()),
             limits.deficit_honest,

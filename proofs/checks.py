@@ -3,10 +3,11 @@
 1. A check looks at values only: what a parsed submission claims, and what the replay child measured (``GroupReplay``).
    Nothing here needs torch, so that the daemon can judge.
 2. All arithmetic is on integers (micro, counts), so that validators with equal measurements agree.
-3. Sampling is judged by evidence (``protocol.evidence``): that of all replayed tokens together, or that of the group
-   where it is largest, so that one wrong group among many right ones cannot hide in their mean. And no single choice
-   may be further off than a log-probability may, for both are how far two of a token's logits differ between machines:
-   a mean forgives one token in some hundreds that is chosen by hand, and one is enough to end a response early.
+3. Sampling is judged by evidence (``protocol.credit.sequential_test``): that of all replayed tokens together, or that
+   of the group where it is largest, so that one wrong group among many right ones cannot hide in their mean. And no
+   single choice may be further off than a log-probability may, for both are how far two of a token's logits differ
+   between machines: a mean forgives one token in some hundreds that is chosen by hand, and one is enough to end a
+   response early.
 4. The other statistics are bounded over the whole audit and, ``GROUP_FACTOR`` times as wide, in each group by itself. A
    maximum and a median are bounded in each group. Bounds on shares allow one place beyond the share, at any size:
    honest ties exist, and 1 % of 20 tokens is no token.
@@ -24,9 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protocol import evidence
 from protocol.constants import MILLION
-from protocol.credit import BORDERLINE
+from protocol.credit import sequential_test
+from protocol.credit.reputation import BORDERLINE
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
 from protocol.records import Rollout
@@ -183,7 +184,7 @@ def sampling_evidence(replays: Sequence[GroupReplay], thresholds: Thresholds) ->
     """The evidence (micro-nats) that the tokens are not those that replay chooses (rule 3)."""
 
     def of(part: Sequence[GroupReplay]) -> int:
-        return evidence.gain(
+        return sequential_test.gain(
             sum(replay.deficit_sum for replay in part),
             sum(replay.tokens for replay in part),
             thresholds.deficit_honest,
@@ -202,9 +203,9 @@ def sampling_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> s
         tokens, mismatches = sum(replay.tokens for replay in part), sum(replay.mismatches for replay in part)
         return _share_holds(mismatches, tokens, factor * thresholds.mismatch_share)
 
-    if found >= evidence.SINGLE or worst > HARD_FACTOR * thresholds.logprob_error:
+    if found >= sequential_test.SINGLE or worst > HARD_FACTOR * thresholds.logprob_error:
         return "sampling"
-    if found >= evidence.BORDER:
+    if found >= sequential_test.BORDER:
         return BORDERLINE
     graded = _graded("sampling", replays, holds)
     return BORDERLINE if graded == "ok" and worst > thresholds.logprob_error else graded
@@ -214,7 +215,7 @@ def hopeless(replay: GroupReplay, thresholds: Thresholds) -> bool:
     """Whether an audit that finds this in one group is hard, whatever the other groups are: they need no replay."""
     return (
         not proofs_parsed([replay])
-        or sampling_evidence([replay], thresholds) >= evidence.SINGLE
+        or sampling_evidence([replay], thresholds) >= sequential_test.SINGLE
         or replay.deficit_max > HARD_FACTOR * thresholds.logprob_error
     )
 

@@ -15,7 +15,8 @@
    within a factor of about four count as equal: measurements waver, and a place that changes its candidate all
    the time is never taken. A relay that has no address to be reached at comes after those that have.
 
-8. A place of a validator goes only to a node whose verdicts can count: the log says who that is (``protocol.ledger``).
+8. A place of a validator goes only to a node whose verdicts can count: the log says who that is
+   (``protocol.credit.ledger``).
     Where no such node is present the place stays empty; anybody else in it would judge in vain.
 
 Paused nodes keep their roles: a pause is short, and a change of roles costs a model load.

@@ -25,7 +25,7 @@ from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.verify import LogReport, verify
 from protocol.constants import MILLION
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
 from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
 from protocol.rollout import Submission
 from tests.protocol.builders import status_of

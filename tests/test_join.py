@@ -23,7 +23,7 @@ import trio
 from node.api.client import Unavailable, request
 from node.store.directory import DataDirectory
 from node.store.verify import verify
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
 from protocol.records import Join, Leave, Role, Rollout
 
 pytestmark = pytest.mark.timeout(600)

@@ -11,9 +11,9 @@ from node.weights import payload as weights_payload
 from proofs.checks import REASONS
 from protocol import roles, schedule
 from protocol.constants import MILLION
-from protocol.credit import Account
+from protocol.credit.ledger import Ledger
+from protocol.credit.reputation import Account
 from protocol.domain import Policy
-from protocol.ledger import Ledger
 from protocol.log.quorum import Grant
 from protocol.presence import Presence
 from protocol.records import Rollout

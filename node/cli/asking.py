@@ -10,7 +10,7 @@ import trio
 from node.api.client import Unavailable, request
 from node.cli.options import note
 from node.store.directory import DataDirectory
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
 
 PATIENCE: Final = 10.0
 """Seconds that a daemon has to answer: a busy one may train while it is asked."""

@@ -20,7 +20,7 @@ from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdic
 
 if TYPE_CHECKING:
     from node.store.verify import Each, LogReport
-    from protocol.ledger import Ledger
+    from protocol.credit.ledger import Ledger
     from protocol.log.entry import Entry
 
 

@@ -19,12 +19,12 @@ from node.log.intake import add
 from node.log.verifying import check_draws
 from node.store.interface import Store
 from node.store.log_rows import Item
+from protocol.credit.ledger import Ledger
+from protocol.credit.snapshot import Snapshot
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
-from protocol.ledger import Ledger
 from protocol.log.branches import Outcome
 from protocol.log.replica import Replica
-from protocol.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from node.log.verifying import THREAD_FROM, Received, Verifier
 from node.store.interface import Store
 from node.store.log_rows import Item
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
+from protocol.credit.ledger import Ledger
 from protocol.errors import Error, LocalError
 from protocol.identity import Identity
-from protocol.ledger import Ledger
 from protocol.log import entry as entries
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry

@@ -19,9 +19,9 @@ from node.log.checker import Checking, check_in_threads
 from node.log.checks import Check
 from node.log.intake import Intake
 from node.store.log_rows import Item
+from protocol.credit.ledger import Ledger
 from protocol.errors import PeerError
 from protocol.identity import DRAW, ENTRY, verify
-from protocol.ledger import Ledger
 from protocol.log import entry as entries
 from protocol.log.entry import Entry
 from protocol.log.feed import ForkProof

@@ -1,7 +1,7 @@
 """How far a peer is trusted as a counterpart: mistakes counted, forgotten with time, punished by a ban.
 
 Pure: the time (seconds of any monotonic clock) is an argument. A score here is local opinion about a connection's
-other end; reputation in the log is something else (``protocol.credit``).
+other end; reputation in the log is something else (``protocol.credit.reputation``).
 
 1. Every mistake adds points; points halve every ``half_life`` seconds, so an honest peer recovers.
 2. At ``ban_score`` points the peer is banned for ``ban_seconds``, doubled with each further ban up to ``max_ban``.

@@ -6,8 +6,8 @@
 3. What is stored already is left alone. The node's own new entries go in ``exclusive``: another entry at such a place
    is an error, so that not even a commit of unknown outcome makes a node fork its feed.
 4. Signatures were verified before rows were stored; readers check the rules of the chain again, not them.
-5. A snapshot (``protocol.snapshot``) lies beside the rows that it sums up, with the position it was taken at and a hash
-   over both. One that does not fit its hash is no snapshot.
+5. A snapshot (``protocol.credit.snapshot``) lies beside the rows that it sums up, with the position it was taken at and
+   a hash over both. One that does not fit its hash is no snapshot.
 6. ``prune`` takes the bodies of final entries away, and leaves id, author and place. Nothing is read back from those.
 
 ``node.store.verify`` trusts nothing of this.

@@ -13,14 +13,14 @@ import sqlite3
 from collections.abc import Iterable
 from itertools import groupby
 
+from protocol.credit.ledger import Ledger
+from protocol.credit.snapshot import Snapshot
 from protocol.domain import Domain
 from protocol.errors import PeerError
-from protocol.ledger import Ledger
 from protocol.log.feed import ForkProof
 from protocol.log.head_table import HeadTable
 from protocol.log.merkle import EMPTY_RANGE, CompactRange
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, check_quorum
-from protocol.snapshot import Snapshot
 
 
 def pruned(connection: sqlite3.Connection) -> bool:

@@ -22,10 +22,10 @@ from typing import Any, Final, TypeVar
 from node.errors import UserError
 from node.store import pruned
 from node.store.directory import DataDirectory
-from protocol.credit import Account
+from protocol.credit.ledger import Ledger
+from protocol.credit.reputation import Account
 from protocol.domain import Domain, parse_genesis
 from protocol.errors import Evidence, PeerError
-from protocol.ledger import Ledger
 from protocol.log import entry as entries
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry

@@ -17,15 +17,15 @@ from node.log.opening import SNAPSHOT_ENTRIES
 from node.store.log_rows import SCHEMA, SCHEMA_VERSION, Item, row, snapshot_hash, statement
 from protocol import codec, identity
 from protocol.constants import FORMAT
+from protocol.credit.ledger import Ledger
+from protocol.credit.snapshot import Snapshot
 from protocol.domain import Domain
 from protocol.identity import Identity
-from protocol.ledger import Ledger
 from protocol.log.entry import NO_PREV, Entry
 from protocol.log.quorum import CertifiedCut, Cut, certify, commit
 from protocol.log.replica import Replica
 from protocol.records import Join, Record, Role, Rollout, Step, Verdict, Weights
 from protocol.schedule import due_validators
-from protocol.snapshot import Snapshot
 from tests.protocol.builders import MODEL, RECIPE, digest, grant_for, key, small_domain
 
 GROUPS = RECIPE.groups_per_submission

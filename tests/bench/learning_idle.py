@@ -28,7 +28,7 @@ from node.store.directory import DataDirectory
 from node.store.verify import verify
 from node.summary import StepRow
 from protocol.constants import MILLION
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
 from protocol.records import Step
 from tests.bench.processes import Failed
 

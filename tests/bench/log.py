@@ -45,8 +45,9 @@ from node.log.sync import LogSync
 from node.net.host import Network, open_network
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
-from protocol import foldstate, history, identity, lineage, snapshot
-from protocol.ledger import Ledger
+from protocol import identity
+from protocol.credit import fold_state, history, lineage, snapshot
+from protocol.credit.ledger import Ledger
 from protocol.log import amendment, quorum
 from protocol.log.entry import Entry
 from protocol.log.entry import decode as decode_entry
@@ -65,7 +66,7 @@ BARE: Final = 4000
 """Signatures of which a round's bare rate is taken, before and behind what it is compared with."""
 
 REPOSITORY: Final = Path(biglog.__file__).resolve().parents[2]
-MADE_BY: Final = (biglog, amendment, foldstate, history, lineage, quorum, snapshot)
+MADE_BY: Final = (biglog, amendment, fold_state, history, lineage, quorum, snapshot)
 """What a made log depends on."""
 GENERATOR: Final = hashlib.sha256(b"".join(Path(str(one.__file__)).read_bytes() for one in MADE_BY)).hexdigest()[:12]
 

@@ -14,7 +14,7 @@ from proofs.audit import AuditResult
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol import schedule
 from protocol.constants import MILLION
-from protocol.evidence import CONVICTS, NEWCOMER, Standing
+from protocol.credit.sequential_test import CONVICTS, NEWCOMER, Standing
 from protocol.records import Rollout
 from protocol.rollout import FINISH_END, Group, Response, Submission, pack
 from tests.protocol.builders import RECIPE, digest, small_domain

@@ -17,8 +17,8 @@ from node.summary import (
     rejections,
     timed,
 )
+from protocol.credit.ledger import Ledger
 from protocol.identity import DRAW
-from protocol.ledger import Ledger
 from protocol.log.replica import Replica
 from protocol.records import Role, Rollout, Step, Verdict, Weights
 from tests.protocol.builders import MODEL, Writer, cut_for, digest, grant_for, small_domain

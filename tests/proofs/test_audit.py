@@ -14,10 +14,10 @@ from torch import Tensor
 from proofs import activation, audit, sampling
 from proofs.audit import AuditResult, GroupReplay
 from proofs.checks import FLOAT32_THRESHOLDS
-from protocol import evidence
 from protocol.constants import MILLION
+from protocol.credit import sequential_test
+from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.errors import LocalError
-from protocol.evidence import NEWCOMER, Standing
 from protocol.rollout import FINISH_LENGTH, Group, Response, Submission
 from tests.protocol.builders import RECIPE, digest
 
@@ -163,7 +163,7 @@ def test_many_submissions_that_each_pass_convict_together() -> None:
         found = replayed(off, standing)
         reasons.append(found.reason)
         assert found.score == 31_250
-        standing = standing.after(evidence.gain(1_000_000, 32, 50, 1_000), found.reason == "borderline")
+        standing = standing.after(sequential_test.gain(1_000_000, 32, 50, 1_000), found.reason == "borderline")
     assert reasons == ["ok"] * 4 + ["drift"]
     assert replayed(EXACT, standing).reason == "drift"  # the test has run its course, whatever this one is like
     assert (found.outcome, found.severity) == ("rejected", "hard")

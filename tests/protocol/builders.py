@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from protocol import identity
-from protocol.credit import PENDING, Status
+from protocol.credit.ledger import Ledger
+from protocol.credit.reputation import PENDING, Status
 from protocol.domain import (
     Domain,
     Model,
@@ -20,7 +21,6 @@ from protocol.domain import (
 )
 from protocol.errors import Evidence
 from protocol.identity import Identity
-from protocol.ledger import Ledger
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry, make
 from protocol.log.feed import ForkProof

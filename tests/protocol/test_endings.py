@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from protocol.constants import VERDICT_CUTS
-from protocol.credit import Account, credits, reputation
+from protocol.credit.ledger import Ledger
+from protocol.credit.reputation import Account, credits, reputation
 from protocol.errors import PeerError
-from protocol.ledger import Ledger
 from protocol.log import merkle, recovery
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
@@ -20,7 +20,7 @@ from protocol.log.recovery import commitment
 from protocol.log.replica import Replica
 from protocol.records import Join, Leave, Role
 from tests.protocol.builders import POLICY, Story, Writer, key, take
-from tests.protocol.test_snapshot import restart
+from tests.protocol.credit.test_snapshot import restart
 
 
 class Kept(Story):

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import codec, foldstate, history
+from protocol import codec
 from protocol.constants import MILLION
-from protocol.credit import credits, reputation
+from protocol.credit import fold_state, history
+from protocol.credit.ledger import Ledger
+from protocol.credit.reputation import credits, reputation
+from protocol.credit.sequential_test import CONVICTS, NEWCOMER, gain
 from protocol.errors import PeerError
-from protocol.evidence import CONVICTS, NEWCOMER, gain
-from protocol.ledger import Ledger
 from protocol.log.entry import Entry
 from protocol.log.replica import Replica
 from protocol.records import Verdict, parse_payload
@@ -131,7 +132,7 @@ def test_standings_survive_a_snapshot() -> None:
     pending = story.rollout("i1", 36)
     story.cut()
     past, fold = story.ledger.to_value()
-    for value, schema in ((past, history.SCHEMA), (fold, foldstate.SCHEMA)):
+    for value, schema in ((past, history.SCHEMA), (fold, fold_state.SCHEMA)):
         assert codec.fits(codec.decode(codec.encode(value), max_bytes=1 << 24), schema)
     again = history.History.from_value(past)
     node = story.node("i1")
@@ -139,7 +140,7 @@ def test_standings_survive_a_snapshot() -> None:
         assert again.standing(node, height) == story.ledger.standing_at(node, height)
     assert story.ledger.standing_at(node, 4).tier == 1
     assert story.ledger.standing_at(node, 4).deficits < 0
-    restored = foldstate.fold_from_value(fold, story.ledger)
+    restored = fold_state.fold_from_value(fold, story.ledger)
     assert restored.share(pending.id) == story.ledger.audited_share(pending)
     assert {author: tally.standing() for author, tally in restored.tallies.items()} == {
         author: tally.standing() for author, tally in story.ledger._final.tallies.items()

@@ -16,7 +16,7 @@ import pytest
 from node.store.directory import DataDirectory
 from node.store.verify import verify
 from node.workers import vllm_start
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
 from protocol.records import Step
 
 ROOT = Path(__file__).resolve().parents[2]

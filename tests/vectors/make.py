@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol import identity
-from protocol.evidence import FLOOR, NEWCOMER, gain, log_ratio
+from protocol.credit.sequential_test import FLOOR, NEWCOMER, gain, log_ratio
 from protocol.log import recovery
 from protocol.log.amendment import Amendment
 from protocol.log.feed import ForkProof

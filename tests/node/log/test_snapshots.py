@@ -11,7 +11,7 @@ import trio.testing
 from node.log import opening as opening_module
 from node.log.opening import load
 from node.log.service import NotReady
-from protocol.credit import credits
+from protocol.credit.reputation import credits
 from protocol.errors import PeerError
 from protocol.log.entry import make
 from protocol.records import Leave, Role

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from protocol.ledger import Ledger
+from protocol.credit.ledger import Ledger
+from protocol.credit.snapshot import Snapshot
 from protocol.log.amendment import Amendment
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
@@ -14,7 +15,6 @@ from protocol.log.heads import heads_root
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit
 from protocol.log.replica import Replica
 from protocol.records import Role, Weights
-from protocol.snapshot import Snapshot
 from tests.protocol.builders import MODEL, THRESHOLDS, Writer, cut_for, digest, feed_all, grant_for, key, small_domain
 
 OLD, NEW = ("e1", "e2", "e3"), ("n1", "n2", "n3")

@@ -5,8 +5,8 @@
 2. What counts is the height of the cut that first covered an entry, so a few numbers an author answer for all cuts.
 3. Reputations are kept of those who stood as validators in some cut, from the first one on, and only where the policy
    asks for any.
-4. Standings (``protocol.evidence``) are kept of everybody whose submissions were decided about, the newest
-   ``KEPT_STANDINGS`` that differ: versions that are of use anchor on recent cuts.
+4. Standings (``protocol.credit.sequential_test``) are kept of everybody whose submissions were decided about, the
+   newest ``KEPT_STANDINGS`` that differ: versions that are of use anchor on recent cuts.
 
 What no cut covers yet is laid over it (``overlay``), for answers about the present.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 from protocol import codec
 from protocol.codec import Array, Int, Many, Text
 from protocol.constants import MILLION
-from protocol.evidence import FLOOR, NEWCOMER, Standing
+from protocol.credit.sequential_test import FLOOR, NEWCOMER, Standing
 from protocol.log.entry import Entry
 from protocol.records import ROLES, Join, Leave, Role
 

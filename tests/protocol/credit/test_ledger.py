@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from protocol.credit import PENDING, Status, credits
+from protocol.credit.ledger import Ledger
+from protocol.credit.reputation import PENDING, Status, credits
+from protocol.credit.snapshot import Snapshot
 from protocol.errors import Evidence
-from protocol.ledger import Ledger
 from protocol.log.entry import Entry, make
 from protocol.log.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
 from protocol.log.replica import Replica
 from protocol.records import Leave, Role, Rollout, Step, Weights
 from protocol.rollout import max_bytes
-from protocol.snapshot import Snapshot
 from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, status_of, take
 
 TRUSTED = dataclasses.replace(POLICY, validator_reputation=600_000)
@@ -206,7 +206,7 @@ def test_a_grant_that_comes_late_takes_nothing_back() -> None:
 
 
 def test_there_may_be_more_terms_than_versions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.lineage.KEPT", 4)
+    monkeypatch.setattr("protocol.credit.lineage.KEPT", 4)
     story = Story()
     for term in range(2, 9):
         story.grant(term, "trainer", story.newest)

@@ -6,18 +6,18 @@ from random import Random
 
 import pytest
 
+from protocol.credit.ledger import Ledger
+from protocol.credit.snapshot import Snapshot
 from protocol.errors import Evidence, LocalError, PeerError
-from protocol.ledger import Ledger
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
 from protocol.log.feed import ForkProof
 from protocol.log.quorum import CertifiedGrant
 from protocol.log.replica import Replica
 from protocol.records import Leave, Role
-from protocol.snapshot import Snapshot
 from tests.protocol.builders import Story, Writer, feed_all, small_domain, status_of, take
+from tests.protocol.credit.test_fold import LONG, same
 from tests.protocol.log.test_entry_proof import Amended
-from tests.protocol.test_fold import LONG, same
 
 
 def restart(ledger: Ledger) -> Ledger:

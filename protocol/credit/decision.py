@@ -9,7 +9,7 @@
 4. Of one that lapses the majority of the due who have spoken decides; a tie, silence and weights that never became
    legitimate make it void ("unjudged").
 
-Which verdicts count, and when a submission lapses, is the business of ``protocol.fold``.
+Which verdicts count, and when a submission lapses, is the business of ``protocol.credit.fold``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.constants import MILLION
-from protocol.credit import PENDING, Status
+from protocol.credit.reputation import PENDING, Status
 from protocol.domain import Recipe
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict

@@ -1,4 +1,4 @@
-"""What a fold (``protocol.fold``) asks of whoever runs it, and what it tells of each cut."""
+"""What a fold (``protocol.credit.fold``) asks of whoever runs it, and what it tells of each cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.credit import Status
+from protocol.credit.reputation import Status
 from protocol.domain import Domain, Thresholds
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedGrant

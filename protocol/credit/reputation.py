@@ -20,7 +20,8 @@
    the next ones are audited fully.
 11. *Trust* is reputation, or what the reputation would be of the accepted ones in a row alone, if that is less. It sets
    the audited share (``protocol.schedule``).
-12. The evidence of the sequential tests (``protocol.evidence``) takes from each decided submission the lower median of
+12. The evidence of the sequential tests (``protocol.credit.sequential_test``) takes from each decided submission the
+    lower median of
    the scores of those who had replayed any of it when the decision fell. It is kept by the final fold only.
 """
 
@@ -31,14 +32,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from protocol import evidence, schedule
+from protocol import schedule
 from protocol.constants import MILLION
+from protocol.credit import sequential_test
+from protocol.credit.sequential_test import Standing
 from protocol.domain import Thresholds
-from protocol.evidence import Standing
 from protocol.records import Rollout, Verdict
 
 if TYPE_CHECKING:
-    from protocol.ledger import Ledger
+    from protocol.credit.ledger import Ledger
 
 AUDIT_SHARE: Final = 4
 """Replayed responses for one credit: a prefill costs about a quarter of generating."""
@@ -137,7 +139,7 @@ class Tally:
         if scores:
             score, audited = scores[(len(scores) - 1) // 2]
             tokens = rollout.tokens * min(audited, rollout.groups) // rollout.groups
-            gain = evidence.gain(score * tokens, tokens, thresholds.deficit_honest, thresholds.deficit_mean)
+            gain = sequential_test.gain(score * tokens, tokens, thresholds.deficit_honest, thresholds.deficit_mean)
             after = Standing(0, self.deficits, self.borders).after(gain, status.reason == BORDERLINE)
             self.deficits, self.borders = after.deficits, after.borders
 

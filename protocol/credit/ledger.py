@@ -2,8 +2,8 @@
 
 1. The ledger reads a replica and follows it: every query first takes notice of what the replica took since. It
    decides nothing itself; all nodes whose replicas agree get the same answers.
-2. Versions follow the rules of ``protocol.lineage``, submissions those of ``protocol.fold``; "final" answers use final
-   entries only, those that a cut covers, taken cut by cut.
+2. Versions follow the rules of ``protocol.credit.lineage``, submissions those of ``protocol.credit.fold``; "final"
+   answers use final entries only, those that a cut covers, taken cut by cut.
 3. The validators of a version are those who, in the cut that its entry anchors on, have a standing ``role``
    entry "validator", and are named in the genesis or had in that cut the reputation that the policy asks for.
 4. A node may infer with a version if its ``join`` is covered by the cut that the version's entry anchors on. So a
@@ -23,17 +23,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from protocol import trust
-from protocol.credit import Account, Status, reputation
+from protocol.credit import trust
+from protocol.credit.fold import Fold
+from protocol.credit.fold_rules import Closed
+from protocol.credit.fold_state import copy_fold, fold_from_value, fold_to_value
+from protocol.credit.history import History
+from protocol.credit.lineage import Version
+from protocol.credit.reputation import Account, Status, reputation
+from protocol.credit.sequential_test import NEWCOMER, Standing
+from protocol.credit.verdict_draws import Draws
 from protocol.domain import Domain, Thresholds
-from protocol.draws import Draws
 from protocol.errors import LocalError
-from protocol.evidence import NEWCOMER, Standing
-from protocol.fold import Fold
-from protocol.foldrules import Closed
-from protocol.foldstate import copy_fold, fold_from_value, fold_to_value
-from protocol.history import History
-from protocol.lineage import Version
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Grant
 from protocol.log.replica import Replica
@@ -269,7 +269,8 @@ class Ledger:
         return self.grants[max(self.grants)].grant if self.grants else None
 
     def lineage(self, final: bool = False) -> Sequence[Entry]:
-        """The weights entries of the valid chain, oldest first, as far as they are kept (``protocol.lineage.KEPT``)."""
+        """The weights entries of the valid chain, oldest first, as far as they are kept
+        (``protocol.credit.lineage.KEPT``)."""
         return self._fold(final).lineage.entries()
 
     def newest_weights(self, final: bool = False) -> Entry | None:
@@ -344,7 +345,7 @@ class Ledger:
 
     def decisions(self, start: int = 0) -> list[tuple[Entry, Status]]:
         """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on, as far as they
-        are kept (``protocol.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
+        are kept (``protocol.credit.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
         live = self._fold(False)
         return list(islice(live.decisions, max(start - live.dropped, 0), None))
 
@@ -373,7 +374,8 @@ class Ledger:
     # Accounts
 
     def accounts(self, final: bool = False) -> dict[bytes, Account]:
-        """The account of everybody whose join is held (or final), ascending by author. See ``protocol.credit``."""
+        """The account of everybody whose join is held (or final), ascending by author. See
+        ``protocol.credit.reputation``."""
         fold = self._fold(final)
         authors = self._history.names if final else self._history.authors()
         endings = self.replica.endings

@@ -1,4 +1,4 @@
-"""``protocol.evidence``: exact logarithms, and what the sequential tests promise."""
+"""``protocol.credit.sequential_test``: exact logarithms, and what the sequential tests promise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.constants import MILLION
+from protocol.credit.sequential_test import CONVICTS, FLOOR, NEWCOMER, SINGLE, Standing, gain, log_ratio, moved
 from protocol.errors import LocalError
-from protocol.evidence import CONVICTS, FLOOR, NEWCOMER, SINGLE, Standing, gain, log_ratio, moved
 
 HONEST, FORGED = 2_000, 8_000
 

@@ -1,11 +1,12 @@
 """What was decided about each submission, and what everybody's work adds up to, kept up to date entry by entry.
 
 The ledger runs two folds: a live one over all entries that it sees, and a final one over those that cuts cover, cut by
-cut. Which versions there are is the business of ``protocol.lineage``.
+cut. Which versions there are is the business of ``protocol.credit.lineage``.
 
 1. An author's submissions are taken up in feed order. One that names weights which are not legitimate (yet) waits,
    and so do those after it.
-2. What decides about a submission taken by itself, its counters, its size and its verdicts, says ``protocol.decision``.
+2. What decides about a submission taken by itself, its counters, its size and its verdicts, says
+   ``protocol.credit.decision``.
 3. The author's join must be covered by the cut that the weights anchor on, and it never goes back to an older
    version, else the submission is void ("ineligible").
 4. Of each due validator the verdict of lowest seq counts, if its draw is its signature over the submission.
@@ -27,11 +28,11 @@ from itertools import islice
 from typing import Final
 
 from protocol.constants import KEPT_VERSIONS, MILLION, VERDICT_CUTS
-from protocol.credit import PENDING, Account, Status, Tally
-from protocol.decision import Counting, Submission, decision, lapsed
-from protocol.evidence import NEWCOMER, Standing
-from protocol.foldrules import Closed, Rules
-from protocol.lineage import Lineage, Version
+from protocol.credit.decision import Counting, Submission, decision, lapsed
+from protocol.credit.fold_rules import Closed, Rules
+from protocol.credit.lineage import Lineage, Version
+from protocol.credit.reputation import PENDING, Account, Status, Tally
+from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, Verdict, Weights
 from protocol.schedule import due_validators

@@ -9,16 +9,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Final
 
-from protocol import codec, lineage
+from protocol import codec
 from protocol.codec import Array, Int, Many, Optional, Text
 from protocol.constants import MILLION
-from protocol.credit import Status, Tally
-from protocol.decision import Counting, Submission
+from protocol.credit import lineage
+from protocol.credit.decision import Counting, Submission
+from protocol.credit.fold import Fold
+from protocol.credit.fold_rules import Rules
+from protocol.credit.lineage import ENTRY, Lineage, pack, unpack
+from protocol.credit.reputation import Status, Tally
+from protocol.credit.sequential_test import FLOOR
 from protocol.errors import PeerError
-from protocol.evidence import FLOOR
-from protocol.fold import Fold
-from protocol.foldrules import Rules
-from protocol.lineage import ENTRY, Lineage, pack, unpack
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 

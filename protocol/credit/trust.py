@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
+from protocol.credit.fold import Fold
+from protocol.credit.history import History
 from protocol.domain import Policy
-from protocol.fold import Fold
-from protocol.history import History
 from protocol.log.quorum import Cut
 from protocol.log.recovery import Endings
 

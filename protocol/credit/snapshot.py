@@ -14,12 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from protocol import codec, foldstate, history
+from protocol import codec
 from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import MAX_CUT_BYTES
+from protocol.credit import fold_state, history
+from protocol.credit.ledger import Ledger
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
-from protocol.ledger import Ledger
 from protocol.log import amendment
 from protocol.log.amendment import Amendments
 from protocol.log.feed import FeedState, ForkProof
@@ -59,7 +60,7 @@ _SNAPSHOT: Final = Array(
         ("settled", Many(Int(), most=codec.MAX_INT)),
         ("highest_term", Int()),
         ("history", history.SCHEMA),
-        ("fold", foldstate.SCHEMA),
+        ("fold", fold_state.SCHEMA),
     )
 )
 
