@@ -23,8 +23,8 @@ from node.workers.client import Worker
 from protocol import schedule
 from protocol.domain import Recipe
 from protocol.errors import LocalError
-from protocol.manifest import Manifest
 from protocol.rollout import FINISH_END
+from protocol.weights.manifest import Manifest
 
 SEQUENCES: Final = 256
 """Answers that are written together. A change alters batches, and so, where two tokens are all but tied, results."""

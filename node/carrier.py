@@ -28,10 +28,10 @@ from node.errors import Busy, Refused, Unreachable
 from node.net import chunks
 from node.store.versions import NoRoom
 from protocol.errors import PeerError
-from protocol.holders import Holding
-from protocol.manifest import ChunkList
-from protocol.routes import Routes
-from protocol.swarm import Swarm
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import ChunkList
+from protocol.weights.routes import Routes
+from protocol.weights.swarm import Swarm
 
 STALL: Final = 60.0
 LOOK: Final = 0.25

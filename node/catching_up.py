@@ -1,4 +1,4 @@
-"""Getting a version by what changed since one that is here (``protocol.delta``, rule 5), instead of whole.
+"""Getting a version by what changed since one that is here (``protocol.weights.delta``, rule 5), instead of whole.
 
 1. Deltas are taken where that is expected to be quicker: sizes are known from their manifests, rates were measured.
 2. Each delta travels like a version and makes one, which is then held and served like any other.
@@ -19,12 +19,12 @@ from node.context import Node
 from node.errors import Unreachable
 from node.workers.client import WorkerError
 from protocol.constants import CHUNK_BYTES
-from protocol.delta import MAX_CHAIN, DeltaManifest, chain_pays, largest_manifest, seconds_for_whole
 from protocol.errors import PeerError
-from protocol.holders import Holding
 from protocol.log.entry import Entry
-from protocol.manifest import ChunkList, Manifest
 from protocol.records import Weights as Payload
+from protocol.weights.delta import MAX_CHAIN, DeltaManifest, chain_pays, largest_manifest, seconds_for_whole
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import ChunkList, Manifest
 
 if TYPE_CHECKING:
     from node.carrier import Holders

@@ -14,7 +14,7 @@ import trio
 
 from node.context import Node
 from protocol.constants import MILLION
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 
 WRONG_WEIGHTS: Final = "wrong-weights"
 FORGED_REWARD: Final = "forged-reward"

@@ -19,8 +19,8 @@ from typing import Any, Final
 import trio
 
 from node.workers.client import Worker, WorkerError, open_worker
-from protocol.delta import DeltaManifest, Speed
-from protocol.manifest import Manifest
+from protocol.weights.delta import DeltaManifest, Speed
+from protocol.weights.manifest import Manifest
 
 MODULE: Final = "node.workers.delta"
 NAME: Final = "delta"

@@ -24,10 +24,10 @@ from node.net.rpc import Refused, Unreachable
 from node.weights import payload
 from protocol import codec
 from protocol.constants import MAX_MANIFEST_BYTES
-from protocol.delta import DeltaManifest, largest_manifest
 from protocol.errors import PeerError
-from protocol.manifest import Manifest
 from protocol.records import Blob
+from protocol.weights.delta import DeltaManifest, largest_manifest
+from protocol.weights.manifest import Manifest
 
 PROTOCOL: Final = "/farflung/entrust/1"
 MAX_REQUEST: Final = 96

@@ -68,8 +68,8 @@ from protocol.domain import (
     parse_genesis,
 )
 from protocol.errors import LocalError
-from protocol.manifest import Manifest
 from protocol.records import Blob
+from protocol.weights.manifest import Manifest
 
 MODEL: Final = Path(starter.__file__).parent
 """The folder of the starter model's files."""

@@ -27,8 +27,8 @@ from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES
 from protocol.domain import Domain, parse_genesis
 from protocol.errors import PeerError
 from protocol.identity import Identity
-from protocol.manifest import Manifest
 from protocol.records import Blob
+from protocol.weights.manifest import Manifest
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 """A model's configuration that is larger is not looked at."""

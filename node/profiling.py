@@ -44,7 +44,7 @@ from node.tasks.service import TaskService
 from node.workers.client import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Recipe
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 
 PROFILE: Final = "profile.jsonl"
 CONTEXT: Final = b"farflung/profile/v1\0"

@@ -16,10 +16,10 @@ from typing import Any
 
 from node.store.versions import VersionStore
 from protocol.constants import KEPT_VERSIONS
-from protocol.delta import MAX_CHAIN
 from protocol.domain import Domain
 from protocol.log.entry import Entry
 from protocol.records import Weights
+from protocol.weights.delta import MAX_CHAIN
 
 Cleaned = dict[str, Any]
 """What cleaning up did, ready for JSON: ``gone`` (rows of digest and size), ``shortage`` (why room is still short, or

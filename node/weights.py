@@ -19,11 +19,11 @@ from node.context import Node
 from node.net.rpc import Unreachable
 from protocol import records
 from protocol.constants import CHUNK_BYTES, KEPT_VERSIONS
-from protocol.delta import DeltaManifest
 from protocol.errors import Error, PeerError
-from protocol.holders import Holding
 from protocol.log.entry import Entry
-from protocol.manifest import ChunkList, Manifest
+from protocol.weights.delta import DeltaManifest
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import ChunkList, Manifest
 
 RELAY: Final = 1.0
 OTHER: Final = 0.7

@@ -1,4 +1,4 @@
-"""The layout-independent checksum of weights (``protocol.manifest``, rule 5).
+"""The layout-independent checksum of weights (``protocol.weights.manifest``, rule 5).
 
 1. Each value is widened to float32; its 32 bits go through the mixer L of ``proofs.sampling``. The checksum is the sum
    of the results modulo 2⁶³, and 1 where that is 0.

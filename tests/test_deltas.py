@@ -28,8 +28,8 @@ from node.devnet_setup import Options, prepare
 from node.fleet import Member
 from node.store.verify import verify
 from protocol.constants import CHUNK_BYTES
-from protocol.manifest import Manifest
 from protocol.records import Weights
+from protocol.weights.manifest import Manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ from node.store.directory import DataDirectory
 from protocol import codec
 from protocol.domain import Domain, parse_genesis
 from protocol.identity import Identity
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[1]

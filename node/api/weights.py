@@ -21,9 +21,9 @@ from node.context import Node, innermost
 from node.store.versions import VersionStore
 from node.weights import payload
 from protocol.constants import CHUNK_BYTES
-from protocol.delta import DeltaManifest
 from protocol.errors import Error
 from protocol.log.entry import Entry
+from protocol.weights.delta import DeltaManifest
 
 ABANDONED: Final = 5.0
 """Seconds after which nobody waits for a pull any more: the command asks several times a second."""

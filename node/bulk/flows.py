@@ -17,7 +17,7 @@ from node.bulk.shared import Shared
 from node.errors import Busy, Unreachable
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
-from protocol.holders import Run
+from protocol.weights.holders import Run
 
 IDLE: Final = 0.1
 """Seconds until a flow without work looks again, where nothing wakes it."""

@@ -22,7 +22,7 @@ import h11
 
 from node.bulk.fetch import MAX_RUN
 from protocol.constants import CHUNK_BYTES
-from protocol.manifest import ChunkList
+from protocol.weights.manifest import ChunkList
 
 MAX_HEAD: Final = 8192
 """Bytes of a request's head."""

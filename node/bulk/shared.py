@@ -1,4 +1,5 @@
-"""What the threads of one transfer share: the object, who holds it where, and the decisions (``protocol.swarm``).
+"""What the threads of one transfer share: the object, who holds it where, and the decisions
+(``protocol.weights.swarm``).
 
 1. ``changed`` guards all of it; it is told when there may be work for an idle flow.
 2. A holder that cannot be connected to ``TRIES`` times is one that only libp2p reaches, for a while.
@@ -19,10 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from node.store.held import Held
-from protocol.chunkset import bits_of
-from protocol.holders import Holding
-from protocol.routes import Routes
-from protocol.swarm import Swarm
+from protocol.weights.chunk_set import bits_of
+from protocol.weights.holders import Holding
+from protocol.weights.routes import Routes
+from protocol.weights.swarm import Swarm
 
 if TYPE_CHECKING:
     from node.bulk.child import Child

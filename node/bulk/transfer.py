@@ -1,4 +1,4 @@
-"""One transfer in the bulk child: ``protocol.swarm`` decides, threads fetch.
+"""One transfer in the bulk child: ``protocol.weights.swarm`` decides, threads fetch.
 
 1. One thread looks after the swarm's time: rates, stalls, how many flows (``node.bulk.flows``), whom to poll
    (``node.bulk.polls``), and what to tell the daemon.
@@ -17,10 +17,10 @@ from node.bulk.flows import Flows
 from node.bulk.polls import POLL_WAIT, Polls
 from node.bulk.shared import Shared
 from node.store.held import Held
-from protocol.chunkset import bitmap_of
 from protocol.constants import CHUNK_BYTES
-from protocol.holders import Run
-from protocol.routes import Routes
+from protocol.weights.chunk_set import bitmap_of
+from protocol.weights.holders import Run
+from protocol.weights.routes import Routes
 
 if TYPE_CHECKING:
     from node.bulk.child import Child

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from node.bulk.transfer import Transfer
-from protocol.routes import Routes
+from protocol.weights.routes import Routes
 
 if TYPE_CHECKING:
     from node.bulk.child import Child, Operation

@@ -198,7 +198,7 @@ async def _measure(
     from node.answering import open_sampler, sampling
     from node.tasks.service import TaskService
     from node.workers.client import WorkerError
-    from protocol.manifest import Manifest
+    from protocol.weights.manifest import Manifest
 
     plan = evaluating.Plan.of(
         domain.id,

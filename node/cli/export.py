@@ -1,7 +1,7 @@
 """Writing a version as a Hugging Face model directory, straight from the data directory's files.
 
-1. A whole file is a safetensors file without its header (``protocol.manifest``, rule 1): the header is written in
-   front and the bytes are copied, chunk by chunk, each verified. Memory does not depend on the model's size, and no
+1. A whole file is a safetensors file without its header (``protocol.weights.manifest``, rule 1): the header is written
+   in front and the bytes are copied, chunk by chunk, each verified. Memory does not depend on the model's size, and no
    torch is needed.
 2. The directory is complete or not there: it is written beside its place and renamed.
 3. What was written is opened with the safetensors library, as other programs do, and compared with the manifest.
@@ -28,8 +28,8 @@ from node.store.directory import DataDirectory
 from node.store.files import sync_directory
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.manifest import Manifest, verify_chunk
 from protocol.records import Blob
+from protocol.weights.manifest import Manifest, verify_chunk
 
 ALIGNMENT: Final = 8
 """The safetensors format has its tensors begin at a multiple of so many bytes."""

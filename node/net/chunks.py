@@ -1,6 +1,6 @@
 """Weights over libp2p streams: the way that always works, and the slow one (``node.bulk`` is the other).
 
-1. ``protocol.swarm`` decides whom to ask for what; a run's chunks are asked for one after the other.
+1. ``protocol.weights.swarm`` decides whom to ask for what; a run's chunks are asked for one after the other.
 2. A chunk is verified before it is written. Its sender is blamed for a wrong one, and not asked again.
 3. A peer that refuses a chunk lacks it, which is no fault the first time. What partial holders have they are asked
    every ``POLL`` seconds.
@@ -20,13 +20,13 @@ from node.errors import Busy, Refused, Unreachable
 from node.net.host import Network
 from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from protocol import codec
-from protocol.chunkset import bits, bits_of
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
-from protocol.holders import Holding, Run
-from protocol.manifest import ChunkList
-from protocol.routes import Routes
-from protocol.swarm import Swarm
+from protocol.weights.chunk_set import bits, bits_of
+from protocol.weights.holders import Holding, Run
+from protocol.weights.manifest import ChunkList
+from protocol.weights.routes import Routes
+from protocol.weights.swarm import Swarm
 
 TICK: Final = 0.1
 POLL: Final = 0.5

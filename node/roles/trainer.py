@@ -38,8 +38,8 @@ from node.weights import payload as weights_payload
 from node.workers import launch
 from node.workers.client import Worker, WorkerError, open_worker
 from protocol.log.entry import Entry
-from protocol.manifest import Manifest
 from protocol.records import Weights
+from protocol.weights.manifest import Manifest
 
 TRAIN_TIMEOUT = 3600.0
 REFERENCE_TIMEOUT = 3600.0

@@ -20,7 +20,7 @@ from typing import Final
 from blake3 import blake3
 
 from protocol.constants import CHUNK_BYTES
-from protocol.manifest import ChunkList
+from protocol.weights.manifest import ChunkList
 
 MISSING: Final = 0
 VERIFIED: Final = 1

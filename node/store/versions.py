@@ -32,9 +32,9 @@ from node.store.files import sync_directory, write_atomic
 from node.store.hashing import hash_bytes
 from node.store.held import MISSING, VERIFIED, Held
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
-from protocol.delta import parse_chunk_list
 from protocol.errors import LocalError, PeerError
-from protocol.manifest import ChunkList, verify_chunk
+from protocol.weights.delta import parse_chunk_list
+from protocol.weights.manifest import ChunkList, verify_chunk
 
 MAX_MAPPED: Final = 16
 """Objects kept open, three descriptors each."""

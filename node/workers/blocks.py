@@ -1,4 +1,4 @@
-"""One block of a delta: which of its values changed and how, as compressed planes (``protocol.delta``, rule 2).
+"""One block of a delta: which of its values changed and how, as compressed planes (``protocol.weights.delta``, rule 2).
 
 Arrays of a block of N values of ``unit`` bytes, of which C changed: values ``<u2`` or ``<u4`` [N], positions int64 [C],
 strictly ascending, differences of the values' type [C], modulo 256^unit and never 0. Needs numpy and zstandard, no
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from protocol.delta import Segment
 from protocol.errors import PeerError
+from protocol.weights.delta import Segment
 
 LEVEL: Final = 3
 """zstd's level. The planes are close to random, so that higher ones cost time and gain nothing."""

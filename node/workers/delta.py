@@ -32,7 +32,8 @@ from node.workers import child
 from node.workers.blocks import Decoder, Encoder, value_type
 from node.workers.child import UserError
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES
-from protocol.delta import (
+from protocol.errors import PeerError
+from protocol.weights.delta import (
     DeltaManifest,
     Segment,
     block_count,
@@ -42,8 +43,7 @@ from protocol.delta import (
     segments_at,
     unit_of,
 )
-from protocol.errors import PeerError
-from protocol.manifest import Manifest, TensorInfo
+from protocol.weights.manifest import Manifest, TensorInfo
 
 SAMPLES: Final = 4
 """Blocks, spread over the whole, from which a difference that is too large is foreseen."""

@@ -1,7 +1,7 @@
 """Weights on disk: the raw whole file that a manifest describes, and the ways into and out of it.
 
-1. A whole file is the raw little-endian tensors in the manifest's order, nothing else (``protocol.manifest``). It is
-   mapped, never read into memory at once.
+1. A whole file is the raw little-endian tensors in the manifest's order, nothing else (``protocol.weights.manifest``).
+   It is mapped, never read into memory at once.
 2. Files are written beside their destination, flushed to disk and renamed over it, so a crash leaves the old file or
    none.
 3. After loading, the checksum is taken over the *model's own* parameters, not over the file: a load that silently
@@ -30,7 +30,7 @@ from node.workers.child import UserError
 from node.workers.model import Config, LanguageModel
 from proofs.checksum import value_checksum
 from protocol.errors import PeerError
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 
 DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}

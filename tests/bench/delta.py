@@ -31,8 +31,8 @@ from blake3 import blake3
 from node.workers import delta as worker
 from node.workers.blocks import value_type
 from protocol.constants import CHUNK_BYTES
-from protocol.delta import DeltaManifest
-from protocol.manifest import DTYPES, Manifest, chunk_count
+from protocol.weights.delta import DeltaManifest
+from protocol.weights.manifest import DTYPES, Manifest, chunk_count
 
 RATES: Final = ("1e-6", "3e-7")
 ROUNDS: Final = 7

@@ -31,10 +31,10 @@ from node.roles import trainer
 from node.store.directory import DataDirectory
 from node.systemd import Manager
 from protocol.constants import CHUNK_BYTES
-from protocol.delta import DeltaManifest, parse_chunk_list
 from protocol.errors import PeerError
-from protocol.manifest import ChunkList, Manifest
 from protocol.records import Blob, Weights
+from protocol.weights.delta import DeltaManifest, parse_chunk_list
+from protocol.weights.manifest import ChunkList, Manifest
 from tests.bench.following import Following
 
 PING: Final = "/farflung/bench/ping/1"

@@ -12,8 +12,8 @@ from node import deltas
 from node.context import Node
 from node.roles.engine import LOAD_TIMEOUT
 from node.workers.client import open_worker
-from protocol.manifest import ChunkList
 from protocol.records import Weights
+from protocol.weights.manifest import ChunkList
 
 
 class Following:

@@ -27,7 +27,7 @@ from node.starter.defaults import RECIPE
 from node.workers.engine import TorchEngine
 from node.workers.weights import convert
 from proofs.checks import FLOAT32_THRESHOLDS
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.node.workers import vllm_child
 
 SEQUENCES = 256

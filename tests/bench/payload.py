@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from protocol.constants import CHUNK_BYTES
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 
 TENSORS = 16
 

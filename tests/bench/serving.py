@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from node.workers import delta as worker
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.bench import delta as deltas
 from tests.bench.fleet import Fleet
 from tests.bench.payload import Payload

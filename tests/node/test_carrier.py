@@ -16,8 +16,8 @@ from node.bulk.handout import Route
 from node.carrier import MOST, REDRAW_IDLE, Carrier, _Job
 from node.errors import Busy, Unreachable
 from node.net import chunks
-from protocol.holders import Holding
-from protocol.manifest import Manifest
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import Manifest
 
 MANIFEST = Manifest.of_file([("weights", "F32", (4,))], bytes(16), 1)
 FAKES = [b"\0" + bytes([n]) * 31 for n in range(60)]

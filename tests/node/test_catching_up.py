@@ -13,10 +13,10 @@ from node import deltas, entrusting
 from node.context import Node
 from node.weights import payload
 from node.workers.client import WorkerError
-from protocol.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest
 from protocol.log.entry import Entry
-from protocol.manifest import ChunkList, Manifest
 from protocol.records import Blob
+from protocol.weights.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest
+from protocol.weights.manifest import ChunkList, Manifest
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
 
 SLOW = Speed(receive=1.0, hash=1e9, apply=1e9, start=0.0)

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from node import cheats, config_keys
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.node.fakes import WHOLE_0, Faults, open_cluster
 
 

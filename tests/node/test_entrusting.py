@@ -14,8 +14,8 @@ from node.log.service import News
 from node.net.rpc import Refused
 from node.store.hashing import hash_bytes
 from protocol import codec
-from protocol.manifest import Manifest
 from protocol.records import Blob, Weights
+from protocol.weights.manifest import Manifest
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
 
 RAW = b"\7" + WHOLE_0[1:]

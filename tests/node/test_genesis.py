@@ -18,8 +18,8 @@ from node.tasks.allowlist import REASONING_GYM_VERSION
 from node.tasks.code.runner import own_version
 from node.tasks.versions import MATH
 from protocol.domain import parse_genesis
-from protocol.manifest import Manifest
 from protocol.taskset import TaskSet
+from protocol.weights.manifest import Manifest
 from tests.node.tasks.test_package import install
 
 TABLE = """

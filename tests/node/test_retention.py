@@ -9,8 +9,8 @@ import pytest
 from node.retention import Lineage, clean, reasons, spare
 from node.store.versions import VersionStore
 from protocol.constants import CHUNK_BYTES
-from protocol.manifest import Manifest
 from protocol.records import Weights
+from protocol.weights.manifest import Manifest
 from tests.protocol.builders import digest
 
 

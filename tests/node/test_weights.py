@@ -15,10 +15,10 @@ from node.net.transfer import CHUNK_PROTOCOL
 from node.weights import Weights as Versions
 from protocol.constants import KEPT_VERSIONS
 from protocol.errors import PeerError
-from protocol.holders import Holding
 from protocol.log.entry import Entry
-from protocol.manifest import Manifest
 from protocol.records import Weights
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import Manifest
 from tests.node.fakes import WHOLE_0, Cluster, Faults, manifest_of, open_cluster
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.constants import CHUNK_BYTES
-from protocol.holders import Holding, Run
-from protocol.routes import Routes
-from protocol.swarm import Swarm
+from protocol.weights.holders import Holding, Run
+from protocol.weights.routes import Routes
+from protocol.weights.swarm import Swarm
 
 STEP: Final = 0.02
 MIB: Final = 1 << 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from protocol.constants import CHUNK_BYTES
-from protocol.holders import Run
-from protocol.routes import Routes
-from protocol.swarm import Swarm
+from protocol.weights.holders import Run
+from protocol.weights.routes import Routes
+from protocol.weights.swarm import Swarm
 
 LINK = 12.5e6
 """100 Mb/s."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.chunkset import bits
-from protocol.holders import Holding
+from protocol.weights.chunk_set import bits
+from protocol.weights.holders import Holding
 from tests.protocol.bulk_simulator import MIB, Peer, World
 from tests.protocol.swarms import LINK
 

@@ -18,7 +18,7 @@ from node.bulk.limits import Limits
 from node.bulk.server import Server
 from node.store.versions import VersionStore
 from protocol.constants import CHUNK_BYTES
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.protocol.builders import key
 
 DOMAIN = bytes(range(32))

@@ -23,7 +23,7 @@ from node.net.transfer import CHUNK_PROTOCOL, CHUNK_REQUEST, HAVE_PROTOCOL
 from node.store.versions import VersionStore
 from protocol import codec
 from protocol.errors import PeerError
-from protocol.holders import Holding
+from protocol.weights.holders import Holding
 from tests.node.bulk.nodes import Some, until
 from tests.protocol.builders import key
 

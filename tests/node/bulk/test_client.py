@@ -20,7 +20,7 @@ from node.bulk.fetch import Connection, Missing
 from node.config import BulkConfig
 from node.workers.client import child_environment
 from protocol.identity import Identity
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.node.bulk.harness import CHUNKS, DOMAIN, PEER, make_object
 from tests.node.bulk.nodes import FREE, Some, until
 

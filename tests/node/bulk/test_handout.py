@@ -27,8 +27,8 @@ from node.net.host import open_network
 from node.store.versions import VersionStore
 from protocol import codec
 from protocol.errors import PeerError
-from protocol.holders import Holding
-from protocol.manifest import Manifest
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import Manifest
 from tests.node.bulk.harness import CHUNKS, DOMAIN, make_object
 from tests.node.bulk.nodes import Some, until
 from tests.node.net.helpers import LISTEN, identity

@@ -21,8 +21,8 @@ from node.bulk import client
 from node.errors import Unreachable
 from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from protocol.constants import CHUNK_BYTES
-from protocol.holders import Holding
-from protocol.manifest import Manifest
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import Manifest
 from tests.node.bulk.nodes import until
 from tests.node.bulk.swarms import Member, members
 

@@ -15,7 +15,7 @@ from node.cli.export import Chosen, header, tokenizer_config, write
 from node.errors import UserError
 from node.genesis import MODEL
 from protocol.constants import CHUNK_BYTES
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 
 CONFIG = (MODEL / "config.json").read_bytes()
 TOKENIZER = (MODEL / "tokenizer.json").read_bytes()

@@ -15,7 +15,7 @@ from node.cli import asking, main, pulling
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.node.store.test_verify import fill
 
 OTHER = Manifest.of_file([("other", "F32", (4,))], bytes(16), 5)

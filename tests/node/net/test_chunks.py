@@ -14,12 +14,12 @@ from node.net import chunks
 from node.net.chunks import Store, fetch
 from node.net.host import Network
 from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL, serve_chunks, serve_haves
-from protocol.chunkset import bitmap_of, bits
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
-from protocol.holders import Holding
-from protocol.manifest import Manifest, verify_chunk
-from protocol.routes import Routes
+from protocol.weights.chunk_set import bitmap_of, bits
+from protocol.weights.holders import Holding
+from protocol.weights.manifest import Manifest, verify_chunk
+from protocol.weights.routes import Routes
 from tests.node.net.helpers import network, never
 
 COUNT = 8

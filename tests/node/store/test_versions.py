@@ -14,7 +14,7 @@ from node.store import versions
 from node.store.versions import NoRoom, VersionStore
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.manifest import Manifest, TensorInfo, chunk_hashes
+from protocol.weights.manifest import Manifest, TensorInfo, chunk_hashes
 
 SIZE = 2 * CHUNK_BYTES + 12
 

@@ -19,7 +19,7 @@ from node.workers.policy import Policy
 from node.workers.weights import checksum, layout, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 
 STARTER = Path(__file__).resolve().parents[3] / "node" / "starter"
 SETTINGS = Settings(group_size=4, max_prompt_tokens=64, max_tokens=6, temperature=1.0, min_p=0.0, end_token=1)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.workers.blocks import Decoder, Encoder, value_type
-from protocol.delta import Segment, largest_frame
 from protocol.errors import PeerError
+from protocol.weights.delta import Segment, largest_frame
 
 
 def patched(base: bytes, segment: Segment, data: bytes, unit: int) -> bytes:

@@ -17,8 +17,8 @@ from node.workers import delta as worker
 from node.workers.child import UserError
 from node.workers.client import WorkerError, open_worker
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES
-from protocol.delta import DeltaManifest
-from protocol.manifest import Manifest
+from protocol.weights.delta import DeltaManifest
+from protocol.weights.manifest import Manifest
 
 VALUES = (2 * DELTA_BLOCK_BYTES + CHUNK_BYTES + 4) // 2
 BF16 = [["a", "BF16", [VALUES - 4]], ["b", "BF16", [4]]]

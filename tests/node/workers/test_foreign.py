@@ -21,7 +21,7 @@ from node.workers.learner import make_policy
 from node.workers.model import LanguageModel
 from node.workers.policy import Policy
 from node.workers.trainer import _fill
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, SETTINGS
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from node.workers import weights
 from node.workers.child import UserError
 from node.workers.model import CausalLM
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from node.workers import child, vllm_start, weights, wire
 from node.workers.client import child_environment
 from node.workers.model import CausalLM
-from protocol.manifest import Manifest
+from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN, STARTER
 

@@ -1,4 +1,4 @@
-"""``protocol.delta``: the delta manifest's bytes and rules, telling it from a manifest, and when deltas pay."""
+"""``protocol.weights.delta``: the delta manifest's bytes and rules, telling it from a manifest, and when deltas pay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from protocol import codec
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES, MAX_MANIFEST_BYTES
-from protocol.delta import (
+from protocol.errors import LocalError, PeerError
+from protocol.weights.delta import (
     MAX_CHAIN,
     DeltaManifest,
     Segment,
@@ -30,8 +31,7 @@ from protocol.delta import (
     segments_at,
     unit_of,
 )
-from protocol.errors import LocalError, PeerError
-from protocol.manifest import ChunkList, Manifest, chunk_hashes, verify_chunk
+from protocol.weights.manifest import ChunkList, Manifest, chunk_hashes, verify_chunk
 
 VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "delta.json").read_text())
 ROWS = (("norm", "BF16", (4,)), ("weight", "BF16", (3 * DELTA_BLOCK_BYTES // 2 - 4,)), ("bias", "BF16", (5,)))

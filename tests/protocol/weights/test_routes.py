@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from protocol import routes
-from protocol.routes import FLOOR, HEAL_SECONDS, TYPICAL, Routes
+from protocol.weights import routes
+from protocol.weights.routes import FLOOR, HEAL_SECONDS, TYPICAL, Routes
 
 A, B, C = (bytes([number]) * 32 for number in range(3))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol.holders import MAX_FLOWS_PER_HOLDER, Holder, Holders
+from protocol.weights.holders import MAX_FLOWS_PER_HOLDER, Holder, Holders
 
 FLOW_RTT: Final = 0.04
 FIRST_FLOWS: Final = 4

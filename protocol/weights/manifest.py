@@ -79,7 +79,7 @@ class TensorInfo:
 
 class ChunkList(Protocol):
     """What nodes pass to each other in bulk: so many bytes in chunks with known hashes (rule 2), and a name. A
-    ``Manifest`` is one, a ``protocol.delta.DeltaManifest`` is another."""
+    ``Manifest`` is one, a ``protocol.weights.delta.DeltaManifest`` is another."""
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """Which holder is asked for which chunks next: the decisions of one transfer of one bulk object.
 
-Whom to ask is settled by ``protocol.holders``, over how many flows by ``protocol.flows``. Whoever drives a swarm keeps
-``flows`` flows to each holder, lets each ask ``next`` for its runs, and tells what came of them.
+Whom to ask is settled by ``protocol.weights.holders``, over how many flows by ``protocol.weights.flows``. Whoever
+drives a swarm keeps ``flows`` flows to each holder, lets each ask ``next`` for its runs, and tells what came of them.
 
 1. A chunk is asked of one holder at a time, so it can be received where it belongs. No flow is given a run by somebody
    else: a fast holder's flows come back sooner and so carry more.
@@ -19,7 +19,7 @@ Whom to ask is settled by ``protocol.holders``, over how many flows by ``protoco
    the half of it that was not begun, or, from one much slower than itself, the chunk that is on its way.
 6. Holders that only libp2p reaches (``direct`` false) are asked for what no other holder at hand has.
 
-Time is an argument (monotonic seconds), and so is chance. Chunks stand in sets (``protocol.chunkset``).
+Time is an argument (monotonic seconds), and so is chance. Chunks stand in sets (``protocol.weights.chunk_set``).
 A decision costs microseconds, and in proportion to the object's chunks a few more (16 at 60 000).
 """
 
@@ -29,11 +29,11 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from protocol.chunkset import following, lowest, span
 from protocol.constants import CHUNK_BYTES
-from protocol.flows import Flows
-from protocol.holders import Holder, Holders, Holding, Run
-from protocol.routes import Chance, Routes
+from protocol.weights.chunk_set import following, lowest, span
+from protocol.weights.flows import Flows
+from protocol.weights.holders import Holder, Holders, Holding, Run
+from protocol.weights.routes import Chance, Routes
 
 MAX_RUN: Final = 16
 RUN_SECONDS: Final = 0.25

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from protocol.constants import CHUNK_BYTES
-from protocol.flows import MAX_FLOWS
-from protocol.holders import MAX_ACTIVE, Holding, Run
+from protocol.weights.flows import MAX_FLOWS
+from protocol.weights.holders import MAX_ACTIVE, Holding, Run
 from tests.protocol.swarms import LINK, A, B, swarm
 
 

@@ -2,8 +2,8 @@
 
 A *holder* has the whole object or a part of it. A *run* is what it is asked for: consecutive chunks.
 
-1. At most ``MAX_ACTIVE`` holders are asked at a time, drawn by their routes (``protocol.routes``), and most of them
-   have something that is missing here. Every ``ROTATE_SECONDS`` the least useful gives way to another, and sooner
+1. At most ``MAX_ACTIVE`` holders are asked at a time, drawn by their routes (``protocol.weights.routes``), and most of
+   them have something that is missing here. Every ``ROTATE_SECONDS`` the least useful gives way to another, and sooner
    where no active one has anything.
 2. How rare a chunk is: how many holders have it or are fetching it, those apart that have the whole.
 3. A holder that failed is left alone for a while, longer with each failure in a row. One that is busy is left alone for
@@ -12,7 +12,7 @@ A *holder* has the whole object or a part of it. A *run* is what it is asked for
    on it is left alone as after a failure, and out after ``MAX_REFUSALS``. A chunk that it delivers makes up for one.
 5. Holders that only libp2p reaches (``direct`` false) are drawn last.
 
-Time is an argument (monotonic seconds), and so is chance. Chunks stand in sets (``protocol.chunkset``).
+Time is an argument (monotonic seconds), and so is chance. Chunks stand in sets (``protocol.weights.chunk_set``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.routes import Chance, Routes
+from protocol.weights.routes import Chance, Routes
 
 MAX_FLOWS_PER_HOLDER: Final = 32
 MAX_ACTIVE: Final = 10

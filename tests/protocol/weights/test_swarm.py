@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from protocol.chunkset import bits, lowest
 from protocol.constants import CHUNK_BYTES
-from protocol.holders import Holding
-from protocol.swarm import MAX_RUN
+from protocol.weights.chunk_set import bits, lowest
+from protocol.weights.holders import Holding
+from protocol.weights.swarm import MAX_RUN
 from tests.protocol.swarms import A, B, C, deliver, swarm, take
 
 

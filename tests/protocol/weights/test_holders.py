@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from protocol.holders import MAX_REFUSALS, Holding
-from protocol.swarm import Swarm
+from protocol.weights.holders import MAX_REFUSALS, Holding
+from protocol.weights.swarm import Swarm
 from tests.protocol.swarms import A, B, deliver, swarm, take
 
 

@@ -12,7 +12,7 @@
    largest number needs, and at least one.
 3. A delta manifest is the canonical array ``[FORMAT, base, target, unit, whole size, size, segments, chunk hashes in
    one byte string]``: ``base`` and ``target`` are the digests of the two versions' manifests, ``size`` is the delta
-   file's, cut into chunks as ``protocol.manifest`` says. A segment is ``[block, changed, gap planes, difference
+   file's, cut into chunks as ``protocol.weights.manifest`` says. A segment is ``[block, changed, gap planes, difference
    planes]``, where planes are given by their frames' sizes.
 4. Blocks ascend, no more values change than a block has, frames are not larger than what they hold needs, and add
    up to ``size``, which is at most half of the whole: a larger delta is never worth its trouble. So a manifest bounds
@@ -36,7 +36,7 @@ from protocol import codec
 from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import DELTA_BLOCK_BYTES, FORMAT, MAX_MANIFEST_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.manifest import DTYPES, Manifest, chunk_count, size_of_chunk
+from protocol.weights.manifest import DTYPES, Manifest, chunk_count, size_of_chunk
 
 UNITS: Final = (2, 4)
 MAX_GAP_PLANES: Final = 3

@@ -1,4 +1,4 @@
-"""``protocol.manifest``: the manifest's bytes, its rules, and the checking of chunks."""
+"""``protocol.weights.manifest``: the manifest's bytes, its rules, and the checking of chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.manifest import Manifest, TensorInfo, chunk_count, chunk_hashes, verify_chunk, whole_hash
+from protocol.weights.manifest import Manifest, TensorInfo, chunk_count, chunk_hashes, verify_chunk, whole_hash
 
 VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "manifest.json").read_text())
 ROWS = (("model.embed_tokens.weight", "F32", (3, 2)), ("model.norm.weight", "BF16", (4,)), ("scale", "F16", ()))
