@@ -20,11 +20,11 @@ import trio
 from node.roles.engine import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.service import TaskService
 from node.workers.client import Worker
-from protocol import schedule
 from protocol.domain import Recipe
 from protocol.errors import LocalError
-from protocol.rollout import FINISH_END
 from protocol.weights.manifest import Manifest
+from protocol.work import schedule
+from protocol.work.rollout import FINISH_END
 
 SEQUENCES: Final = 256
 """Answers that are written together. A change alters batches, and so, where two tokens are all but tied, results."""

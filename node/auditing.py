@@ -14,12 +14,12 @@ import trio
 
 from proofs import audit, checks
 from proofs.audit import AuditResult
-from protocol import schedule
 from protocol.credit.sequential_test import Standing
 from protocol.domain import Domain, Thresholds
 from protocol.errors import PeerError
 from protocol.records import Rollout
-from protocol.rollout import Group, Submission, unpack
+from protocol.work import schedule
+from protocol.work.rollout import Group, Submission, unpack
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Evaluating versions on held-out questions: which are asked, and what the answers come to.
 
-1. Questions have seeds of their own (``protocol.schedule``, rule 7): the same for every version and everybody, and
+1. Questions have seeds of their own (``protocol.work.schedule``, rule 7): the same for every version and everybody, and
    never a training seed. Of questions with the same text the first is asked only, as answers to it twice would not be
    independent; a task that has too few different ones is asked all it has. Where the domain asks a set of a task's
    items, evaluations ask the others, if there are any.
@@ -26,12 +26,12 @@ from node.errors import UserError
 from node.intervals import Estimate
 from node.store.hashing import hash_bytes
 from node.tasks.service import TaskService
-from protocol import schedule
 from protocol.constants import MILLION
 from protocol.domain import Domain, Task
 from protocol.errors import PeerError
 from protocol.records import Blob
 from protocol.taskset import TaskSet
+from protocol.work import schedule
 
 QUESTIONS: Final = 128
 """Asked of each task unless somebody says otherwise: a rate of a half is then known to ±9 points."""

@@ -27,7 +27,7 @@ from node.net.rpc import Unreachable
 from node.presences import Presences
 from protocol.constants import MAX_PRESENCE_BYTES
 from protocol.errors import PeerError
-from protocol.presence import Presence
+from protocol.work.presence import Presence
 
 PROTOCOL: Final = "/farflung/presence/1"
 ANSWER_SECONDS: Final = 3.0

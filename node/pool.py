@@ -15,12 +15,12 @@ import trio
 
 from node.context import Node
 from node.net.rpc import Unreachable
-from protocol import schedule
 from protocol.constants import GATHER_FACTOR, MAX_STEP_BLOB_BYTES
 from protocol.domain import Recipe
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, StepBlob
+from protocol.work import schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The node's own presence, published by gossip, and the presences of others.
 
-The decision what a presence means is ``protocol.presence``'s and ``protocol.roles``'; here it is sent, received,
-and its addresses are handed to the network.
+The decision what a presence means is ``protocol.work.presence``'s and ``protocol.work.assignment``'; here it is sent,
+received, and its addresses are handed to the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 from node.context import Node
 from protocol.errors import PeerError
 from protocol.identity import peer_id
-from protocol.presence import MAX_ARRIVING, Presence, PresenceTable
+from protocol.work.presence import MAX_ARRIVING, Presence, PresenceTable
 
 TOPIC = "presence"
 MAX_RECENT: Final = 64

@@ -32,9 +32,9 @@ from protocol.domain import Domain
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict, Weights
-from protocol.rollout import Submission
-from protocol.schedule import audit_share, audited_groups
 from protocol.weights.manifest import Manifest
+from protocol.work.rollout import Submission
+from protocol.work.schedule import audit_share, audited_groups
 
 BEYOND_REPLAY: Final = ("missing", "late", "undecidable", "unjudged")
 """Reasons that hold for the time when the verdict was given."""

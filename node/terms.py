@@ -17,10 +17,10 @@ import trio
 
 from node.context import Node
 from node.log.elector import Elector
-from protocol import roles
 from protocol.errors import Error
 from protocol.log import elector_state as rules
 from protocol.log.quorum import Grant
+from protocol.work import assignment
 
 TURN: Final = 2
 """Presence intervals that the next elector waits for the one before to ask."""
@@ -115,7 +115,7 @@ class TermWatch:
             contested = rules.contested(self._elector.voter.state, self._term)
             waited = trio.current_time() >= self._since + self._silence
             return holder.trainer if holder is not None and contested and waited else None
-        candidate = roles.trainer_candidate(presences, node.domain.policy, node.log.ledger.may_validate)
+        candidate = assignment.trainer_candidate(presences, node.domain.policy, node.log.ledger.may_validate)
         if candidate is None:
             node.health.warn("term", "no node that is present is willing to train")
         return candidate

@@ -5,7 +5,7 @@
    (``audit_rewards``: scorers read the author's text, and so run on what replay has confirmed only). That the file
    parses and is what was announced (``checks.header_matches``) comes before all of them.
 2. Bounds and termination are checked for all groups, the rest for the audited ones: those that the validator's
-   draw picked (``protocol.schedule``). At least one is audited.
+   draw picked (``protocol.work.schedule``). At least one is audited.
 3. Among the audited groups a provably wrong reward outweighs an undecidable one. One undecidable reward voids
    the submission.
 4. A failure of the statistics is hard, or it is borderline: soft, but evidence against the author. An author whose
@@ -30,7 +30,7 @@ from protocol.credit.reputation import BORDERLINE
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
-from protocol.rollout import Submission
+from protocol.work.rollout import Submission
 
 __all__ = ["AuditResult", "GroupReplay", "audit", "audit_replay", "audit_rewards", "inspect"]
 

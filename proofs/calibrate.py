@@ -26,7 +26,7 @@ from protocol.constants import MILLION
 from protocol.credit import sequential_test
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.domain import Thresholds
-from protocol.rollout import FINISH_LENGTH, Group, Response, Submission
+from protocol.work.rollout import FINISH_LENGTH, Group, Response, Submission
 
 Row = Sequence[Any]
 

@@ -31,7 +31,7 @@ from protocol.credit.reputation import BORDERLINE
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
 from protocol.records import Rollout
-from protocol.rollout import FINISH_END, FINISH_LENGTH, Group, Response, Submission
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH, Group, Response, Submission
 
 GROUP_FACTOR: Final = 4
 """How much wider the bounds are for a single group than for all audited groups together."""

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Final
 
 from protocol.constants import MILLION
-from protocol.rollout import Response, Submission
+from protocol.work.rollout import Response, Submission
 
 RUN: Final = 8
 EVERY: Final = 16

@@ -26,7 +26,7 @@ CLOSE = b"farflung/close/v1\0"
 REBIND = b"farflung/rebind/v1\0"
 """A recovery key's signatures (see ``protocol.log.recovery``)."""
 DRAW = b"farflung/draw/v1\0"
-"""A validator's signature over a submission, which draws the groups it replays (``protocol.schedule``)."""
+"""A validator's signature over a submission, which draws the groups it replays (``protocol.work.schedule``)."""
 
 # protobuf PublicKey{Type: Ed25519, Data: 32 bytes} in an identity multihash (libp2p peer-ids specification)
 _PEER_ID_PREFIX = b"\x00\x24\x08\x01\x12\x20"

@@ -166,7 +166,7 @@ class Rollout(Payload):
 @value
 class Verdict(Payload):
     """A validator's result for the rollout entry ``rollout``. ``score`` is in micro, a share; ``draw`` is the
-    validator's signature over the submission (``protocol.schedule``); ``audited`` counts replayed groups."""
+    validator's signature over the submission (``protocol.work.schedule``); ``audited`` counts replayed groups."""
 
     KIND: ClassVar[str] = "verdict"
     SCHEMA: ClassVar = (

@@ -3,8 +3,8 @@
 1. The file is the canonical array ``[FORMAT, items]``. ``items`` is one byte string of 32-bit little-endian integers,
    strictly ascending and below 2³¹; there is at least one, and the file has at most ``MAX_SET_BYTES``. The genesis
    names it by the BLAKE3 hash of its bytes.
-2. A prompt's seed draws an item below 2³¹ (``protocol.schedule``). With a set of n items, the item at the place of that
-   number modulo n is asked instead: every node gets the same question, and nobody a choice.
+2. A prompt's seed draws an item below 2³¹ (``protocol.work.schedule``). With a set of n items, the item at the place of
+   that number modulo n is asked instead: every node gets the same question, and nobody a choice.
 
 ``TaskSet.parse`` raises ``PeerError`` and nothing else.
 """
@@ -20,7 +20,7 @@ from protocol import codec
 from protocol.codec import Array, Bytes, Int
 from protocol.constants import FORMAT, MAX_SET_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.rollout import pack, unpack
+from protocol.work.rollout import pack, unpack
 
 MAX_ITEM: Final = 2**31 - 1
 

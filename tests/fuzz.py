@@ -22,9 +22,9 @@ from node.api.words import words
 from proofs import activation, audit, duplicates
 from protocol.domain import parse_genesis
 from protocol.errors import PeerError
-from protocol.presence import Presence
-from protocol.rollout import FINISH_END, Group, Response, Submission
 from protocol.weights.manifest import Manifest
+from protocol.work.presence import Presence
+from protocol.work.rollout import FINISH_END, Group, Response, Submission
 from tests.protocol.builders import RECIPE, digest, key, small_genesis
 from tests.test_wire_forms import world
 

@@ -27,7 +27,7 @@ from node.store.verify import LogReport, verify
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
 from protocol.records import Rollout, Step, StepBlob, Verdict, Weights
-from protocol.rollout import Submission
+from protocol.work.rollout import Submission
 from tests.protocol.builders import status_of
 
 pytestmark = pytest.mark.timeout(400)

@@ -9,14 +9,14 @@ from node.api.words import remedy, words
 from node.context import Node
 from node.weights import payload as weights_payload
 from proofs.checks import REASONS
-from protocol import roles, schedule
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
 from protocol.credit.reputation import Account
 from protocol.domain import Policy
 from protocol.log.quorum import Grant
-from protocol.presence import Presence
 from protocol.records import Rollout
+from protocol.work import assignment, schedule
+from protocol.work.presence import Presence
 
 
 def why(
@@ -25,9 +25,9 @@ def why(
     presences: Mapping[bytes, Presence],
     policy: Policy,
     grant: Grant,
-    judges: roles.Judges = roles.anybody,
+    judges: assignment.Judges = assignment.anybody,
 ) -> str:
-    """Why the node ``own`` has its role, in the terms of ``protocol.roles``."""
+    """Why the node ``own`` has its role, in the terms of ``protocol.work.assignment``."""
     present = len(presences)
     least = {"validator": policy.validators_min, "relay": policy.relays_min}
     share = {"validator": policy.validators_per_million, "relay": policy.relays_per_million}
@@ -44,7 +44,7 @@ def why(
             text = f"the other places among the {present} nodes present are taken, and all others infer"
         case _:
             text = "no place is free that it is willing to take" if willing else "it is not willing to take any"
-    wanted = roles.assign(presences, policy, grant.trainer, judges).get(own, role)
+    wanted = assignment.assign(presences, policy, grant.trainer, judges).get(own, role)
     if wanted == role:
         return text
     return f"{'' if role == 'none' else text + '; '}it becomes {wanted} as soon as that is settled"

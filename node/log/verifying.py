@@ -27,7 +27,7 @@ from protocol.log.entry import Entry
 from protocol.log.feed import ForkProof
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Rollout, Verdict
-from protocol.schedule import draw_message
+from protocol.work.schedule import draw_message
 
 T = TypeVar("T")
 

@@ -1,1 +1,1 @@
-"""One role's life a module; which role is decided by ``protocol.roles``."""
+"""One role's life a module; which role is decided by ``protocol.work.assignment``."""

@@ -22,8 +22,8 @@ from node.workers import vllm_start
 from node.workers.client import Worker, WorkerError, open_worker
 from protocol.domain import Domain
 from protocol.errors import LocalError
-from protocol.rollout import Group, pack
 from protocol.weights.manifest import Manifest
+from protocol.work.rollout import Group, pack
 
 logger = logging.getLogger("farflung")
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from protocol.constants import MILLION
 from protocol.records import Step
-from protocol.rollout import FINISH_END, Response
+from protocol.work.rollout import FINISH_END, Response
 
 LEARNER: Final = (
     *("loss", "grad_norm", "entropy", "reference_kl", "behaviour_kl", "clip_share", "ratio_mean", "importance_mean"),

@@ -22,7 +22,7 @@ from node.pool import Amount
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout
-from protocol.rollout import Submission
+from protocol.work.rollout import Submission
 
 FETCH_TIMEOUT = 10.0
 

@@ -20,11 +20,11 @@ from node.roles.engine import Engine, open_engine, open_tasks
 from node.roles.figures import lengths
 from node.tasks.service import TaskService
 from node.weights import payload as weights_payload
-from protocol import schedule
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step
-from protocol.rollout import Group, Response, Submission, unpack
+from protocol.work import schedule
+from protocol.work.rollout import Group, Response, Submission, unpack
 
 BACKLOG = 2
 """Batches of groups that may stand announced and unused. One is being trained on while the next fills up."""

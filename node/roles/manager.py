@@ -1,4 +1,5 @@
-"""Which role this node plays now: runs ``protocol.roles.assign`` on what it hears and acts on its own row only.
+"""Which role this node plays now: runs ``protocol.work.assignment.assign`` on what it hears and acts on its own row
+only.
 
 1. No role before the domain's first term; then a change is acted on once it stood for three presence intervals.
 2. A change is one ``role`` entry, then the old role's life ends, with its children, and the new one's begins.
@@ -19,9 +20,9 @@ import trio
 from node.context import Node, innermost
 from node.errors import UserError
 from node.roles import inference, relay, trainer, validator
-from protocol import roles
 from protocol.errors import Error
 from protocol.records import Leave, Role
+from protocol.work import assignment
 
 _LIVES: Final[dict[str, Callable[[Node], Awaitable[None]]]] = {
     "trainer": trainer.run,
@@ -43,7 +44,7 @@ class RoleManager:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._interval = node.domain.timings.presence_ms / 1000
-        self._stability = roles.Stability(3 * self._interval)
+        self._stability = assignment.Stability(3 * self._interval)
         self.turned_at = trio.current_time()
         """When the loop last turned: it does so each presence interval, whatever the role does."""
 
@@ -86,7 +87,7 @@ class RoleManager:
             if grant is None or not node.log.ready.is_set():
                 continue
             ledger = node.log.ledger
-            rows = roles.assign(node.presences.live(), node.domain.policy, grant.trainer, ledger.may_validate)
+            rows = assignment.assign(node.presences.live(), node.domain.policy, grant.trainer, ledger.may_validate)
             wanted = rows.get(node.id, "none")
             if wanted not in ("none", *node.willing()):
                 wanted = "none"

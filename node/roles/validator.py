@@ -31,8 +31,8 @@ from protocol.domain import Thresholds
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
-from protocol.rollout import Submission
-from protocol.schedule import draw_message
+from protocol.work.rollout import Submission
+from protocol.work.schedule import draw_message
 
 GRACE = 0.2
 """Seconds for which the first in line may still be on its way before another is judged."""

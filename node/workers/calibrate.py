@@ -37,8 +37,8 @@ from node.workers.zoo import Job, Scorer, Stage, claim_of
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.errors import LocalError
-from protocol.rollout import Group
 from protocol.weights.manifest import Manifest
+from protocol.work.rollout import Group
 
 STARTER_PROMPTS = 256
 TRAINED_GROUPS = 2

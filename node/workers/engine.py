@@ -34,7 +34,7 @@ from proofs.checks import GroupReplay
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.errors import LocalError
-from protocol.rollout import pack, unpack
+from protocol.work.rollout import pack, unpack
 
 __all__ = [
     "Claim",

@@ -23,7 +23,7 @@ from node.workers.model import Config, LanguageModel
 from proofs import activation, race, sampling
 from protocol.constants import MILLION
 from protocol.domain import Recipe
-from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB
 
 MAX_SEQUENCES = 512
 """Sequences decoded together: bounds the memory of caches. No influence on results."""

@@ -26,10 +26,10 @@ from node.workers.architectures import build
 from node.workers.model import Config
 from node.workers.policy import Policy
 from node.workers.sharding import Group
-from protocol import schedule
 from protocol.constants import MILLION
 from protocol.domain import Recipe
-from protocol.rollout import Submission
+from protocol.work import schedule
+from protocol.work.rollout import Submission
 
 BETAS = (0.9, 0.99)
 ROW_SLOTS = {"cpu": 256, "cuda": 2048}

@@ -34,7 +34,7 @@ from node.workers.policy import Policy
 from node.workers.sharding import Group
 from protocol.domain import Recipe
 from protocol.errors import LocalError, PeerError
-from protocol.rollout import Submission
+from protocol.work.rollout import Submission
 
 _EXPECTED = (UserError, LocalError)
 """What every rank raises alike."""

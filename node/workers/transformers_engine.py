@@ -15,7 +15,7 @@ from torch import Tensor
 from node.workers.engine import Settings, Written, micro, states_array
 from node.workers.model import LanguageModel
 from proofs import sampling
-from protocol.rollout import FINISH_END, FINISH_LENGTH
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH
 
 
 def build(model: LanguageModel, config: dict[str, Any]) -> Any:

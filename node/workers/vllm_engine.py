@@ -41,7 +41,7 @@ from node.workers.model import ARCHITECTURES, Config, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
 from proofs.checksum import checksum_of_sums
 from protocol.errors import LocalError
-from protocol.rollout import FINISH_END, FINISH_LENGTH
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH
 
 MAX_SEQUENCES: Final = 256
 """Sequences decoded together at most."""

@@ -35,11 +35,11 @@ from node.workers.model import LanguageModel
 from node.workers.policy import Policy
 from node.workers.sharding import Group as Ranks
 from proofs import activation, sampling
-from protocol import schedule
 from protocol.constants import FIELD_PRIME, MILLION, PROOF_CHUNK_TOKENS
 from protocol.domain import Recipe
 from protocol.errors import LocalError
-from protocol.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, Group, Response, unpack
+from protocol.work import schedule
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, Group, Response, unpack
 
 Scorer = Callable[[int, Sequence[int]], int]
 """The reward (micro) of the response (tokens) to the prompt of this index."""

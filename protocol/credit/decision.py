@@ -23,7 +23,7 @@ from protocol.credit.reputation import PENDING, Status
 from protocol.domain import Recipe
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
-from protocol.rollout import max_bytes
+from protocol.work.rollout import max_bytes
 
 
 @dataclass(slots=True, eq=False)

@@ -35,7 +35,7 @@ from protocol.credit.reputation import PENDING, Account, Status, Tally
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, Verdict, Weights
-from protocol.schedule import due_validators
+from protocol.work.schedule import due_validators
 
 KEPT_DECISIONS: Final = 4096
 """Decisions that are listed, and decided submissions that are kept, the newest."""

@@ -38,7 +38,7 @@ from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Grant
 from protocol.log.replica import Replica
 from protocol.records import Rollout, Verdict
-from protocol.schedule import audit_share
+from protocol.work.schedule import audit_share
 
 BEHIND = 4096
 """Entries, of those that leave memory, that the live fold does not count one by one where it has not yet."""

@@ -19,7 +19,7 @@
    group that it is about. It convicts nobody, but its author's accepted submissions in a row begin anew, so that
    the next ones are audited fully.
 11. *Trust* is reputation, or what the reputation would be of the accepted ones in a row alone, if that is less. It sets
-   the audited share (``protocol.schedule``).
+   the audited share (``protocol.work.schedule``).
 12. The evidence of the sequential tests (``protocol.credit.sequential_test``) takes from each decided submission the
     lower median of
    the scores of those who had replayed any of it when the decision fell. It is kept by the final fold only.
@@ -32,12 +32,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from protocol import schedule
 from protocol.constants import MILLION
 from protocol.credit import sequential_test
 from protocol.credit.sequential_test import Standing
 from protocol.domain import Thresholds
 from protocol.records import Rollout, Verdict
+from protocol.work import schedule
 
 if TYPE_CHECKING:
     from protocol.credit.ledger import Ledger

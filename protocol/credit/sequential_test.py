@@ -49,8 +49,8 @@ _LN2: Final = 12_786_308_645_202_655_660
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the final log says of an author in some cut: the ``tier`` of its audits (``protocol.schedule``; 0 is a full
-    audit, and a newcomer's), and the evidence of the two tests."""
+    """What the final log says of an author in some cut: the ``tier`` of its audits (``protocol.work.schedule``; 0 is a
+    full audit, and a newcomer's), and the evidence of the two tests."""
 
     tier: int = 0
     deficits: int = 0

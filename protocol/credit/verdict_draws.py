@@ -1,5 +1,5 @@
 """Draws of verdicts: a verdict counts only if its draw is its author's signature over the submission
-(``protocol.schedule``, rule 3). Checking one takes 0.1 ms, so what was found is kept."""
+(``protocol.work.schedule``, rule 3). Checking one takes 0.1 ms, so what was found is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protocol import identity
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
-from protocol.schedule import draw_message
+from protocol.work.schedule import draw_message
 
 MAX_DRAWN: Final = 65_536
 """Verdicts whose draws are remembered, the newest."""

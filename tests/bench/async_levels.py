@@ -31,7 +31,7 @@ from node.workers.engine import Settings, Texts, generate
 from node.workers.learner import Learner, Sample
 from node.workers.model import CausalLM, read_config
 from node.workers.policy import Policy
-from protocol import schedule
+from protocol.work import schedule
 
 LEVELS: Final = (0, 1, 2, 4)
 HELD_OUT: Final = 1024

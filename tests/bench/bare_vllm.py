@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from node.workers import child
-from protocol.rollout import unpack
+from protocol.work.rollout import unpack
 
 
 class Bare:

@@ -25,7 +25,7 @@ from protocol.log.entry import NO_PREV, Entry
 from protocol.log.quorum import CertifiedCut, Cut, certify, commit
 from protocol.log.replica import Replica
 from protocol.records import Join, Record, Role, Rollout, Step, Verdict, Weights
-from protocol.schedule import due_validators
+from protocol.work.schedule import due_validators
 from tests.protocol.builders import MODEL, RECIPE, digest, grant_for, key, small_domain
 
 GROUPS = RECIPE.groups_per_submission

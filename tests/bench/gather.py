@@ -27,9 +27,9 @@ from node.workers import zoo
 from node.workers.calibrate import Laboratory, Way
 from node.workers.zoo import Job
 from proofs import audit
-from protocol import schedule
 from protocol.domain import Recipe
-from protocol.rollout import Group, Submission
+from protocol.work import schedule
+from protocol.work.rollout import Group, Submission
 from tests.node.workers import vllm_child
 
 STARTER: Final = Path(starter.__file__).parent

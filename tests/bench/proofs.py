@@ -23,7 +23,7 @@ from node.workers import zoo
 from node.workers.engine import Settings, Texts, build_proofs, generate, measure
 from node.workers.model import CausalLM, read_config
 from node.workers.weights import load_into, read_safetensors
-from protocol.schedule import MAX_TIER, audit_share, audited_count
+from protocol.work.schedule import MAX_TIER, audit_share, audited_count
 from tests.bench.gather import CHAT
 
 GROUPS: Final = 16

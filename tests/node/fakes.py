@@ -50,12 +50,12 @@ from protocol.constants import MILLION
 from protocol.domain import Domain, Model, Policy, Recipe, Task, default_timings, make_genesis, parse_genesis
 from protocol.identity import Identity, peer_id
 from protocol.log.entry import Entry
-from protocol.presence import Presence
 from protocol.records import Blob, Join, Role
 from protocol.records import Weights as WeightsRecord
-from protocol.rollout import Submission, pack
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
+from protocol.work.presence import Presence
+from protocol.work.rollout import Submission, pack
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
 from tests.simulator import Disk, Network, Port
 

@@ -15,7 +15,7 @@ from node.answering import Answers, Question, Sampler, answer, sampling
 from node.tasks.service import TaskService
 from node.workers.client import Worker
 from protocol.errors import LocalError
-from protocol.rollout import FINISH_END, FINISH_LENGTH, pack
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH, pack
 from tests.node.fakes import WHOLE_0, checksum, manifest_of
 from tests.protocol.builders import RECIPE, digest
 

@@ -12,11 +12,11 @@ import pytest
 from node.auditing import Case, examine, nothing_more
 from proofs.audit import AuditResult
 from proofs.checks import FLOAT32_THRESHOLDS
-from protocol import schedule
 from protocol.constants import MILLION
 from protocol.credit.sequential_test import CONVICTS, NEWCOMER, Standing
 from protocol.records import Rollout
-from protocol.rollout import FINISH_END, Group, Response, Submission, pack
+from protocol.work import schedule
+from protocol.work.rollout import FINISH_END, Group, Response, Submission, pack
 from tests.protocol.builders import RECIPE, digest, small_domain
 
 END, GROUPS = 0, 8

@@ -17,10 +17,10 @@ from node.errors import UserError
 from node.evaluating import Plan, Source, compare, figures, scores
 from node.store.hashing import hash_bytes
 from node.tasks.service import TaskService
-from protocol import schedule
 from protocol.domain import Task, parse_genesis
 from protocol.records import Blob
 from protocol.taskset import TaskSet
+from protocol.work import schedule
 from tests.node.fakes import genesis
 from tests.protocol.builders import digest
 

@@ -14,7 +14,7 @@ from node.liveness import Sighting
 from node.net.host import Network, open_network
 from protocol.errors import PeerError
 from protocol.identity import Identity
-from protocol.presence import Presence
+from protocol.work.presence import Presence
 
 DOMAIN = bytes([7]) * 32
 NODE = Identity(bytes([1]) * 32)

@@ -10,7 +10,7 @@ import trio.testing
 
 from node.presences import TOPIC
 from protocol.identity import peer_id
-from protocol.presence import Presence
+from protocol.work.presence import Presence
 from tests.node.fakes import Faults, Running, open_cluster, presence
 from tests.protocol.builders import digest, key
 

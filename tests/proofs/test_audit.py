@@ -18,7 +18,7 @@ from protocol.constants import MILLION
 from protocol.credit import sequential_test
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.errors import LocalError
-from protocol.rollout import FINISH_LENGTH, Group, Response, Submission
+from protocol.work.rollout import FINISH_LENGTH, Group, Response, Submission
 from tests.protocol.builders import RECIPE, digest
 
 END, VOCABULARY = 0, 40

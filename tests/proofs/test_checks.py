@@ -11,7 +11,7 @@ from proofs.checks import FLOAT32_THRESHOLDS, GROUP_FACTOR, HARD_FACTOR, REASONS
 from protocol.domain import Thresholds
 from protocol.errors import LocalError
 from protocol.records import Rollout, Verdict, parse_payload
-from protocol.rollout import FINISH_END, FINISH_LENGTH, Group, Response, Submission
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH, Group, Response, Submission
 from tests.protocol.builders import RECIPE, digest
 
 END = 0

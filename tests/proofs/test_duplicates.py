@@ -7,7 +7,7 @@ from random import Random
 
 from proofs.duplicates import Index, Pair
 from protocol.constants import MILLION
-from protocol.rollout import FINISH_LENGTH, Group, Response, Submission
+from protocol.work.rollout import FINISH_LENGTH, Group, Response, Submission
 from tests.protocol.builders import digest
 
 

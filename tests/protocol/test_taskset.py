@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol.constants import FORMAT, MAX_SET_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.rollout import pack
 from protocol.taskset import MAX_ITEM, TaskSet
+from protocol.work.rollout import pack
 
 ITEMS = st.sets(st.integers(0, MAX_ITEM), min_size=1, max_size=50)
 

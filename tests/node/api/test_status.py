@@ -20,8 +20,8 @@ from node.config_keys import WILLING
 from proofs.checks import REASONS
 from protocol.domain import Policy
 from protocol.log.quorum import Grant
-from protocol.presence import Presence
 from protocol.records import Leave, Role
+from protocol.work.presence import Presence
 from tests.node.fakes import Cluster, Faults, open_cluster
 from tests.protocol.builders import POLICY, key
 

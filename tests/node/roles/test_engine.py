@@ -27,7 +27,7 @@ from node.roles.engine import (
 from node.workers import vllm_start
 from node.workers.client import Worker, WorkerError
 from protocol.errors import LocalError
-from protocol.rollout import Group, Response, pack
+from protocol.work.rollout import Group, Response, pack
 from tests.node.fakes import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
 from tests.protocol.builders import digest
 

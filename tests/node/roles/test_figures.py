@@ -10,7 +10,7 @@ import trio.testing
 from node.config_keys import WILLING
 from node.roles import figures
 from protocol.records import Step
-from protocol.rollout import FINISH_END, FINISH_LENGTH, Response
+from protocol.work.rollout import FINISH_END, FINISH_LENGTH, Response
 from tests.node.fakes import Faults, open_cluster
 from tests.protocol.builders import digest
 

@@ -15,10 +15,11 @@ from node.pool import Amount
 from node.roles import inference
 from node.roles.engine import open_engine, open_tasks
 from node.roles.inference import BACKLOG
-from protocol import identity, schedule
+from protocol import identity
 from protocol.log.entry import Entry
 from protocol.records import Role, Rollout, Step, StepBlob, Verdict
-from protocol.rollout import Submission
+from protocol.work import schedule
+from protocol.work.rollout import Submission
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, Tasks, open_cluster
 from tests.protocol.builders import RECIPE
 

@@ -18,7 +18,7 @@ from node.roles.publishing import rejected_since
 from node.workers.client import WorkerError
 from protocol.constants import GATHER_FACTOR, MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
-from protocol.rollout import Submission
+from protocol.work.rollout import Submission
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, Tasks, genesis, open_cluster
 from tests.protocol.builders import RECIPE, digest, status_of
 

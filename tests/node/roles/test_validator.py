@@ -19,7 +19,7 @@ from node.workers.client import WorkerError
 from protocol.constants import KEPT_VERSIONS, MILLION
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
-from protocol.rollout import Submission
+from protocol.work.rollout import Submission
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, genesis, manifest_of, open_cluster
 from tests.protocol.builders import POLICY, RECIPE, digest
 

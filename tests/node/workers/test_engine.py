@@ -22,8 +22,8 @@ from node.workers.weights import convert, load_into, read_safetensors
 from proofs import checks, sampling
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from protocol.errors import LocalError
-from protocol.rollout import MAX_LOGPROB
 from protocol.weights.manifest import Manifest
+from protocol.work.rollout import MAX_LOGPROB
 from tests.node.workers import small
 from tests.node.workers.small import QWEN, SETTINGS, STARTER
 

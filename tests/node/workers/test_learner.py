@@ -16,8 +16,8 @@ from node.workers.model import CausalLM
 from node.workers.policy import Policy
 from node.workers.weights import checksum
 from proofs.sampling import logprobs
-from protocol import schedule
-from protocol.rollout import Group, Response, Submission
+from protocol.work import schedule
+from protocol.work.rollout import Group, Response, Submission
 from tests.node.workers import small
 from tests.node.workers.small import QWEN, RECIPE_SMALL, samples
 

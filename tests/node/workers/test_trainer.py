@@ -14,8 +14,8 @@ from node.workers.model import CausalLM
 from node.workers.trainer import Trainer
 from node.workers.weights import load_into, map_whole, read_manifest
 from protocol.errors import LocalError
-from protocol.rollout import Group, Response, Submission
 from protocol.weights.manifest import Manifest
+from protocol.work.rollout import Group, Response, Submission
 from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, samples
 

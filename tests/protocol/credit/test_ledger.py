@@ -16,7 +16,7 @@ from protocol.log.entry import Entry, make
 from protocol.log.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
 from protocol.log.replica import Replica
 from protocol.records import Leave, Role, Rollout, Step, Weights
-from protocol.rollout import max_bytes
+from protocol.work.rollout import max_bytes
 from tests.protocol.builders import POLICY, RECIPE, Story, digest, feed_all, key, status_of, take
 
 TRUSTED = dataclasses.replace(POLICY, validator_reputation=600_000)

@@ -1,4 +1,4 @@
-"""``protocol.presence``: the advert's bytes, its signature, its order and its lapse."""
+"""``protocol.work.presence``: the advert's bytes, its signature, its order and its lapse."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import codec, identity, presence
+from protocol import codec, identity
 from protocol.constants import MAX_PRESENCE_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.presence import LAPSE_INTERVALS, Presence, PresenceTable
+from protocol.work import presence
+from protocol.work.presence import LAPSE_INTERVALS, Presence, PresenceTable
 from tests.protocol.builders import digest, key
 
 ALICE = key("alice")

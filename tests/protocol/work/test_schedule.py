@@ -1,4 +1,4 @@
-"""``protocol.schedule``: seeds, tasks, audits and lag."""
+"""``protocol.work.schedule``: seeds, tasks, audits and lag."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import codec, schedule
+from protocol import codec
 from protocol.constants import MAX_DUE_VALIDATORS, MILLION
 from protocol.domain import Task
 from protocol.errors import LocalError
 from protocol.records import Blob
+from protocol.work import schedule
 from tests.protocol.builders import RECIPE, digest
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "seed.json").read_text())

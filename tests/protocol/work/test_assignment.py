@@ -1,4 +1,4 @@
-"""``protocol.roles``: the assignment's rules, as properties and as cases."""
+"""``protocol.work.assignment``: the assignment's rules, as properties and as cases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.domain import Policy
-from protocol.presence import Presence
-from protocol.roles import Stability, assign, trainer_candidate
+from protocol.work.assignment import Stability, assign, trainer_candidate
+from protocol.work.presence import Presence
 from tests.protocol.builders import POLICY, digest
-from tests.protocol.test_presence import PRESENCE
+from tests.protocol.work.test_presence import PRESENCE
 
 ALL = ("trainer", "relay", "validator", "inference")
 

@@ -1,4 +1,4 @@
-"""``protocol.rollout``: the submission's bytes, its bounds, and what its parser refuses."""
+"""``protocol.work.rollout``: the submission's bytes, its bounds, and what its parser refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protocol import codec
 from protocol.constants import MAX_SUBMISSION_BYTES, MILLION
 from protocol.errors import LocalError, PeerError
-from protocol.rollout import (
+from protocol.work.rollout import (
     FINISH_END,
     FINISH_LENGTH,
     MAX_COUNTER,

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from protocol.constants import MILLION
 from protocol.domain import Policy
-from protocol.presence import Presence
+from protocol.work.presence import Presence
 
 PLACES: Final = ("validator", "relay")
 """The roles of limited number that presences alone decide."""
