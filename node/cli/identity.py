@@ -95,7 +95,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from node import keyfile
+    from node.keys import key_file
     from node.store.files import write_new
 
     directory = options.data_directory(arguments)
@@ -104,22 +104,22 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.file.exists():  # told before anyone is asked for a passphrase; write_new makes sure
         raise UserError(f"{arguments.file}: it is there already and is not overwritten", "name another file")
     passphrase = _passphrase(arguments.passphrase_file, twice=True)
-    write_new(arguments.file, keyfile.seal(keyfile.Keys(identity.seed, kept), passphrase).encode())
+    write_new(arguments.file, key_file.seal(key_file.Keys(identity.seed, kept), passphrase).encode())
     print(f"{arguments.file} holds the key of node {identity.node.hex()}")
     print("Keep the file and the passphrase apart, and both away from this machine.", file=sys.stderr)
     return 0
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from node import keyfile
+    from node.keys import key_file
 
-    text = keyfile.read(arguments.file)
-    keyfile.node_of(text, str(arguments.file))
+    text = key_file.read(arguments.file)
+    key_file.node_of(text, str(arguments.file))
     directory = options.data_directory(arguments)
     with directory.open_locked():
         directory.require_no_node()
         passphrase = _passphrase(arguments.passphrase_file, twice=False)
-        keys = keyfile.unseal(text, passphrase, str(arguments.file))
+        keys = key_file.unseal(text, passphrase, str(arguments.file))
         # No node was ever started as often as there were seconds; a later move has a higher number.
         directory.import_keys(keys.identity, keys.recovery, int(time.time()))
     print(f"{directory.key_file} is the key of node {keys.node.hex()}")
@@ -129,7 +129,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _passphrase(file: Path | None, *, twice: bool) -> str:
     """The passphrase from ``file``, or asked for without echo. Raises ``UserError``."""
-    from node import keyfile
+    from node.keys import key_file
 
     if file is not None:
         try:
@@ -144,9 +144,9 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
             raise UserError("the two passphrases differ", "run the command again")
     else:
         raise UserError("there is no terminal to ask for the passphrase on", "use --passphrase-file FILE")
-    if twice and len(passphrase) < keyfile.MIN_PASSPHRASE:
+    if twice and len(passphrase) < key_file.MIN_PASSPHRASE:
         raise UserError(
-            f"the passphrase has {len(passphrase)} characters, at least {keyfile.MIN_PASSPHRASE} are needed",
+            f"the passphrase has {len(passphrase)} characters, at least {key_file.MIN_PASSPHRASE} are needed",
             "take a longer one",
         )
     return passphrase

@@ -82,7 +82,7 @@ def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
         return
     command = f"farflung identity recovery show --data-dir {directory.path}"
     if secret and sys.stdout.isatty():
-        from node import recovery_words
+        from node.keys import recovery_words
 
         print("\nthe recovery key of this node, shown this once:\n")
         print("\n".join(recovery_words.lines(directory.recovery())))
@@ -93,7 +93,7 @@ def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from node import recovery_words
+    from node.keys import recovery_words
 
     directory = options.existing_directory(arguments)
     key = directory.recovery()
@@ -169,9 +169,9 @@ def _rebind(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, Any], Identity, dict[str, Any]]:
     """The folder, its daemon's status, the recovery key, and the node that it is the key of."""
-    from node import recovery_words
     from node.api.client import Unavailable
     from node.cli.asking import ask
+    from node.keys import recovery_words
     from protocol.log.recovery import commitment
 
     directory = options.existing_directory(arguments)
@@ -197,7 +197,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, An
 
 
 def _typed(file: Path | None) -> str:
-    from node import recovery_words
+    from node.keys import recovery_words
 
     if file is not None:
         return recovery_words.read(file)

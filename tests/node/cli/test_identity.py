@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from nacl.pwhash import argon2id
 
-from node import keyfile
 from node.cli import identity, main
+from node.keys import key_file
 from node.store.directory import DataDirectory
 from protocol.identity import peer_id
 
@@ -20,7 +20,7 @@ from protocol.identity import peer_id
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest work factor: the tests are about everything else."""
     cheap = (int(argon2id.OPSLIMIT_MIN), int(argon2id.MEMLIMIT_MIN))
-    monkeypatch.setattr(keyfile.seal, "__kwdefaults__", dict(zip(("ops", "memory"), cheap, strict=True)))
+    monkeypatch.setattr(key_file.seal, "__kwdefaults__", dict(zip(("ops", "memory"), cheap, strict=True)))
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from node import daemon, invitation, recovery_words
+from node import daemon, invitation
 from node.cli import join, main
 from node.config import Config
 from node.errors import UserError
 from node.invitation import Invitation, Offer
+from node.keys import recovery_words
 from node.store.directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import trio
 
-from node import recovery_words
 from node.cli import main, recovery
+from node.keys import recovery_words
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol.domain import parse_genesis

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node import recovery_words
 from node.errors import UserError
+from node.keys import recovery_words
 from protocol.identity import Identity
 
 KEY = Identity(bytes(range(32)))

@@ -1,0 +1,1 @@
+"""A node's keys outside its data directory: key files and recovery words."""
