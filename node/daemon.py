@@ -23,13 +23,14 @@ from typing import Final
 import trio
 
 import node as package
-from node import cheats, entrusting, joining, liveness, metrics, offering, systemd, tracking, watchdog
+from node import cheats, entrusting, liveness, metrics, offering, systemd, tracking, watchdog
 from node.api import server
 from node.api.weights import Pulls
 from node.bulk.client import Bulk
 from node.bulk.handout import Routes
 from node.config import Config
 from node.context import Health, Node, innermost
+from node.domain import joining
 from node.errors import UserError
 from node.log.checker import open_checkers
 from node.log.elector import open_elector

@@ -19,14 +19,15 @@ from typing import Any, Final
 
 import trio
 
-from node import domain_file, fleet, genesis, report
+from node import fleet, report
 from node.api.client import Unavailable
 from node.config import write
 from node.devnet_setup import Options, make_folder, prepare
 from node.display import Display, NodeView, View, human_time
+from node.domain import domain_toml, founding
+from node.domain.founding import Founding
 from node.errors import UserError
 from node.fleet import Member
-from node.genesis import Founding
 from node.report import Sample, Story
 from node.roles.engine import chosen
 from node.store.files import write_atomic
@@ -92,7 +93,7 @@ class _Devnet:
             # Named, so that no stranger who joins can make itself a validator and judge its own work.
             honest = [m.directory.read_identity().node for m in self.members[: self.options.nodes]]
             founding = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
-            await genesis.found(founder.directory, founding, checked=True)
+            await founding.found(founder.directory, founding, checked=True)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.
@@ -328,12 +329,14 @@ async def run(options: Options, open_display: Callable[[], Display]) -> int:
     options.check()
     nodes = options.nodes + len(options.cheats)
     if options.domain is None:
-        founding = genesis.devnet(name="devnet", nodes=nodes, tasks=options.tasks)
+        founding = founding.devnet(name="devnet", nodes=nodes, tasks=options.tasks)
     else:
         # Its own nodes are electors and validators, whatever the file says: see ``_live``.
-        founding = replace(genesis.of_file(domain_file.load(options.domain)), devnet=True, policy=genesis.policy(nodes))
+        founding = replace(
+            founding.of_file(domain_toml.load(options.domain)), devnet=True, policy=founding.policy(nodes)
+        )
     chosen(options.engine, 0, installed=vllm_start.installed())
-    await genesis.check(founding)
+    await founding.check(founding)
     # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)
     others = fleet.adopt_orphans()

@@ -20,8 +20,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from node import genesis, intervals
+from node import intervals
 from node.answering import Answers, Progress, Question, Sampler, answer
+from node.domain import founding
 from node.errors import UserError
 from node.intervals import Estimate
 from node.store.hashing import hash_bytes
@@ -141,11 +142,11 @@ def sources_named(text: str | None, domain: Domain, rows: Sequence[Row]) -> list
     if text is None:
         return list(map(Source.held_out, rows))
     if text.endswith(".toml") or "/" in text:
-        return list(map(Source, genesis.task_rows(text)))
+        return list(map(Source, founding.task_rows(text)))
     found: list[Source] = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         own = [row for task, row in zip(domain.tasks, rows, strict=True) if task.name == name]
-        found += list(map(Source.held_out, own)) or list(map(Source, genesis.task_rows(name)))
+        found += list(map(Source.held_out, own)) or list(map(Source, founding.task_rows(name)))
     if not found:
         known = ", ".join(task.name for task in domain.tasks)
         raise UserError(f"--tasks {text!r}: no task is named", f"the domain has {known}")

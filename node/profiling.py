@@ -33,9 +33,10 @@ from typing import Any, Final
 
 import trio
 
-from node import __version__, answering, genesis
+from node import __version__, answering
 from node.answering import Answers, Question, answer, open_sampler, sampling
 from node.config_keys import MAX_SAMPLES
+from node.domain import founding
 from node.errors import UserError
 from node.roles.engine import Setup
 from node.store.hashing import hash_bytes
@@ -316,8 +317,8 @@ async def converted(folder: Path, setup: Setup, scratch: Path) -> AsyncIterator[
     try:
         with tempfile.TemporaryDirectory(prefix="model-", dir=scratch) as name:
             whole, manifest = Path(name) / "whole.bin", Path(name) / "manifest"
-            files = await genesis.convert(folder, whole, setup.options["dtype"], size)
-            made = await trio.to_thread.run_sync(genesis.described, files, whole)
+            files = await founding.convert(folder, whole, setup.options["dtype"], size)
+            made = await trio.to_thread.run_sync(founding.described, files, whole)
             manifest.write_bytes(made.encode())
             options = setup.options | {"config": files["config"], "tokenizer": files["tokenizer"]}
             yield Model(replace(setup, options=options), manifest, whole)

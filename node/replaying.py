@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from node import auditing, domain_files
+from node import auditing
+from node.domain import pinned_files
 from node.errors import UserError
 from node.roles.engine import LOAD_TIMEOUT, Prefill, load_timeout
 from node.store.blobs import BlobStore
@@ -120,13 +121,13 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
 async def _children(
     directory: DataDirectory, domain: Domain, paths: tuple[Path, Path]
 ) -> AsyncIterator[tuple[Prefill, TaskService]]:
-    rows = domain_files.task_rows(directory, domain)
+    rows = pinned_files.task_rows(directory, domain)
     async with open_worker("node.workers.engine", name="engine") as worker, TaskService(rows) as tasks:
         answer = await worker.call(
             "configure",
             timeout=LOAD_TIMEOUT,
-            config=str(domain_files.path(directory, domain.model.config)),
-            tokenizer=str(domain_files.path(directory, domain.model.tokenizer)),
+            config=str(pinned_files.path(directory, domain.model.config)),
+            tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
             recipe=asdict(domain.recipe),
             threads=1,
         )

@@ -316,7 +316,7 @@ def _join(place: Place, program: Path, owner: tuple[int, int] | None, address: s
 def _refuse_other(directory: DataDirectory, address: str) -> None:
     """Raise ``UserError`` where ``address`` is none, or asks for another domain than the one that was joined."""
     # Imported here: the network stack takes a second to load.
-    from node import invitation, joining
+    from node.domain import invitation, joining
 
     wanted, held = invitation.parse(address).domain, joining.held(directory)
     if held is not None and wanted not in (None, held.id):

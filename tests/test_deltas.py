@@ -20,11 +20,11 @@ import trio
 from blake3 import blake3
 from safetensors.numpy import load_file, save_file
 
-from node import genesis
 from node.api.client import Unavailable, request
 from node.cli import main
 from node.config import write
 from node.devnet_setup import Options, prepare
+from node.domain import founding
 from node.fleet import Member
 from node.store.verify import verify
 from protocol.constants import CHUNK_BYTES
@@ -43,7 +43,7 @@ WIDE = 4096
 
 def widened(folder: Path) -> None:
     """The starter model in ten megabytes: its networks get many more units that do nothing and are never trained."""
-    shutil.copytree(genesis.MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    shutil.copytree(founding.MODEL, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
@@ -100,9 +100,9 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Member]]:
         config = member.directory.config()
         write(replace(config, bulk=replace(config.bulk, peer_rate=RATE)), member.directory.config_file)
     ids = tuple(member.directory.read_identity().node for member in members)
-    founding = genesis.devnet(name="deltas", nodes=NODES, tasks=None)
+    founding = founding.devnet(name="deltas", nodes=NODES, tasks=None)
     founding = replace(founding, model=folder / "model", validators=ids, electors=ids)
-    trio.run(genesis.found, members[0].directory, founding)
+    trio.run(founding.found, members[0].directory, founding)
     with pytest.MonkeyPatch.context() as patch, running(members, patch):
         wait(
             lambda: all(

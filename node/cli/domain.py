@@ -54,13 +54,13 @@ def _create(arguments: argparse.Namespace) -> int:
     # Imported here, so that other commands start without loading what they do not use.
     import trio
 
-    from node import domain_file, genesis
     from node.addresses import own_addresses
     from node.config import resolve
+    from node.domain import domain_toml, founding
     from node.store.files import write_new
 
     notes: list[str] = []
-    founding = genesis.of_file(domain_file.load(arguments.file), notes)
+    founding = founding.of_file(domain_toml.load(arguments.file), notes)
     for line in notes:
         options.note(line)
     if arguments.private:
@@ -75,7 +75,7 @@ def _create(arguments: argparse.Namespace) -> int:
         listen = resolve(directory.config_file, environment=os.environ).listen
         directory.identity()
         options.note(f"checking the tasks and converting {founding.model}")
-        domain = trio.run(genesis.found, directory, founding)
+        domain = trio.run(founding.found, directory, founding)
         directory.clean_work()
     if out is not None:
         write_new(out, directory.genesis() or b"", mode=0o644)
@@ -128,7 +128,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def describe(domain: Domain) -> dict[str, Any]:
     """A domain as JSON-ready values, its numbers in the units of ``domain.toml``."""
-    from node.domain_file import SECTIONS
+    from node.domain.domain_toml import SECTIONS
 
     values: dict[str, Any] = {
         "id": domain.id.hex(),

@@ -82,7 +82,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     # Imported here, so that other commands start without loading what they do not use.
     import trio
 
-    from node import joining
+    from node.domain import joining
     from node.evaluating import QUESTIONS
 
     directory = options.existing_directory(arguments)
@@ -109,14 +109,14 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Domain) -> Setup:
-    from node import domain_files
+    from node.domain import pinned_files
     from node.roles.engine import Setup
 
     config = directory.config()
     return Setup(
         options={
-            "config": str(domain_files.path(directory, domain.model.config)),
-            "tokenizer": str(domain_files.path(directory, domain.model.tokenizer)),
+            "config": str(pinned_files.path(directory, domain.model.config)),
+            "tokenizer": str(pinned_files.path(directory, domain.model.tokenizer)),
             "threads": config.threads if arguments.threads is None else arguments.threads,
             "dtype": domain.model.compute_dtype,
         },
@@ -194,15 +194,16 @@ async def _measure(
     directory: DataDirectory,
     held: Sequence[_Held],
 ) -> dict[str, Any]:
-    from node import domain_files, evaluating
+    from node import evaluating
     from node.answering import open_sampler, sampling
+    from node.domain import pinned_files
     from node.tasks.service import TaskService
     from node.workers.client import WorkerError
     from protocol.weights.manifest import Manifest
 
     plan = evaluating.Plan.of(
         domain.id,
-        evaluating.sources_named(arguments.tasks, domain, domain_files.task_rows(directory, domain)),
+        evaluating.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
         questions,
         arguments.samples,
         greedy=arguments.greedy,

@@ -21,7 +21,7 @@ from typing import Any, Final
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from node import joining
+from node.domain import joining
 from node.errors import UserError
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory

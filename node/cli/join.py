@@ -1,6 +1,6 @@
 """``farflung join ADDRESS``: take part in a domain, knowing nothing but the address of one of its nodes.
 
-Nothing is kept before its user agreed: the peer is asked with a key of its own (``node.invitation``).
+Nothing is kept before its user agreed: the peer is asked with a key of its own (``node.domain.invitation``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from protocol.domain import Domain
 from protocol.identity import peer_id
 
 if TYPE_CHECKING:
-    from node.invitation import Invitation, Offer
+    from node.domain.invitation import Invitation, Offer
 
 PATIENCE: Final = 15.0
 """Seconds that the peer has for each of its answers."""
@@ -52,7 +52,7 @@ def _join(arguments: argparse.Namespace) -> int:
     # Imported here: the network stack takes a second to load, which no other command should pay.
     import trio
 
-    from node import invitation, joining
+    from node.domain import invitation, joining
 
     wanted = invitation.parse(arguments.address)
     directory = options.data_directory(arguments)

@@ -56,7 +56,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _away(directory: DataDirectory, why: str) -> dict[str, Any]:
     """What can be said of a node that does not answer."""
-    from node import joining
+    from node.domain import joining
 
     domain = joining.held(directory) if directory.genesis_file.exists() else None
     node = directory.read_identity().node if directory.exists() else None

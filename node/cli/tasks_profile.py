@@ -142,7 +142,8 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
     """What to ask, and the model that answers. Raises ``UserError``."""
     from dataclasses import replace
 
-    from node import domain_file, genesis, profiling
+    from node import profiling
+    from node.domain import domain_toml, founding
     from node.roles.engine import Setup
     from node.starter import defaults
 
@@ -150,17 +151,17 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
         "band": band
     }
-    other = None if arguments.tasks is None else tuple(genesis.task_rows(arguments.tasks))
+    other = None if arguments.tasks is None else tuple(founding.task_rows(arguments.tasks))
     if held is not None:
         model, rows, recipe = held
         wanted = profiling.Wanted(other or rows, recipe, **asked)
         wanted.check()
         yield wanted, model
         return
-    dtype, folder = "float32", arguments.model or genesis.MODEL
-    wanted = profiling.Wanted(other or tuple(genesis.task_rows(None)), defaults.RECIPE, **asked)
+    dtype, folder = "float32", arguments.model or founding.MODEL
+    wanted = profiling.Wanted(other or tuple(founding.task_rows(None)), defaults.RECIPE, **asked)
     if arguments.domain is not None:
-        founding = genesis.of_file(domain_file.load(arguments.domain))
+        founding = founding.of_file(domain_toml.load(arguments.domain))
         dtype, folder = founding.dtype, founding.model
         wanted = replace(wanted, tasks=other or founding.tasks, recipe=founding.recipe)
     wanted.check()
@@ -180,8 +181,8 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
 
 def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     """A version on the disk, with its domain's tasks and recipe."""
-    from node import domain_files, joining
     from node.cli.weights import found_on_disk
+    from node.domain import joining, pinned_files
     from node.profiling import Model
     from node.roles.engine import Setup
 
@@ -189,7 +190,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     if domain is None:
         raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
 
-    rows = tuple(domain_files.task_rows(directory, domain))
+    rows = tuple(pinned_files.task_rows(directory, domain))
     here = [
         row["digest"]
         for row in found_on_disk(directory)["objects"]
@@ -203,8 +204,8 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     config = directory.config()
     setup = Setup(
         options={
-            "config": str(domain_files.path(directory, domain.model.config)),
-            "tokenizer": str(domain_files.path(directory, domain.model.tokenizer)),
+            "config": str(pinned_files.path(directory, domain.model.config)),
+            "tokenizer": str(pinned_files.path(directory, domain.model.tokenizer)),
             "threads": arguments.threads or config.threads,
             "dtype": domain.model.compute_dtype,
         },

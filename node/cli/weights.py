@@ -72,8 +72,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, Lineage]:
     """What the commands need of a node that does not run: its lineage's entries, none where it never ran."""
-    from node import joining
     from node.cli.asking import offline
+    from node.domain import joining
     from node.retention import lineage_of
     from node.store.versions import VersionStore
 
@@ -89,9 +89,9 @@ def _offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, L
 
 def found_on_disk(directory: DataDirectory) -> dict[str, Any]:
     """What is on the disk: from the daemon, else from the folder's own log."""
-    from node import joining
     from node.api.weights import objects
     from node.cli.asking import ask_or_none
+    from node.domain import joining
     from node.retention import room
 
     found = ask_or_none(directory, "weights")

@@ -26,8 +26,8 @@ from node.api.client import Unavailable, request
 from node.config import Config, resolve
 from node.doctor import machine
 from node.doctor.finding import ERROR, OK, WARNING, Check, Finding
+from node.domain.joining import held
 from node.errors import UserError
-from node.joining import held
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network
 from node.net.rpc import Unreachable

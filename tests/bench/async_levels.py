@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from node import genesis
+from node.domain import founding
 from node.starter.defaults import RECIPE, TASKS
 from node.tasks.reasoning import ReasoningTask
 from node.workers import sharding
@@ -39,8 +39,8 @@ HELD_OUT: Final = 1024
 
 def starter() -> CausalLM:
     """The starter model, version 0."""
-    model = CausalLM(read_config(genesis.MODEL / "config.json"))
-    weight_files.load_into(model, weight_files.read_safetensors(genesis.MODEL))
+    model = CausalLM(read_config(founding.MODEL / "config.json"))
+    weight_files.load_into(model, weight_files.read_safetensors(founding.MODEL))
     return model
 
 
@@ -51,8 +51,8 @@ class Course:
         self.seed = seed
         (task,) = TASKS
         self.task = ReasoningTask(task.name, task.parameters, task.version, sandboxed=False)
-        self.config = read_config(genesis.MODEL / "config.json")
-        self.texts = Texts(genesis.MODEL / "tokenizer.json", self.config)
+        self.config = read_config(founding.MODEL / "config.json")
+        self.texts = Texts(founding.MODEL / "tokenizer.json", self.config)
         self.settings = Settings.of(RECIPE, self.config)
 
     def write(self, model: CausalLM, name: str, groups: int, size: int) -> list[Sample]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from node import genesis
+from node.domain import founding
 from node.starter.defaults import RECIPE
 
 SLOTS: Final = 2048
@@ -190,7 +190,7 @@ def main() -> None:
         return
     if arguments.trl is None:
         parser.error("--trl names the Python of a virtual environment with TRL")
-    models = {"starter": genesis.MODEL}
+    models = {"starter": founding.MODEL}
     if arguments.model is not None:
         models["model"] = arguments.model
     found = {

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from node import calibrating, domain_file
+from node import calibrating
 from node.cli import main
+from node.domain import domain_toml
 from node.errors import UserError
 from node.starter import __file__ as starter
 from proofs.calibrate import STATISTICS
@@ -66,8 +67,8 @@ def test_it_writes_limits_figures_and_a_report(calibrated: Path) -> None:
     assert all(one.name in report for one in STATISTICS)
 
 
-def parse(folder: Path, text: str) -> domain_file.DomainFile:
-    return domain_file.parse(f'name = "x"\nmodel = "{MODEL}"\n{text}\n[[task]]\nname = "gcd"\n', folder / "domain.toml")
+def parse(folder: Path, text: str) -> domain_toml.DomainFile:
+    return domain_toml.parse(f'name = "x"\nmodel = "{MODEL}"\n{text}\n[[task]]\nname = "gcd"\n', folder / "domain.toml")
 
 
 def test_a_domain_takes_dtype_and_limits_from_it(calibrated: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_domain_takes_dtype_and_limits_from_it(calibrated: Path) -> None:
     told = json.loads((calibrated / "calibration.json").read_text())
     assert found.thresholds.to_value() == list(told["thresholds"].values())
     assert found.dtype == "float32"
-    one = domain_file.parse(
+    one = domain_toml.parse(
         f'name = "x"\nmodel = "{MODEL}"\ncalibration = "calibration.json"\n[[task]]\nname = "gcd"\n'
         "[thresholds]\nlogprob_error = 0.25\n",
         calibrated / "domain.toml",

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from node import devnet, devnet_setup, fleet, genesis
+from node import devnet, devnet_setup, fleet
 from node.devnet_setup import Options
 from node.display import View
+from node.domain import founding
+from node.domain.founding import Founding
 from node.errors import UserError
-from node.genesis import Founding
 from node.store.directory import DataDirectory
 from tests.node import fake_daemon
 
@@ -62,8 +63,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     def command(directory: DataDirectory) -> list[str]:
         return [sys.executable, "-S", fake_daemon.__file__, str(directory.path)]
 
-    monkeypatch.setattr(genesis, "check", check)
-    monkeypatch.setattr(genesis, "found", found)
+    monkeypatch.setattr(founding, "check", check)
+    monkeypatch.setattr(founding, "found", found)
     monkeypatch.setattr(fleet, "daemon_command", command)
     monkeypatch.setattr(fleet, "RESTART_PAUSE", 0.05)
     monkeypatch.setattr(fleet, "POLL", 0.05)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from node import genesis
 from node.cli import main
+from node.domain import founding
 from node.store.directory import DataDirectory
 
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = DataDirectory(tmp_path_factory.mktemp("founder"))
     directory.create()
     directory.identity()
-    trio.run(genesis.found, directory, genesis.devnet(name="evaluated", nodes=4, tasks=None))
+    trio.run(founding.found, directory, founding.devnet(name="evaluated", nodes=4, tasks=None))
     return directory.path
 
 

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from node.cli import export
 from node.cli.export import Chosen, header, tokenizer_config, write
+from node.domain.founding import MODEL
 from node.errors import UserError
-from node.genesis import MODEL
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.manifest import Manifest
 

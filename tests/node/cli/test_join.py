@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from node import daemon, invitation
+from node import daemon
 from node.cli import join, main
 from node.config import Config
+from node.domain import invitation
+from node.domain.invitation import Invitation, Offer
 from node.errors import UserError
-from node.invitation import Invitation, Offer
 from node.keys import recovery_words
 from node.store.directory import DataDirectory
 from protocol.domain import parse_genesis

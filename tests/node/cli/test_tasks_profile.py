@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from node import genesis
 from node.cli import main
+from node.domain import founding
 from node.store.directory import DataDirectory
 from protocol.taskset import TaskSet
 
@@ -35,7 +35,7 @@ def test_the_starter_models_questions_end_up_in_a_genesis(tmp_path: Path, capsys
     assert sorted(path.name for path in out.iterdir()) == ["chain_sum.txt", "profile.jsonl"]
     table = tmp_path / "tasks.toml"
     table.write_text('[[task]]\nname = "chain_sum"\nset = "out/chain_sum.txt"\n')
-    (row,) = genesis.task_rows(str(table))
+    (row,) = founding.task_rows(str(table))
     assert len(TaskSet.parse(row["items"]).items) == task["kept"]
     # A band that nothing lies in is no success; the questions are not asked again.
     code, text, err = run(capsys, *asked, "--low", "0.99", "--high", "0.999")
@@ -48,7 +48,7 @@ def test_a_version_that_a_node_holds_is_profiled(tmp_path: Path, capsys: pytest.
     directory = DataDirectory(tmp_path / "founder")
     directory.create()
     directory.identity()
-    trio.run(genesis.found, directory, genesis.devnet(name="profiled", nodes=4, tasks=None))
+    trio.run(founding.found, directory, founding.devnet(name="profiled", nodes=4, tasks=None))
     asked = ("--data-dir", str(directory.path), "-o", str(tmp_path / "out"), "--items", "8", "--responses", "4")
     code, text, _ = run(capsys, *asked, "--version", "0", "--low", "0", "--high", "1", "--json")
     assert code == 0

@@ -44,7 +44,7 @@ from typing import Any, Final
 import trio
 
 from node import starter
-from node.domain_file import AUDIT_SHARE, EARNED_REPUTATION, DomainFile
+from node.domain.domain_toml import AUDIT_SHARE, EARNED_REPUTATION, DomainFile
 from node.errors import UserError
 from node.starter import defaults
 from node.store.blobs import BlobStore

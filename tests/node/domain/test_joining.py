@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from node import joining
+from node.domain import joining
 from node.errors import UserError
 from node.net.host import open_network
 from node.store.directory import DataDirectory

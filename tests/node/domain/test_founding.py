@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from node import genesis
+from node.domain import founding
 from node.errors import UserError
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
@@ -58,7 +58,7 @@ package = "farflung-riddles"
 
 
 def test_names_stand_for_reasoning_gyms_data_sets() -> None:
-    rows = genesis.task_rows("chain_sum, gcd")
+    rows = founding.task_rows("chain_sum, gcd")
     assert [(row["kind"], row["name"], row["weight"], row["parameters"], row["data"]) for row in rows] == [
         ("reasoning-gym", "chain_sum", 1, "{}", None),
         ("reasoning-gym", "gcd", 1, "{}", None),
@@ -70,7 +70,7 @@ def test_a_file_names_weights_parameters_and_jsonl(tmp_path: Path) -> None:
     (tmp_path / "tasks.toml").write_text(TABLE)
     (tmp_path / "sums.txt").write_text("8\n3\n")
     (tmp_path / "homework.jsonl").write_text('{"problem": "1+1?", "answer": 2, "level": 1}\n')
-    first, second = genesis.task_rows(str(tmp_path / "tasks.toml"))
+    first, second = founding.task_rows(str(tmp_path / "tasks.toml"))
     assert (first["weight"], json.loads(first["parameters"])) == (3, {"min_terms": 2, "max_terms": 3})
     assert (second["kind"], second["version"]) == ("jsonl", MATH)
     assert Path(second["data"]).read_text() == '{"question": "1+1?", "answer": "2"}\n'
@@ -82,7 +82,7 @@ def test_files_and_packages_of_other_kinds(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "tasks.toml").write_text(OTHERS)
     (tmp_path / "words.jsonl").write_text('{"q": "Who?", "answer": "me"}\n{"q": "", "answer": "me"}\n')
     (tmp_path / "mbpp.jsonl").write_text('{"problem": "Double.", "test_list": ["assert f(2) == 4"]}\n')
-    words, programs, riddles = genesis.task_rows(str(tmp_path / "tasks.toml"))
+    words, programs, riddles = founding.task_rows(str(tmp_path / "tasks.toml"))
     assert (words["version"], words["parameters"]) == ("exact==1", '{"check": "exact"}')
     assert Path(words["data"]).read_text() == '{"question": "Who?", "answer": "me"}\n'
     assert (programs["kind"], programs["version"]) == ("code", f"python=={own_version()}")
@@ -92,7 +92,7 @@ def test_files_and_packages_of_other_kinds(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_by_default_it_is_the_starter_models_own_mix() -> None:
-    assert genesis.task_rows(None)
+    assert founding.task_rows(None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -
     file = tmp_path / "tasks.toml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        genesis.task_rows(str(file))
+        founding.task_rows(str(file))
     assert words in str(caught.value)
     assert str(file) in str(caught.value)
 
@@ -136,12 +136,12 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -
 @pytest.mark.parametrize("text", ["", " , "])
 def test_names_that_name_nothing_stand_for_nothing(text: str) -> None:
     with pytest.raises(UserError, match="no task is named"):
-        genesis.task_rows(text)
+        founding.task_rows(text)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.toml: cannot be read"):
-        genesis.task_rows(str(tmp_path / "nothing.toml"))
+        founding.task_rows(str(tmp_path / "nothing.toml"))
 
 
 async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,23 +149,23 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch:
     folder, directory = tmp_path / "model", DataDirectory(tmp_path / "founder")
     directory.create()
     directory.identity()
-    vocabulary = json.loads((genesis.MODEL / "config.json").read_text())["vocab_size"]
+    vocabulary = json.loads((founding.MODEL / "config.json").read_text())["vocab_size"]
     sizes = {"vocab_size": vocabulary, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 69}
     settings = transformers.AutoConfig.for_model("gpt2", **sizes, eos_token_id=1, bos_token_id=1)
     transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes((genesis.MODEL / "tokenizer.json").read_bytes())
-    founding = replace(genesis.devnet(name="test", nodes=5, tasks=None), model=folder)
-    domain = await genesis.found(directory, founding, checked=True)
+    (folder / "tokenizer.json").write_bytes((founding.MODEL / "tokenizer.json").read_bytes())
+    founding = replace(founding.devnet(name="test", nodes=5, tasks=None), model=folder)
+    domain = await founding.found(directory, founding, checked=True)
     assert domain.model.architecture == "gpt2"
     assert BlobStore(directory.blobs).get(domain.model.config.hash) == (folder / "config.json").read_bytes()
 
     async def converted(*_: object) -> dict[str, int]:
         return {"positions": 69}
 
-    monkeypatch.setattr(genesis, "convert", converted)
+    monkeypatch.setattr(founding, "convert", converted)
     longer = replace(founding, recipe=replace(founding.recipe, max_prompt_tokens=65))
     with pytest.raises(UserError, match="the model has 69 positions, and prompts and responses take 70 tokens"):
-        await genesis.found(directory, longer, checked=True)
+        await founding.found(directory, longer, checked=True)
 
 
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(
     table = tmp_path / "tasks.toml"
     table.write_text(TABLE[: TABLE.index("[[task]]", 10)])
     (tmp_path / "sums.txt").write_text("8\n3\n")
-    founding = genesis.devnet(name="test", nodes=5, tasks=str(table))
-    await genesis.found(directory, replace(founding, dtype="bfloat16"))
+    founding = founding.devnet(name="test", nodes=5, tasks=str(table))
+    await founding.found(directory, replace(founding, dtype="bfloat16"))
     data = directory.genesis()
     assert data is not None
     domain = parse_genesis(data)

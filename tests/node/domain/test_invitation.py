@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from node import invitation, joining
+from node.domain import invitation, joining
+from node.domain.invitation import Invitation
 from node.errors import UserError
-from node.invitation import Invitation
 from node.net.host import Network, open_network
 from node.net.transfer import serve_blobs
 from node.store.hashing import hash_bytes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node import domain_file, genesis
+from node.domain import domain_toml, founding
 from node.errors import UserError
 from node.starter import defaults
 from proofs.checks import FLOAT32_THRESHOLDS
@@ -22,7 +22,7 @@ LEAST = 'name = "arithmetic"\nmodel = "model"\n\n[[task]]\nname = "chain_sum"\n'
 
 
 def test_the_least_that_is_needed_takes_all_defaults() -> None:
-    found = domain_file.parse(LEAST, PATH)
+    found = domain_toml.parse(LEAST, PATH)
     assert (found.name, found.model) == ("arithmetic", Path("/somewhere/model"))
     assert (found.electors, found.validators, found.private) == ((), (), False)
     assert found.recipe == defaults.RECIPE
@@ -62,10 +62,10 @@ logprob_error = 0.01
 name = "chain_sum"
 parameters = {{ ratio = 0.5 }}
 """
-    found = domain_file.parse(text, PATH)
+    found = domain_toml.parse(text, PATH)
     assert found.electors == (NODES[0],)
     assert found.private
-    assert genesis.of_file(found).private
+    assert founding.of_file(found).private
     assert found.validators == tuple(sorted((NODES[1], NODES[2])))
     assert (found.recipe.learning_rate, found.recipe.temperature) == (300_000_000, 900_000)
     assert (found.recipe.group_size, found.recipe.clip_max) == (4, 5_000_000)
@@ -73,22 +73,22 @@ parameters = {{ ratio = 0.5 }}
     assert (found.policy.min_nodes, found.policy.relays_per_million) == (2, 250_000)
     assert found.policy.validator_reputation == 500_000
     assert found.thresholds.logprob_error == 10_000
-    (row,) = genesis.of_file(found).tasks
+    (row,) = founding.of_file(found).tasks
     assert row["parameters"] == '{"ratio": 0.5}'
 
 
 def test_length_control_by_list_and_by_name() -> None:
     text = f'{LEAST}\n[recipe]\nmax_response_tokens = 16000\nnormalisation = "sequence"\nlength_penalty = 0.0005\n'
-    listed = domain_file.parse(f'{text}target_lengths = [8, 20]\nbudget_prompt = "{{}} tokens"', PATH).recipe
+    listed = domain_toml.parse(f'{text}target_lengths = [8, 20]\nbudget_prompt = "{{}} tokens"', PATH).recipe
     assert (listed.target_lengths, listed.length_penalty) == ((8, 20), 500)
     assert (listed.normalisation, listed.budget_prompt) == ("sequence", "{} tokens")
-    named = domain_file.parse(f'{text}target_lengths = "TARGET-LONG"', PATH).recipe
+    named = domain_toml.parse(f'{text}target_lengths = "TARGET-LONG"', PATH).recipe
     assert named.target_lengths == (2000, 4000, 6000, 8000, 10_000)
 
 
 def test_named_validators_are_not_joined_by_newcomers() -> None:
     text = f'validators = ["{NODES[0].hex()}"]\n{LEAST}'
-    assert domain_file.parse(text, PATH).policy.validator_reputation == domain_file.EARNED_REPUTATION
+    assert domain_toml.parse(text, PATH).policy.validator_reputation == domain_toml.EARNED_REPUTATION
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_named_validators_are_not_joined_by_newcomers() -> None:
 )
 def test_a_mistake_names_file_line_and_key(text: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        genesis.of_file(domain_file.parse(text, PATH))
+        founding.of_file(domain_toml.parse(text, PATH))
     assert str(caught.value).startswith(f"{PATH}: ")
     assert words in str(caught.value)
     assert caught.value.remedy
@@ -144,12 +144,12 @@ def test_a_mistake_names_file_line_and_key(text: str, words: str) -> None:
 def test_a_mistake_in_a_task_names_its_line() -> None:
     text = f'{LEAST}\n[[task]]\nname = "gcd"\nweight = 0\n'
     with pytest.raises(UserError, match=r"line 7: task 2: the weight of gcd"):
-        genesis.of_file(domain_file.parse(text, PATH))
+        founding.of_file(domain_toml.parse(text, PATH))
 
 
 def test_a_domain_may_have_several_electors() -> None:
     text = f'electors = ["{NODES[0].hex()}", "{NODES[1].hex()}"]\n{LEAST}'
-    assert genesis.of_file(domain_file.parse(text, PATH)).electors == tuple(NODES[:2])
+    assert founding.of_file(domain_toml.parse(text, PATH)).electors == tuple(NODES[:2])
 
 
 @given(value=st.integers(1, 10**12))
@@ -160,12 +160,12 @@ def test_no_number_is_rounded(value: int) -> None:
         if value < 10**12
         else f"{LEAST}\n[recipe]\nlearning_rate = 1\n"
     )
-    assert domain_file.parse(text, PATH).recipe.learning_rate == value
+    assert domain_toml.parse(text, PATH).recipe.learning_rate == value
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
-        domain_file.load(tmp_path / "domain.toml")
+        domain_toml.load(tmp_path / "domain.toml")
     (tmp_path / "domain.toml").write_bytes(b'name = "\xff"')
     with pytest.raises(UserError, match="UTF-8"):
-        domain_file.load(tmp_path / "domain.toml")
+        domain_toml.load(tmp_path / "domain.toml")

@@ -17,8 +17,8 @@ from typing import Final
 import trio
 
 from node.config_keys import address_problem
+from node.domain.joining import PROTOCOL
 from node.errors import UserError
-from node.joining import PROTOCOL
 from node.net.discovery import AddressError
 from node.net.host import Network, open_network
 from node.net.rpc import Unreachable

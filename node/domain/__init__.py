@@ -1,0 +1,1 @@
+"""A domain as people handle it: domain.toml, founding, joining, invitations."""
