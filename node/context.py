@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from node.config import Config
 from node.log.service import LogService
 from node.metrics import Metrics
+from node.net.blob_exchange import fetch_blob
 from node.net.host import Network
-from node.net.transfer import fetch_blob
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from node.bulk.client import Bulk
     from node.bulk.handout import Routes
     from node.log.elector import Elector
+    from node.peers.presences import Presences
     from node.pool import Pool
-    from node.presences import Presences
     from node.weights import Weights
 
 

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 import node as package
-from node import cheats, entrusting, liveness, metrics, offering, systemd, tracking, watchdog
+from node import cheats, entrusting, metrics, offering, systemd, tracking, watchdog
 from node.api import server
 from node.api.weights import Pulls
 from node.bulk.client import Bulk
@@ -37,11 +37,12 @@ from node.log.elector import open_elector
 from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import LogSync
+from node.net.blob_exchange import serve_blobs, serve_chunks, serve_haves
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network
-from node.net.transfer import serve_blobs, serve_chunks, serve_haves
+from node.peers import twins
+from node.peers.presences import Presences
 from node.pool import Pool
-from node.presences import Presences
 from node.roles.engine import chosen
 from node.roles.manager import RoleManager
 from node.store.blobs import BlobStore
@@ -191,7 +192,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     node.routes.serve()
     offering.serve(node)
     entrusting.serve(node)
-    liveness.serve(network, node.presences)
+    twins.serve(network, node.presences)
     node.presences.listen()
     with node.bulk.open():
         await _run_parts(node, manager, sync)
@@ -269,7 +270,7 @@ async def _refuse_twin(node: Node) -> None:
 
 async def _refuse_elsewhere(node: Node) -> None:
     interval, ours = node.domain.timings.presence_ms / 1000, node.presences.ours
-    sighting = await liveness.look(node.network, node.network.peers, node.domain.id, node.id, interval, ours)
+    sighting = await twins.look(node.network, node.network.peers, node.domain.id, node.id, interval, ours)
     if sighting.elsewhere and sighting.presence is not None:
         at = ", ".join(sighting.presence.addresses) or "an unknown address"
         raise UserError(

@@ -20,7 +20,7 @@ from typing import Final
 import trio
 
 from node.context import Node
-from node.net.rpc import Refused, Unreachable
+from node.net.requests import Refused, Unreachable
 from node.weights import payload
 from protocol import codec
 from protocol.constants import MAX_MANIFEST_BYTES

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from node.context import Node
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.constants import GATHER_FACTOR, MAX_STEP_BLOB_BYTES
 from protocol.domain import Recipe
 from protocol.errors import PeerError

@@ -16,7 +16,7 @@ from node import retention
 from node.carrier import STALL, Carrier, Holders
 from node.catching_up import CatchingUp
 from node.context import Node
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol import records
 from protocol.constants import CHUNK_BYTES, KEPT_VERSIONS
 from protocol.errors import Error, PeerError

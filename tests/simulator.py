@@ -18,7 +18,7 @@ from node.log.elector import Elector, open_elector
 from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import Handler, LogSync
-from node.net.rpc import Refused, Unreachable
+from node.net.requests import Refused, Unreachable
 from node.store.log_rows import Item
 from protocol.domain import Domain
 from protocol.errors import LocalError, PeerError

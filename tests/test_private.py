@@ -26,8 +26,8 @@ from node.api.client import Unavailable, request
 from node.bulk import certificate, handout
 from node.bulk.client import PORT_STEP
 from node.errors import Refused
+from node.net.blob_exchange import BLOB_PROTOCOL, CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.net.host import open_network
-from node.net.transfer import BLOB_PROTOCOL, CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.store.directory import DataDirectory
 from protocol import codec
 from protocol.domain import Domain, parse_genesis

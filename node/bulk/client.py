@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from node import addresses
 from node.bulk.limits import Limits
+from node.net import listening
 from node.workers import wire
 from node.workers.client import Process, WorkerError, spawn
 from protocol.errors import LocalError
@@ -96,7 +96,7 @@ class Bulk:
             kind = "ip6" if ":" in host else "ip4"
             hosts = [host]
             if host in ("0.0.0.0", "::"):  # noqa: S104  compared with
-                outbound = addresses.outbound(kind)
+                outbound = listening.outbound(kind)
                 hosts = [*([] if outbound is None else [outbound]), "::1" if kind == "ip6" else "127.0.0.1"]
             found += [f"/{kind}/{one}/tcp/{port}/{scheme}" for one in hosts]
         return list(dict.fromkeys(found))[:4]
@@ -280,7 +280,7 @@ class Bulk:
         named = config.bulk.listen
         try:
             for text in named or config.listen[:1]:
-                kind, host, port = addresses.split(text)
+                kind, host, port = listening.split(text)
                 if named:
                     self._listeners.append(_bind(kind, host, port))
                 else:

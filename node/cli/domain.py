@@ -54,9 +54,9 @@ def _create(arguments: argparse.Namespace) -> int:
     # Imported here, so that other commands start without loading what they do not use.
     import trio
 
-    from node.addresses import own_addresses
     from node.config import resolve
     from node.domain import domain_toml, founding
+    from node.net.listening import own_addresses
     from node.store.files import write_new
 
     notes: list[str] = []

@@ -20,8 +20,6 @@ from typing import Any, Final
 
 import trio
 
-from node import liveness
-from node.addresses import own_addresses, split
 from node.api.client import Unavailable, request
 from node.config import Config, resolve
 from node.doctor import machine
@@ -30,7 +28,9 @@ from node.domain.joining import held
 from node.errors import UserError
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network
-from node.net.rpc import Unreachable
+from node.net.listening import own_addresses, split
+from node.net.requests import Unreachable
+from node.peers import twins
 from node.store.directory import DataDirectory
 from protocol.domain import Domain
 from protocol.identity import Identity, node_id, peer_id
@@ -306,13 +306,13 @@ async def _elsewhere(subject: Subject, domain: Domain, network: Network, reached
         return Finding("identity", OK, "no key yet, so no other node has it")
     remedy = "stop the other one for good before this one is started: two nodes must never run with one key"
     if subject.holder is not None:
-        heard = (await liveness.sighted(network, reached, domain.id, node)).values()
+        heard = (await twins.sighted(network, reached, domain.id, node)).values()
         newer = next((one for one in heard if one is not None and one.boot > subject.boot), None)
         if newer is None:
             return Finding("identity", OK, "peers hear the daemon of this directory and no other with its key")
         return Finding("identity", ERROR, f"another node runs with this key at {', '.join(newer.addresses)}", remedy)
     interval = min(domain.timings.presence_ms / 1000, MAX_INTERVAL)
-    sighting = await liveness.look(network, reached, domain.id, node, interval)
+    sighting = await twins.look(network, reached, domain.id, node, interval)
     if sighting.presence is None:
         return Finding("identity", OK, f"none of {sighting.answered} peers hears this node")
     at = ", ".join(sighting.presence.addresses) or "an unknown address"

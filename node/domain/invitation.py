@@ -19,10 +19,10 @@ import trio
 from node.config_keys import address_problem
 from node.domain.joining import PROTOCOL
 from node.errors import UserError
+from node.net.blob_exchange import fetch_blob
 from node.net.discovery import AddressError
 from node.net.host import Network, open_network
-from node.net.rpc import Unreachable
-from node.net.transfer import fetch_blob
+from node.net.requests import Unreachable
 from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES
 from protocol.domain import Domain, parse_genesis
 from protocol.errors import PeerError

@@ -17,7 +17,7 @@ from node.log import elector_wire as wire
 from node.log.elector_wire import Reached, Refusal
 from node.log.sync import LogSync
 from node.log.voter import Voter, version_of
-from node.net.rpc import Refused, Unreachable
+from node.net.requests import Refused, Unreachable
 from protocol.errors import PeerError
 from protocol.log import proposal, quorum
 from protocol.log.proposal import proposer

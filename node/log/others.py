@@ -15,7 +15,7 @@ import trio
 from node.log import elector_wire as wire
 from node.log.elector_wire import Refusal
 from node.log.voter import Voter
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.errors import PeerError
 from protocol.log.quorum import quorum
 

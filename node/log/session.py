@@ -19,7 +19,7 @@ from node.log import wire
 from node.log.service import LogService
 from node.log.verifying import Received
 from node.log.wire import Summary
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.errors import PeerError
 from protocol.log import entry as entries
 from protocol.log.heads import MAX_RANGE, Head, RangeRequest, bucket, plan

@@ -19,7 +19,7 @@ from node.log import wire
 from node.log.service import LogService, News
 from node.log.session import Session, SyncResult, summary
 from node.log.wire import Summary
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.log.heads import MAX_RANGE, RangeRequest

@@ -17,8 +17,8 @@ from typing import Final
 import trio
 
 from node.errors import Busy, Refused, Unreachable
+from node.net.blob_exchange import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.net.host import Network
-from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from protocol import codec
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError

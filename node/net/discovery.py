@@ -30,7 +30,7 @@ from typing import Final
 
 import trio
 
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.errors import Error, PeerError
 from protocol.identity import node_id, peer_id
 

@@ -7,7 +7,7 @@
    its bucket allows is dropped, not blamed; a forwarder has a wider bucket, because keys are free.
 4. A handler's ``PeerError`` scores the origin down; any other exception is logged. Own messages do not come back.
 5. Gossip is a hint: a full queue or bucket drops messages without notice.
-6. Others' messages of a topic with a ``delay`` are forwarded together (``node.net.forwarding``), all else at once.
+6. Others' messages of a topic with a ``delay`` are forwarded together (``node.net.gossip_batches``), all else at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from libp2p.tools.anyio_service import background_trio_service
 
 from node.net.guard import GuardedHost, Limits, node_of
 from node.net.pubsub import MAX_TOPIC, forward_together, make_pubsub
-from node.net.rpc import Count
+from node.net.requests import Count
 from protocol.errors import LocalError, PeerError
 
 log = logging.getLogger(__name__)

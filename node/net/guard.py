@@ -9,9 +9,9 @@ answer here:
 3. One unparsable gossip RPC, bad key or raising validator kills host or pubsub: ``node.net.pubsub``.
 4. Every inbound connection keeps a slot until the process ends, so the node goes deaf: ``GuardedSwarm`` counts
    connections while they live, and handshakes in progress apart (slow loris).
-5. Flow control is not enforced, streams are unlimited, and their semaphore is shared by all peers: ``node.net.muxer``;
+5. Flow control is not enforced, streams are unlimited, and their semaphore is shared by all peers: ``node.net.yamux``;
    libp2p's resource manager is not used.
-6. A cancelled write desynchronises Noise for the whole connection: ``node.net.muxer`` writes frames whole.
+6. A cancelled write desynchronises Noise for the whole connection: ``node.net.yamux`` writes frames whole.
 7. Plaintext and SECIO are accepted, so peer ids can be forged: Noise is the only security protocol here, and only
    Ed25519 peer ids are admitted.
 
@@ -59,9 +59,9 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils.varint import decode_uvarint_from_stream
 
-from node.net.muxer import Muxer
 from node.net.noise import Noise
-from node.net.stream import MAX_LINE, Budget, MuxerStream, Violation
+from node.net.yamux import Muxer
+from node.net.yamux_stream import MAX_LINE, Budget, MuxerStream, Violation
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity, peer_id
 

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import trio
 
-from node.net import rpc
+from node.net import requests
 from node.net.discovery import Address, AddressBook, AddressError, PeerManager, parse_address
 from node.net.gossip import Gossip
 from node.net.gossip import Handler as GossipHandler
 from node.net.guard import GuardedHost, GuardedSwarm, Limits, make_host, peer_of
-from node.net.rpc import Count, Unreachable
-from node.net.scores import Scores
+from node.net.peer_scores import Scores
+from node.net.requests import Count, Unreachable
 from protocol.errors import Error, LocalError, PeerError
 from protocol.identity import Identity
 
@@ -65,7 +65,7 @@ class Network:
         self._listeners = listeners
         self._host: GuardedHost | None = None
         self._up = trio.Event()
-        self._servers: dict[str, rpc.Server] = {}
+        self._servers: dict[str, requests.Server] = {}
         self._peers: dict[bytes, Peer] = {}
         self._on_connect: list[Callable[[bytes], None]] = []
         self._book = AddressBook(identity.node)
@@ -169,11 +169,13 @@ class Network:
 
     # --- requests and gossip -----------------------------------------------------------------------------------
 
-    def serve(self, protocol: str, handler: rpc.Handler, *, max_request: int, max_concurrent_per_peer: int = 8) -> None:
-        """Answer requests of ``protocol``: ``await handler(peer, request) -> answer``. See ``node.net.rpc``."""
+    def serve(
+        self, protocol: str, handler: requests.Handler, *, max_request: int, max_concurrent_per_peer: int = 8
+    ) -> None:
+        """Answer requests of ``protocol``: ``await handler(peer, request) -> answer``. See ``node.net.requests``."""
         if protocol in self._servers:
             raise LocalError(f"protocol {protocol} has a handler already")
-        server = rpc.Server(
+        server = requests.Server(
             protocol,
             handler,
             max_request=max_request,
@@ -200,7 +202,7 @@ class Network:
             if connection is None:
                 raise Unreachable(f"node {peer.hex()[:8]} is not connected")
         left = max(0.0, timeout - (trio.current_time() - started))
-        return await rpc.request(
+        return await requests.request(
             connection, protocol, payload, timeout=left, max_response=max_response, count=self._count(protocol)
         )
 

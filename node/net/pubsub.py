@@ -27,9 +27,9 @@ from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
 from libp2p.utils.varint import encode_varint_prefixed
 
-from node.net.forwarding import Forwards
+from node.net.gossip_batches import Forwards
 from node.net.guard import GuardedHost, GuardedSwarm, Limits, node_of
-from node.net.stream import MuxerStream
+from node.net.yamux_stream import MuxerStream
 from protocol.errors import PeerError
 from protocol.identity import verify
 
@@ -136,7 +136,7 @@ def make_pubsub(host: GuardedHost, limits: Limits, message_id: Callable[[Any], b
     message_id = _remembering(message_id)
     # The stock cache names messages otherwise than "seen" does: whatever a peer says it has would be asked for again.
     mcache_module.default_msg_id_fn = message_id
-    router.scorer = None  # all its weights are zero; node.net.scores judges peers
+    router.scorer = None  # all its weights are zero; node.net.peer_scores judges peers
     router.recent_message_deliveries = collections.defaultdict(lambda: collections.deque(maxlen=1))  # stock: for ever
     pubsub = Pubsub(
         host,

@@ -22,7 +22,7 @@ from node import evaluating
 from node.answering import Question, Sampler, open_sampler, sampling
 from node.context import Node, innermost
 from node.evaluating import Plan, Source
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from node.roles.engine import model_bytes, open_tasks, setup_of, task_table
 from node.tasks.service import TaskService
 from node.weights import payload

@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from node.context import Node
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from node.pool import Amount
 from protocol.errors import PeerError
 from protocol.log.entry import Entry

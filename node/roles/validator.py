@@ -20,7 +20,7 @@ import trio
 
 from node import auditing
 from node.context import Node
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from node.roles.engine import Engine, open_engine, open_tasks
 from node.tasks.service import TaskService
 from node.workers.client import WorkerError

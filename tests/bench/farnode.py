@@ -26,7 +26,7 @@ from typing import Final
 import trio
 
 from node.context import Node
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from node.roles import trainer
 from node.store.directory import DataDirectory
 from node.systemd import Manager

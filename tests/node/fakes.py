@@ -31,10 +31,10 @@ from node.log.elector import Elector, open_elector
 from node.log.opening import load
 from node.log.service import LogService
 from node.log.sync import LogSync
+from node.net.blob_exchange import serve_blobs, serve_chunks, serve_haves
 from node.net.host import Peer
-from node.net.transfer import serve_blobs, serve_chunks, serve_haves
+from node.peers.presences import Presences
 from node.pool import Pool
-from node.presences import Presences
 from node.roles import engine as engine_role
 from node.roles import trainer as trainer_role
 from node.roles.manager import RoleManager

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from node.context import Health, innermost
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.log.entry import Entry
 from protocol.records import Rollout
 from tests.node.fakes import CONFIG, Faults, open_cluster

@@ -18,11 +18,12 @@ import pytest
 import trio
 import trio.testing
 
-from node import daemon, liveness
+from node import daemon
 from node.api.client import Unavailable, request
 from node.cli.main import main
 from node.config import Config, DevnetConfig, write
 from node.errors import UserError
+from node.peers import twins
 from node.store.directory import DataDirectory
 from node.store.verify import verify
 from protocol.domain import make_genesis, parse_genesis
@@ -235,7 +236,7 @@ async def test_a_twin_that_appears_after_the_start_is_refused(
     async with open_cluster(tmp_path) as cluster:
         running, witness = await cluster.node("a"), await cluster.node("b")
         for one in (running, witness):
-            liveness.serve(one.node.network, one.node.presences)
+            twins.serve(one.node.network, one.node.presences)
             one.nursery.start_soon(one.node.presences.run)
         await daemon._refuse_twin(running.node)  # its own presences are no twin's
 

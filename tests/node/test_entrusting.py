@@ -11,7 +11,7 @@ import trio.testing
 from node.config_keys import WILLING
 from node.entrusting import MAX_REQUEST, PATIENCE, PROTOCOL, entrust
 from node.log.service import News
-from node.net.rpc import Refused
+from node.net.requests import Refused
 from node.store.hashing import hash_bytes
 from protocol import codec
 from protocol.records import Blob, Weights

@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from node.net.rpc import Unreachable
-from node.net.transfer import CHUNK_PROTOCOL
+from node.net.blob_exchange import CHUNK_PROTOCOL
+from node.net.requests import Unreachable
 from node.weights import Weights as Versions
 from protocol.constants import KEPT_VERSIONS
 from protocol.errors import PeerError

@@ -19,7 +19,7 @@ from node.bulk.handout import Route
 from node.carrier import Carrier
 from node.config import BulkConfig
 from node.errors import Refused, Unreachable
-from node.net.transfer import CHUNK_PROTOCOL, CHUNK_REQUEST, HAVE_PROTOCOL
+from node.net.blob_exchange import CHUNK_PROTOCOL, CHUNK_REQUEST, HAVE_PROTOCOL
 from node.store.versions import VersionStore
 from protocol import codec
 from protocol.errors import PeerError

@@ -19,7 +19,7 @@ import trio
 
 from node.bulk import client
 from node.errors import Unreachable
-from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL
+from node.net.blob_exchange import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import Manifest

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from node import liveness
 from node.cli import main
 from node.doctor import machine, node
 from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.doctor.node import Subject
 from node.net.host import open_network
+from node.peers import twins
 from node.store.directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id
-from tests.node.test_liveness import Heard
+from tests.node.peers.test_twins import Heard
 from tests.protocol.builders import small_genesis
 
 GENESIS = small_genesis()
@@ -160,15 +160,15 @@ async def peers_say(subject: Subject, *heard: Heard) -> list[Finding]:
     async with open_network(
         Identity(bytes([120]) * 32), listen=("/ip4/127.0.0.1/tcp/0",), domain_tag=DOMAIN.id.hex()[:16]
     ) as network:
-        liveness.serve(network, heard[0])  # type: ignore[arg-type]
+        twins.serve(network, heard[0])  # type: ignore[arg-type]
         subject.directory.save_peers({peer_id(network.node): network.addresses})
         return await node.peers(subject)
 
 
 def presence(subject: Subject, boot: int, counter: int) -> bytes:
-    from tests.node import test_liveness
+    from tests.node.peers import test_twins
 
-    return test_liveness.presence(boot, counter, subject.directory.identity(), DOMAIN.id)
+    return test_twins.presence(boot, counter, subject.directory.identity(), DOMAIN.id)
 
 
 async def test_who_is_heard_nowhere_is_alone(directory: DataDirectory) -> None:

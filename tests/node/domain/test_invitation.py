@@ -11,8 +11,8 @@ import trio
 from node.domain import invitation, joining
 from node.domain.invitation import Invitation
 from node.errors import UserError
+from node.net.blob_exchange import serve_blobs
 from node.net.host import Network, open_network
-from node.net.transfer import serve_blobs
 from node.store.hashing import hash_bytes
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id

@@ -13,7 +13,7 @@ from node.errors import UserError
 from node.log import elector_wire as wire
 from node.log.elector import Elector, open_elector
 from node.log.voter import META
-from node.net.rpc import Refused
+from node.net.requests import Refused
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.identity import Identity

@@ -12,7 +12,7 @@ from node.log import wire
 from node.log.opening import load
 from node.log.service import LogService, NotReady
 from node.log.session import FRUITLESS
-from node.net.rpc import Refused
+from node.net.requests import Refused
 from protocol import codec
 from protocol.errors import LocalError, PeerError
 from protocol.log.entry import Entry

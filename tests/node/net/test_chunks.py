@@ -11,9 +11,9 @@ import trio
 
 from node.errors import Unreachable
 from node.net import chunks
+from node.net.blob_exchange import CHUNK_PROTOCOL, HAVE_PROTOCOL, serve_chunks, serve_haves
 from node.net.chunks import Store, fetch
 from node.net.host import Network
-from node.net.transfer import CHUNK_PROTOCOL, HAVE_PROTOCOL, serve_chunks, serve_haves
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.weights.chunk_set import bitmap_of, bits

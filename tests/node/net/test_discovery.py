@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from node.net import discovery
 from node.net.discovery import AddressBook, AddressError, PeerManager, parse_address
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.identity import peer_id
 from tests.node.net.helpers import identity, network, until
 

@@ -17,10 +17,10 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils.varint import encode_uvarint
 from trio.testing import wait_all_tasks_blocked
 
-from node.net import guard, muxer, pubsub
+from node.net import guard, pubsub, yamux
 from node.net.guard import Limits
 from node.net.host import Network
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.errors import LocalError, PeerError
 from tests.node.net.helpers import (
     ACK,
@@ -282,7 +282,7 @@ async def test_5_an_announced_frame_larger_than_any_window_costs_the_connection(
 
 async def test_5_a_flood_of_streams_costs_the_connection() -> None:
     async with network(1) as victim, attacker(victim) as bad:
-        for number in range(muxer.MAX_INBOUND_STREAMS + 1):
+        for number in range(yamux.MAX_INBOUND_STREAMS + 1):
             await bad.frame(WINDOW, SYN, 2 * number + 1, 0)
         await bad.closed()
         assert any("streams" in reason for reason in blamed(victim))
@@ -292,7 +292,7 @@ async def test_5_a_flood_of_streams_costs_the_connection() -> None:
 async def test_5_streams_may_be_opened_for_ever_one_after_the_other() -> None:
     async with network(1) as victim, network(2) as other:
         node = await other.connect(victim.addresses[0], 5)
-        for _ in range(muxer.MAX_INBOUND_STREAMS + 20):
+        for _ in range(yamux.MAX_INBOUND_STREAMS + 20):
             await other.request(node, ECHO, b"x", timeout=5, max_response=64)
         assert not victim.scores.reasons(other.node)
 
@@ -353,7 +353,7 @@ async def test_6_cancelled_writes_leave_the_connection_in_step() -> None:
 
 
 async def test_6_a_peer_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muxer, "FRAME_TIMEOUT", 0.1)
+    monkeypatch.setattr(yamux, "FRAME_TIMEOUT", 0.1)
     async with network(1) as victim, attacker(victim) as bad:
         request = bytes(200 << 10)
         hello = MULTISTREAM + line(ECHO.encode()) + len(request).to_bytes(4, "big")

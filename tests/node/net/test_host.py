@@ -13,7 +13,7 @@ import trio
 from node.net.discovery import AddressError
 from node.net.guard import Limits
 from node.net.host import Network, PortBusy, open_network
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from protocol.errors import PeerError
 from tests.node.net.helpers import ECHO, LISTEN, SYN, WINDOW, attacker, identity, line, network, never, until, usable
 

@@ -10,7 +10,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from trio.testing import wait_all_tasks_blocked
 
 from node.net.noise import Link
-from node.net.stream import Turns
+from node.net.yamux_stream import Turns
 
 
 class Plain:

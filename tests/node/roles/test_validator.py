@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from node.context import Node
-from node.net.rpc import Unreachable
+from node.net.requests import Unreachable
 from node.roles import inference, validator
 from node.roles.engine import open_engine, open_tasks
 from node.workers.client import WorkerError

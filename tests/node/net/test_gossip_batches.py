@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from node.net import forwarding
-from node.net.forwarding import Forwards
+from node.net import gossip_batches
+from node.net.gossip_batches import Forwards
 from node.net.guard import peer_of
 from tests.node.net.helpers import network, until
 from tests.node.net.test_gossip import meshed
@@ -55,7 +55,7 @@ async def test_who_has_a_message_is_not_sent_it(nursery: trio.Nursery, autojump_
 
 
 async def test_no_more_than_a_bounded_number_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "MAX_WAITING", 3)
+    monkeypatch.setattr(gossip_batches, "MAX_WAITING", 3)
     forwards, sent = recorder(1.0)
     for number in range(4):
         forwards.add(bytes([number]), str(number), ["a"])

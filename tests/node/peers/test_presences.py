@@ -8,7 +8,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from node.presences import TOPIC
+from node.peers.presences import TOPIC
 from protocol.identity import peer_id
 from protocol.work.presence import Presence
 from tests.node.fakes import Faults, Running, open_cluster, presence

@@ -27,7 +27,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 
 from node.net.noise import Link
-from node.net.stream import (
+from node.net.yamux_stream import (
     ACK,
     DATA,
     FIN,

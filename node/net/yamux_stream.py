@@ -1,4 +1,4 @@
-"""One yamux stream: flow control in both directions, whole writes, bounded lines. See ``node.net.muxer``."""
+"""One yamux stream: flow control in both directions, whole writes, bounded lines. See ``node.net.yamux``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, Mu
 from protocol.errors import PeerError
 
 if TYPE_CHECKING:
-    from node.net.muxer import Muxer
+    from node.net.yamux import Muxer
 
 HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
 DATA, WINDOW, PING, GO_AWAY = range(4)

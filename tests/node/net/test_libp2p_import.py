@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import node
-from node.net import lean
+from node.net import libp2p_import
 
 ROOT = Path(node.__file__).resolve().parents[1]
 
@@ -23,7 +23,7 @@ def run(code: str) -> str:
 
 
 def test_a_daemon_loads_none_of_them() -> None:
-    names = sorted(lean.UNUSED | {"rich", "urllib3"})
+    names = sorted(libp2p_import.UNUSED | {"rich", "urllib3"})
     out = run(f"import sys, node.daemon, libp2p; print(*(name for name in {names} if name in sys.modules))")
     assert out.strip() == ""
 
@@ -69,7 +69,7 @@ Own()
 
 def test_installing_twice_installs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [])
-    monkeypatch.delitem(sys.modules, lean.PACKAGE, raising=False)
-    lean.install()
-    lean.install()
+    monkeypatch.delitem(sys.modules, libp2p_import.PACKAGE, raising=False)
+    libp2p_import.install()
+    libp2p_import.install()
     assert len(sys.meta_path) == 1

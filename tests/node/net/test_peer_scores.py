@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from node.net.scores import MAX_PEERS, MAX_REASONS, Scores
+from node.net.peer_scores import MAX_PEERS, MAX_REASONS, Scores
 from protocol.errors import PeerError
 
 PEER = b"p" * 32

@@ -26,7 +26,7 @@ from node.errors import Busy as Busy
 from node.errors import Refused as Refused
 from node.errors import Unreachable as Unreachable
 from node.net.guard import MULTISTREAM, line, node_of
-from node.net.stream import MuxerStream, Violation
+from node.net.yamux_stream import MuxerStream, Violation
 from protocol.errors import Error, PeerError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from node.net.host import Network
-from node.net.rpc import Refused, Unreachable
-from node.net.transfer import (
+from node.net.blob_exchange import (
     BLOB_PROTOCOL,
     CHUNK_PROTOCOL,
     HAVE_PROTOCOL,
@@ -20,6 +18,8 @@ from node.net.transfer import (
     serve_chunks,
     serve_haves,
 )
+from node.net.host import Network
+from node.net.requests import Refused, Unreachable
 from protocol import codec
 from protocol.errors import PeerError
 from tests.node.net.helpers import network, never

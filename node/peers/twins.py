@@ -23,8 +23,8 @@ from typing import Final
 import trio
 
 from node.net.host import Network
-from node.net.rpc import Unreachable
-from node.presences import Presences
+from node.net.requests import Unreachable
+from node.peers.presences import Presences
 from protocol.constants import MAX_PRESENCE_BYTES
 from protocol.errors import PeerError
 from protocol.work.presence import Presence

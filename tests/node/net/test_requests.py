@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.net import rpc
-from node.net.rpc import Refused, Unreachable
+from node.net import requests
+from node.net.requests import Refused, Unreachable
 from protocol.errors import LocalError, PeerError
 from tests.node.net.helpers import ECHO, SYN, WINDOW, attacker, identity, line, network, never, until, usable
 
@@ -87,7 +87,7 @@ async def test_a_slow_handler_meets_the_askers_deadline() -> None:
 
 
 async def test_one_peer_cannot_take_more_than_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "SLOT_TIMEOUT", 0.05)
+    monkeypatch.setattr(requests, "SLOT_TIMEOUT", 0.05)
     running = 0
     release = trio.Event()
 
@@ -116,7 +116,7 @@ async def test_one_peer_cannot_take_more_than_its_slots(monkeypatch: pytest.Monk
 
 
 async def test_a_peer_that_stalls_its_request_loses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "READ_TIMEOUT", 0.05)
+    monkeypatch.setattr(requests, "READ_TIMEOUT", 0.05)
     async with network(1) as victim, attacker(victim) as bad:
         await bad.frame(WINDOW, SYN, 1, 0)
         await bad.data(1, HELLO + (100).to_bytes(4, "big") + b"half")

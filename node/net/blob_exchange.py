@@ -23,7 +23,7 @@ import trio
 from blake3 import blake3
 
 from node.net.host import Network
-from node.net.rpc import Refused, Unreachable
+from node.net.requests import Refused, Unreachable
 from protocol import codec
 from protocol.constants import CHUNK_BYTES, MAX_BLOB_BYTES
 from protocol.errors import PeerError

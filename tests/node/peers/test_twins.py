@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import trio
 
-from node import liveness
-from node.liveness import Sighting
 from node.net.host import Network, open_network
+from node.peers import twins
+from node.peers.twins import Sighting
 from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.work.presence import Presence
@@ -66,13 +66,13 @@ async def asking(*peers: Heard) -> AsyncIterator[Network]:
             network = await stack.enter_async_context(
                 open_network(identity, listen=("/ip4/127.0.0.1/tcp/0",), domain_tag="liveness")
             )
-            liveness.serve(network, heard)  # type: ignore[arg-type]
+            twins.serve(network, heard)  # type: ignore[arg-type]
             await asker.connect(network.addresses[0], timeout=5)
         yield asker
 
 
 async def look(network: Network) -> Sighting:
-    return await liveness.look(network, network.peers, DOMAIN, NODE.node, INTERVAL)
+    return await twins.look(network, network.peers, DOMAIN, NODE.node, INTERVAL)
 
 
 async def test_a_node_that_nobody_hears_runs_nowhere() -> None:
@@ -100,7 +100,7 @@ async def test_a_node_that_goes_on_counting_runs_elsewhere(later: tuple[int, int
 @pytest.mark.parametrize("ours", [True, False])
 async def test_of_two_copies_that_count_alike_the_other_is_told(ours: bool) -> None:
     async with asking(Heard(presence(2, 1), presence(2, 2))) as network:
-        found = await liveness.look(
+        found = await twins.look(
             network, network.peers, DOMAIN, NODE.node, INTERVAL, lambda heard: ours and heard.counter == 2
         )
     assert found.elsewhere != ours
@@ -131,8 +131,8 @@ async def test_a_question_that_is_no_node_id_is_refused() -> None:
         def serve(self, protocol: str, handler: Callable[[bytes, bytes], object], *, max_request: int) -> None:
             handlers[protocol] = handler
 
-    liveness.serve(Port(), Heard(b"x"))  # type: ignore[arg-type]
-    answer = handlers[liveness.PROTOCOL]
+    twins.serve(Port(), Heard(b"x"))  # type: ignore[arg-type]
+    answer = handlers[twins.PROTOCOL]
     assert await answer(b"", bytes(32)) == b"x"  # type: ignore[misc]
     with pytest.raises(PeerError):
         await answer(b"", bytes(31))  # type: ignore[misc]
