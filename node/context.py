@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from node.config import Config
-from node.log.service import LogService
+from node.log.replicated_log import LogService
 from node.metrics import Metrics
 from node.net.blob_exchange import fetch_blob
 from node.net.host import Network

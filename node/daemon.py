@@ -32,11 +32,11 @@ from node.config import Config
 from node.context import Health, Node, innermost
 from node.domain import joining
 from node.errors import UserError
-from node.log.checker import open_checkers
 from node.log.elector import open_elector
-from node.log.opening import load
-from node.log.service import LogService
-from node.log.sync import LogSync
+from node.log.log_opening import load
+from node.log.replicated_log import LogService
+from node.log.replication import LogSync
+from node.log.signature_checkers import open_checkers
 from node.net.blob_exchange import serve_blobs, serve_chunks, serve_haves
 from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network

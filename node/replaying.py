@@ -19,11 +19,11 @@ from typing import Final
 from node import auditing
 from node.domain import pinned_files
 from node.errors import UserError
+from node.log.offline_proof import find_entry
+from node.log.offline_verification import verify
 from node.roles.engine import LOAD_TIMEOUT, Prefill, load_timeout
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
-from node.store.prove import find_entry
-from node.store.verify import verify
 from node.store.versions import VersionStore
 from node.tasks.service import TaskService
 from node.workers.client import WorkerError, open_worker

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from node.context import Node
-from node.log.service import LogService
+from node.log.replicated_log import LogService
 from node.roles.manager import RoleManager
 from node.systemd import Manager
 from node.weights import payload

@@ -15,9 +15,9 @@ from typing import Any
 import trio
 
 from node.log.elector import Elector, open_elector
-from node.log.opening import load
-from node.log.service import LogService
-from node.log.sync import Handler, LogSync
+from node.log.log_opening import load
+from node.log.replicated_log import LogService
+from node.log.replication import Handler, LogSync
 from node.net.requests import Refused, Unreachable
 from node.store.log_rows import Item
 from protocol.domain import Domain

@@ -26,7 +26,7 @@ from node.config import write
 from node.devnet_setup import Options, prepare
 from node.domain import founding
 from node.fleet import Member
-from node.store.verify import verify
+from node.log.offline_verification import verify
 from protocol.constants import CHUNK_BYTES
 from protocol.records import Weights
 from protocol.weights.manifest import Manifest

@@ -21,9 +21,9 @@ import pytest
 import trio
 
 from node.api.client import request
+from node.log.offline_verification import LogReport, verify
 from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
-from node.store.verify import LogReport, verify
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
 from protocol.records import Rollout, Step, StepBlob, Verdict, Weights

@@ -21,8 +21,8 @@ import pytest
 import trio
 
 from node.api.client import Unavailable, request
+from node.log.offline_verification import verify
 from node.store.directory import DataDirectory
-from node.store.verify import verify
 from protocol.credit.ledger import Ledger
 from protocol.records import Join, Leave, Role, Rollout
 

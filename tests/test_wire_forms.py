@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.log import wire
+from node.log import replication_messages
 from protocol import codec
 from protocol.constants import FORMAT
 from protocol.domain import parse_genesis
@@ -43,7 +43,7 @@ def world() -> dict[str, tuple[bytes, Callable[[bytes], bytes]]]:
     proof = LogProof.make(GENESIS, one.entries[1], [made.id for made in one.entries], replica.certified, cut)
     note = Note("a text\n", (Signature("name", bytes(4), bytes(70)),))
     blob = StepBlob(((digest("rollout"), (digest("verdict"),)),))
-    heads = wire.request("heads", [[1, 2, 250], one.node])
+    heads = replication_messages.request("heads", [[1, 2, 250], one.node])
     return {
         "entry": (one.entries[1].body, lambda data: entry.parse(data, bytes(64), verify=False).body),
         "rebind": (rebind.entries[1].body, lambda data: entry.parse(data, bytes(64), verify=False).body),
@@ -64,10 +64,10 @@ def world() -> dict[str, tuple[bytes, Callable[[bytes], bytes]]]:
             replica.heads[one.node].leaf(),
             lambda data: Head.from_value(codec.decode(data, max_bytes=1000)).leaf(),
         ),
-        "request": (heads, lambda data: wire.request(*wire.parse_request(data))),
+        "request": (heads, lambda data: replication_messages.request(*replication_messages.parse_request(data))),
         "news": (
             codec.encode([FORMAT, [b"entry"], [b"cut"], [], [b"fork"]]),
-            lambda data: wire.news(*wire.parse_news(data)) or b"",
+            lambda data: replication_messages.news(*replication_messages.parse_news(data)) or b"",
         ),
     }
 

@@ -11,7 +11,7 @@ import json
 from typing import Any, Final
 
 from node.context import Node
-from node.log.service import NotReady
+from node.log.replicated_log import NotReady
 from protocol.errors import LocalError, PeerError
 from protocol.log.recovery import check, commitment
 from protocol.records import Close, Rebind

@@ -54,7 +54,7 @@ def lock_holder(directory: DataDirectory) -> int | None:
 def offline(directory: DataDirectory) -> tuple[Ledger, tuple[str, ...]]:
     """The ledger of the directory's own log, checked byte by byte, and what is wrong. Raises ``UserError``."""
     # Imported here: a command that reaches the daemon needs none of it.
-    from node.store.verify import verify
+    from node.log.offline_verification import verify
 
     report = verify(directory, keep=False)
     note(f"no daemon runs on {directory.path}: this is what its log says")

@@ -19,7 +19,7 @@ from protocol.log.quorum import CertifiedCut
 from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
 
 if TYPE_CHECKING:
-    from node.store.verify import Each, LogReport
+    from node.log.offline_verification import Each, LogReport
     from protocol.credit.ledger import Ledger
     from protocol.log.entry import Entry
 
@@ -74,7 +74,7 @@ def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from node.store.verify import verify
+    from node.log.offline_verification import verify
 
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)

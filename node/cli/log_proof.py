@@ -62,8 +62,8 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _prove(arguments: argparse.Namespace) -> int:
+    from node.log.offline_proof import NotFinal, prove
     from node.store.files import write_new
-    from node.store.prove import NotFinal, prove
 
     try:
         proof = prove(options.existing_directory(arguments), arguments.entry)
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _checkpoint(arguments: argparse.Namespace) -> int:
     from base64 import b64encode
 
-    from node.store.prove import consistency, published
+    from node.log.offline_proof import consistency, published
     from protocol.log.checkpoint import origin, verifier_key
 
     directory = options.existing_directory(arguments)

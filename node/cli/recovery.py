@@ -114,7 +114,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _committed(directory: DataDirectory, public: bytes) -> bool | None:
     """Whether the node's join names this key; None as long as no join is held."""
-    from node.store.prove import own_join
+    from node.log.offline_proof import own_join
     from protocol.log.recovery import commitment
 
     join = own_join(directory)

@@ -17,12 +17,12 @@ from typing import Final, TypeVar
 import trio
 
 from node.errors import UserError
-from node.log import elector_wire as wire
-from node.log.answers import Answers
-from node.log.elector_wire import Evidence, Refusal
-from node.log.others import Others
-from node.log.service import LogService, Own
-from node.log.sync import LogSync
+from node.log import elector_messages as wire
+from node.log.elector_answers import Answers
+from node.log.elector_messages import Evidence, Refusal
+from node.log.other_electors import Others
+from node.log.replicated_log import LogService, Own
+from node.log.replication import LogSync
 from node.log.voter import META, Voter
 from protocol.errors import Error, LocalError, PeerError
 from protocol.identity import Identity

@@ -1,4 +1,4 @@
-"""An elector's memory and its decisions; ``node.log.answers`` tells them, ``node.log.elector`` proposes.
+"""An elector's memory and its decisions; ``node.log.elector_answers`` tells them, ``node.log.elector`` proposes.
 
 1. What the rules (``protocol.log.elector_state``) decide is stored before it is signed and sent. The decision is made
    while nothing else changes the log.
@@ -16,9 +16,9 @@ from typing import Final
 
 import trio
 
-from node.log.elector_wire import Evidence, Reached
-from node.log.service import LogService, News, Own
-from node.log.sync import LogSync
+from node.log.elector_messages import Evidence, Reached
+from node.log.replicated_log import LogService, News, Own
+from node.log.replication import LogSync
 from protocol import identity as keys
 from protocol.identity import Identity
 from protocol.log import elector_state as rules

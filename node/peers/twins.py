@@ -9,7 +9,7 @@ Two nodes with one key fork their feed sooner or later, so a daemon asks about i
    after more than an interval: only a node that runs goes on counting.
 2. A peer could play two old presences one after the other. So most of the peers that answered must say the same.
 3. A peer that does not answer says nothing. A node that reaches no peer starts: it disturbs nobody then, and what its
-   feed may have become is asked again before it appends (``node.log.service``).
+   feed may have become is asked again before it appends (``node.log.replicated_log``).
 4. Two copies that start in the same seconds hear nothing of each other at first. So a node asks once more when its
    presences are out, and before it can have a role: what goes on counting and was not signed here is the other's.
 """

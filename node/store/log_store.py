@@ -10,7 +10,7 @@
    a hash over both. One that does not fit its hash is no snapshot.
 6. ``prune`` takes the bodies of final entries away, and leaves id, author and place. Nothing is read back from those.
 
-``node.store.verify`` trusts nothing of this.
+``node.log.offline_verification`` trusts nothing of this.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class LogStore:
     async def prune(self, ranges: Sequence[RangeRequest]) -> int:
         """Remove the bodies of the entries in these ranges, a few at a time; returns how many went.
 
-        Those of ``amend`` entries (and of what looks like one) stay: proofs rest on them (``node.store.prove``).
+        Those of ``amend`` entries (and of what looks like one) stay: proofs rest on them (``node.log.offline_proof``).
         """
         statement = """UPDATE entries SET body = NULL, signature = NULL
             WHERE author = ? AND seq BETWEEN ? AND ? AND body IS NOT NULL AND NOT instr(body, ?)"""

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from node.log.opening import SNAPSHOT_ENTRIES
+from node.log.log_opening import SNAPSHOT_ENTRIES
 from node.store.log_rows import SCHEMA, SCHEMA_VERSION, Item, row, snapshot_hash, statement
 from protocol import codec, identity
 from protocol.constants import FORMAT

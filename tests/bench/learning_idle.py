@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from node.log.offline_verification import verify
 from node.store.directory import DataDirectory
-from node.store.verify import verify
 from node.summary import StepRow
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger

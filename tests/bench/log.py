@@ -38,10 +38,10 @@ from nacl.signing import VerifyKey
 from node.api.client import Unavailable, request
 from node.config import Config
 from node.config import write as write_config
-from node.log.checker import open_checkers
-from node.log.opening import load
-from node.log.service import LogService
-from node.log.sync import LogSync
+from node.log.log_opening import load
+from node.log.replicated_log import LogService
+from node.log.replication import LogSync
+from node.log.signature_checkers import open_checkers
 from node.net.host import Network, open_network
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store

@@ -28,9 +28,9 @@ from node.config import Config, DevnetConfig
 from node.config_keys import WILLING
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
-from node.log.opening import load
-from node.log.service import LogService
-from node.log.sync import LogSync
+from node.log.log_opening import load
+from node.log.replicated_log import LogService
+from node.log.replication import LogSync
 from node.net.blob_exchange import serve_blobs, serve_chunks, serve_haves
 from node.net.host import Peer
 from node.peers.presences import Presences

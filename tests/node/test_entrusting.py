@@ -10,7 +10,7 @@ import trio.testing
 
 from node.config_keys import WILLING
 from node.entrusting import MAX_REQUEST, PATIENCE, PROTOCOL, entrust
-from node.log.service import News
+from node.log.replicated_log import News
 from node.net.requests import Refused
 from node.store.hashing import hash_bytes
 from protocol import codec

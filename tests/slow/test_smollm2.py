@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from node.log.offline_verification import verify
 from node.store.directory import DataDirectory
-from node.store.verify import verify
 from node.workers import vllm_start
 from protocol.credit.ledger import Ledger
 from protocol.records import Step

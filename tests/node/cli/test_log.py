@@ -15,7 +15,7 @@ from node.store.directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.log.entry import decode
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
-from tests.node.store.test_verify import alter, fill
+from tests.node.log.test_offline_verification import alter, fill
 
 
 @pytest.fixture

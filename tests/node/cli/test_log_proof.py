@@ -12,12 +12,12 @@ import pytest
 import trio
 
 from node.cli import main
+from node.log.offline_verification import verify
 from node.store.directory import DataDirectory
-from node.store.verify import verify
 from protocol.log.checkpoint import CosignedCheckpoint
 from protocol.log.merkle import root, verify_consistency
 from protocol.log.signed_note import VerifierKey
-from tests.node.store.test_verify import DOMAIN, ELECTOR, fill
+from tests.node.log.test_offline_verification import DOMAIN, ELECTOR, fill
 from tests.protocol.builders import digest, key
 
 

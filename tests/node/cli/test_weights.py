@@ -16,7 +16,7 @@ from node.store.blobs import BlobStore
 from node.store.directory import DataDirectory
 from node.store.versions import VersionStore
 from protocol.weights.manifest import Manifest
-from tests.node.store.test_verify import fill
+from tests.node.log.test_offline_verification import fill
 
 OTHER = Manifest.of_file([("other", "F32", (4,))], bytes(16), 5)
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from node.errors import UserError
-from node.log import elector_wire as wire
+from node.log import elector_messages as wire
 from node.log.elector import Elector, open_elector
 from node.log.voter import META
 from node.net.requests import Refused

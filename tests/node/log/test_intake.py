@@ -6,7 +6,7 @@ import pytest
 
 from node.log import intake as intake_module
 from node.log.intake import Intake
-from node.log.service import LogService
+from node.log.replicated_log import LogService
 from protocol import identity
 from protocol.log.entry import Entry
 from protocol.log.heads import RangeRequest
@@ -132,7 +132,7 @@ async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(message)
         original(node, context, message, signature, what)
 
-    monkeypatch.setattr("node.log.verifying.verify", counting)
+    monkeypatch.setattr("node.log.verification.verify", counting)
     data = [entry.encode() for entry in entries]
     for _ in range(3):
         assert (await service.receive(entries=data)).errors == []

@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from node.log import wire
-from node.log.opening import load
-from node.log.service import LogService, NotReady
-from node.log.session import FRUITLESS
+from node.log import replication_messages
+from node.log.log_opening import load
+from node.log.replicated_log import LogService, NotReady
+from node.log.replication_round import FRUITLESS
 from node.net.requests import Refused
 from protocol import codec
 from protocol.errors import LocalError, PeerError
@@ -287,7 +287,7 @@ async def test_a_peer_that_stalls_holds_nobody_up(autojump_clock: trio.testing.M
 async def test_a_peer_that_lists_heads_for_ever_holds_no_round(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MAX_ROWS", 4)
+    monkeypatch.setattr(replication_messages, "MAX_ROWS", 4)
     pages = 0
     async with open_world(DOMAIN, Network()) as world:
         nodes = await start_all(world)
@@ -297,7 +297,7 @@ async def test_a_peer_that_lists_heads_for_ever_holds_no_round(
 
         async def endless(peer: bytes, data: bytes) -> bytes:
             nonlocal pages
-            op, argument = wire.parse_request(data)
+            op, argument = replication_messages.parse_request(data)
             if op == "buckets":
                 return codec.encode([digest(f"bucket {number}") for number in range(256)])
             if op == "heads":
@@ -305,7 +305,7 @@ async def test_a_peer_that_lists_heads_for_ever_holds_no_round(
                 authors = [(int.from_bytes(argument[1], "big") + one).to_bytes(32, "big") for one in range(1, 5)]
                 return codec.encode([Head(author, 0, author, author).to_value() for author in authors])
             if op == "hello":
-                mine, _ = wire.parse_answer(op, await honest(peer, data))
+                mine, _ = replication_messages.parse_answer(op, await honest(peer, data))
                 return codec.encode([[digest("heads"), *mine[1:]], None])
             return await honest(peer, data)
 
@@ -325,7 +325,7 @@ async def test_heads_that_nobody_asked_for_are_blamed(wrong: str, autojump_clock
         honest = nodes[1].port.handlers[nodes[1].sync.protocol]
 
         async def other(peer: bytes, data: bytes) -> bytes:
-            op, _ = wire.parse_request(data)
+            op, _ = replication_messages.parse_request(data)
             if op != "heads":
                 return await honest(peer, data)
             first = differing if wrong == "order" else differing ^ 1
@@ -343,13 +343,19 @@ async def test_heads_that_nobody_asked_for_are_blamed(wrong: str, autojump_clock
 async def test_nonsense_requests_are_blamed(autojump_clock: trio.testing.MockClock) -> None:
     async with open_world(DOMAIN, Network()) as world:
         nodes = await start_all(world)
-        good = wire.request("ranges", [[key("a").node, 0, 2**62]])
-        for payload in (b"", good[:-1], good + b"\0", wire.request("ranges", []), wire.request("steal", None)):
+        good = replication_messages.request("ranges", [[key("a").node, 0, 2**62]])
+        for payload in (
+            b"",
+            good[:-1],
+            good + b"\0",
+            replication_messages.request("ranges", []),
+            replication_messages.request("steal", None),
+        ):
             before = len(nodes[0].port.blamed)
             with pytest.raises(Refused):
                 await nodes[3].sync.ask(nodes[0].id, payload)
             assert len(nodes[0].port.blamed) == before + 1
-        assert wire.parse_answer("ranges", await nodes[3].sync.ask(nodes[0].id, good))
+        assert replication_messages.parse_answer("ranges", await nodes[3].sync.ask(nodes[0].id, good))
 
 
 async def test_two_machines_with_one_key_are_frozen(autojump_clock: trio.testing.MockClock) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import trio
 
 from node.log.elector import open_elector
-from node.log.opening import load
-from node.log.service import LogService
-from node.log.sync import LogSync
+from node.log.log_opening import load
+from node.log.replicated_log import LogService
+from node.log.replication import LogSync
 from node.net.host import Network, open_network
 from node.store.log_store import open_log_store
 from protocol.records import Join, Role

@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from node.log import opening as opening_module
-from node.log.opening import load
-from node.log.service import NotReady
+from node.log import log_opening as opening_module
+from node.log.log_opening import load
+from node.log.replicated_log import NotReady
 from protocol.credit.reputation import credits
 from protocol.errors import PeerError
 from protocol.log.entry import make

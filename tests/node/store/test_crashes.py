@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import trio
 
-from node.log import opening as opening_module
+from node.log import log_opening as opening_module
 from node.log.elector import open_elector
-from node.log.opening import load
-from node.log.service import LogService
+from node.log.log_opening import load
+from node.log.offline_verification import verify
+from node.log.replicated_log import LogService
 from node.store.directory import DataDirectory
 from node.store.log_store import LogStore, open_log_store
-from node.store.verify import verify
 from protocol.domain import parse_genesis
 from protocol.records import Join, Role
 from tests.protocol.builders import Writer, digest, key, small_genesis

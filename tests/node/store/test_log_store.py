@@ -15,8 +15,8 @@ import trio
 
 from node.errors import UserError
 from node.log.elector import open_elector
-from node.log.opening import load
-from node.log.service import LogService
+from node.log.log_opening import load
+from node.log.replicated_log import LogService
 from node.store.log_store import RANGES_AT_ONCE, WRITTEN_AT_ONCE, open_log_store
 from protocol.errors import LocalError
 from protocol.log.feed import ForkProof
@@ -289,8 +289,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import trio
-from node.log.opening import load
-from node.log.service import LogService
+from node.log.log_opening import load
+from node.log.replicated_log import LogService
 from node.store.log_store import open_log_store
 from protocol.records import Join, Role
 from tests.protocol.builders import key, small_domain

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
-from node.log import opening as opening_module
+from node.log import log_opening as opening_module
+from node.log import offline_verification as verify_module
 from node.log.elector import open_elector
-from node.log.service import LogService
-from node.store import verify as verify_module
+from node.log.offline_verification import LogReport, verify
+from node.log.replicated_log import LogService
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
-from node.store.verify import LogReport, verify
 from protocol.domain import parse_genesis
 from protocol.log.replica import Replica
 from protocol.records import Join, Role

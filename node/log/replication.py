@@ -1,8 +1,8 @@
 """Replication: gossip carries what is new, anti-entropy guarantees that everything arrives.
 
 1. Own entries, cuts and grants are gossiped once they are stored. Gossip is a hint: it may be lost or out of order.
-2. Anti-entropy compares logs with one peer after the other (``node.log.session`` is one round): whoever was asked for,
-   then whoever waits longest. A peer that stalls or makes mistakes disturbs nobody else's round.
+2. Anti-entropy compares logs with one peer after the other (``node.log.replication_round`` is one round): whoever was
+   asked for, then whoever waits longest. A peer that stalls or makes mistakes disturbs nobody else's round.
 3. Every answer is bounded, every request has a deadline, and a peer that asks for more than its share waits.
 """
 
@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from node.log import wire
-from node.log.service import LogService, News
-from node.log.session import Session, SyncResult, summary
-from node.log.wire import Summary
+from node.log import replication_messages
+from node.log.replicated_log import LogService, News
+from node.log.replication_messages import Summary
+from node.log.replication_round import Session, SyncResult, summary
 from node.net.requests import Unreachable
 from protocol import codec
 from protocol.errors import PeerError
@@ -103,7 +103,7 @@ class LogSync:
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Serve, gossip and compare, for ever."""
         self.service.subscribe(self._enqueue)
-        self.transport.serve(self.protocol, self.handle, max_request=wire.MAX_REQUEST)
+        self.transport.serve(self.protocol, self.handle, max_request=replication_messages.MAX_REQUEST)
         self.transport.subscribe(TOPIC, self.hear)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish)
@@ -122,7 +122,7 @@ class LogSync:
 
     async def _publish(self) -> None:
         async for news in self._news:
-            data = wire.news(
+            data = replication_messages.news(
                 [entry.encode() for entry in news.entries],
                 [cut.encode() for cut in news.cuts],
                 [grant.encode() for grant in news.grants],
@@ -133,7 +133,7 @@ class LogSync:
 
     async def hear(self, origin: bytes, data: bytes) -> None:
         """Take a gossip message. Raises ``PeerError`` where it holds something bad (the good parts are taken)."""
-        new_entries, cuts, grants, forks = wire.parse_news(data)
+        new_entries, cuts, grants, forks = replication_messages.parse_news(data)
         received = await self.service.receive(entries=new_entries, cuts=cuts, grants=grants, forks=forks, origin=origin)
         if received.waiting:
             self.soon(origin)
@@ -224,7 +224,7 @@ class LogSync:
     async def ask(self, peer: bytes, payload: bytes) -> bytes:
         """One request of the log protocol."""
         return await self.transport.request(
-            peer, self.protocol, payload, timeout=REQUEST_TIMEOUT, max_response=wire.MAX_ANSWER
+            peer, self.protocol, payload, timeout=REQUEST_TIMEOUT, max_response=replication_messages.MAX_ANSWER
         )
 
     def blame(self, peer: bytes, error: PeerError) -> None:
@@ -235,7 +235,7 @@ class LogSync:
 
     async def handle(self, peer: bytes, data: bytes) -> bytes:
         """Answer one request. Raises ``PeerError`` for a malformed one."""
-        op, argument = wire.parse_request(data)
+        op, argument = replication_messages.parse_request(data)
         replica = self.service.replica
         answer: Any
         match op:
@@ -248,20 +248,28 @@ class LogSync:
             case "buckets":
                 answer = replica.bucket_digests()
             case "heads":
-                answer = [row.to_value() for row in replica.heads_in(argument[0], argument[1], wire.MAX_ROWS)]
+                answer = [
+                    row.to_value() for row in replica.heads_in(argument[0], argument[1], replication_messages.MAX_ROWS)
+                ]
             case "ranges":
                 ranges = [
                     RangeRequest(author, first, min(last, first + MAX_RANGE - 1)) for author, first, last in argument
                 ]
-                answer = wire.fitting(await self._ranges(ranges))
+                answer = replication_messages.fitting(await self._ranges(ranges))
             case "cuts":
                 if argument + 1 < replica.cuts.lowest:
-                    answer = wire.fitting(await self.service.store.cuts(argument, wire.MAX_CUTS, wire.ANSWER_BYTES))
+                    answer = replication_messages.fitting(
+                        await self.service.store.cuts(
+                            argument, replication_messages.MAX_CUTS, replication_messages.ANSWER_BYTES
+                        )
+                    )
                 else:
-                    answer = wire.fitting(cut.encode() for cut in replica.cuts[argument : argument + wire.MAX_CUTS])
+                    answer = replication_messages.fitting(
+                        cut.encode() for cut in replica.cuts[argument : argument + replication_messages.MAX_CUTS]
+                    )
             case "grants":
                 terms = sorted(term for term in replica.grants if term > argument)
-                grants = wire.fitting(replica.grants[term].encode() for term in terms)
+                grants = replication_messages.fitting(replica.grants[term].encode() for term in terms)
                 answer = list(zip(terms, grants, strict=False))
             case "checkpoint":
                 newest_checkpoint = self.service.checkpoints.newest
@@ -269,7 +277,7 @@ class LogSync:
                 answer = newest_checkpoint.encode() if newest_checkpoint is not None and fresh else None
             case _:
                 authors = sorted(author for author in replica.forks if author > argument)
-                forks = wire.fitting(replica.forks[author].encode() for author in authors)
+                forks = replication_messages.fitting(replica.forks[author].encode() for author in authors)
                 answer = list(zip(authors, forks, strict=False))
         data = codec.encode(answer)
         await self._pace(peer, len(data))
@@ -296,9 +304,9 @@ class LogSync:
             for one, base in zip(wanted, bases, strict=True)
             if one.first_seq < base
         ]
-        stored = iter(await self.service.store.ranges(below, wire.ANSWER_BYTES) if below else ())
+        stored = iter(await self.service.store.ranges(below, replication_messages.ANSWER_BYTES) if below else ())
         found: list[bytes] = []
-        room = wire.ANSWER_BYTES
+        room = replication_messages.ANSWER_BYTES
         for one, base, above in zip(wanted, bases, held, strict=True):
             data = list(next(stored)) if one.first_seq < base else []
             # Where something is pruned, or found no room, what lies above is of no use.

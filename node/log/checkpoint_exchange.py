@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from node.log.offline_proof import CHECKPOINT
 from node.store.interface import Store
-from node.store.prove import CHECKPOINT
 from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.log import checkpoint as rules

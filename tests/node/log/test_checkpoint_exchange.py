@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from node.log import wire
-from node.log.checkpoints import META, Checkpoints
+from node.log import replication_messages
+from node.log.checkpoint_exchange import META, Checkpoints
 from protocol.errors import PeerError
 from protocol.log import merkle
 from protocol.log.checkpoint import Checkpoint, CheckpointLog, CosignedCheckpoint, cosign, verify_cosignature
@@ -209,4 +209,4 @@ async def test_a_full_disk_keeps_it_in_memory() -> None:
 
 
 def test_the_request_reads_as_written() -> None:
-    assert wire.parse_request(wire.request("checkpoint", 7)) == ("checkpoint", 7)
+    assert replication_messages.parse_request(replication_messages.request("checkpoint", 7)) == ("checkpoint", 7)

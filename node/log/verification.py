@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 import trio
 
-from node.log.checker import Checking, check_in_threads
-from node.log.checks import Check
 from node.log.intake import Intake
+from node.log.signature_check import Check
+from node.log.signature_checkers import Checking, check_in_threads
 from node.store.log_rows import Item
 from protocol.credit.ledger import Ledger
 from protocol.errors import PeerError

@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from node.log import checker as checker_module
-from node.log.checker import check_in_threads, open_checkers
-from node.log.checks import Check, check
-from node.log.service import LogService
+from node.log import signature_checkers as checker_module
+from node.log.replicated_log import LogService
+from node.log.signature_check import Check, check
+from node.log.signature_checkers import check_in_threads, open_checkers
 from node.workers.client import Worker, open_worker
 from protocol.identity import ENTRY
 from protocol.log.replica import Replica

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import trio
 
-from node.log import elector_wire as wire
-from node.log.elector_wire import Refusal
+from node.log import elector_messages as wire
+from node.log.elector_messages import Refusal
 from node.log.voter import Voter
 from node.net.requests import Unreachable
 from protocol.errors import PeerError

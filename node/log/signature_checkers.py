@@ -20,7 +20,7 @@ from typing import Final
 
 import trio
 
-from node.log.checks import Check, check
+from node.log.signature_check import Check, check
 from node.workers.client import WorkerError, open_worker
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Checkers:
         """One child's life."""
         job: _Job | None = None
         try:
-            async with open_worker("node.log.checker_child", name="signatures") as worker:
+            async with open_worker("node.log.signature_child", name="signatures") as worker:
                 while (job := await self._next()) is not None:
                     flat = [part for one in job.checks for part in one]
                     answer = await worker.call("check", timeout=CALL_SECONDS, checks=flat)

@@ -1,4 +1,4 @@
-"""The child process that checks signatures. Run as ``python -P -m node.log.checker_child FD``.
+"""The child process that checks signatures. Run as ``python -P -m node.log.signature_child FD``.
 
 Operation (``node.workers.wire``): ``check{checks: [node, context, message, signature, …]}`` → ``{right: a byte for
 each four, 1 where the signature is right, else 0}``. It holds no keys and no state.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from node.log.checks import check
+from node.log.signature_check import check
 from node.workers import child
 
 

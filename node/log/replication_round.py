@@ -1,4 +1,4 @@
-"""One round of anti-entropy with one peer, the asking side; ``node.log.sync`` decides with whom, and answers.
+"""One round of anti-entropy with one peer, the asking side; ``node.log.replication`` decides with whom, and answers.
 
 1. Compare summaries; equal, done. Else fetch forks and grants, then cuts page by page with the entries that each page
    covers, then the tails that no cut covers yet, found by 256 bucket digests.
@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from node.log import wire
-from node.log.service import LogService
-from node.log.verifying import Received
-from node.log.wire import Summary
+from node.log import replication_messages
+from node.log.replicated_log import LogService
+from node.log.replication_messages import Summary
+from node.log.verification import Received
 from node.net.requests import Unreachable
 from protocol.errors import PeerError
 from protocol.log import entry as entries
@@ -97,7 +97,7 @@ class Session:
         self.result.sent += len(payload)
         answer = await self._sync.ask(self._peer, payload)
         self.result.received += len(answer)
-        return wire.parse_answer(op, answer)
+        return replication_messages.parse_answer(op, answer)
 
     def _note(self, received: Received) -> int:
         self.result.added += received.added
@@ -110,7 +110,7 @@ class Session:
 
     async def hello(self) -> Summary:
         """Exchange summaries; what the peer holds of our own feed is taken note of."""
-        payload = wire.request("hello", summary(self._service).to_value())
+        payload = replication_messages.request("hello", summary(self._service).to_value())
         value, yours = await self._ask("hello", payload)
         if yours is not None:
             entry = entries.decode(yours)
@@ -121,8 +121,8 @@ class Session:
 
     async def forks(self) -> None:
         """Fetch the fork proofs, in pages."""
-        after = wire.FIRST
-        while rows := await self._ask("forks", wire.request("forks", after)):
+        after = replication_messages.FIRST
+        while rows := await self._ask("forks", replication_messages.request("forks", after)):
             if rows[-1][0] <= after:
                 raise PeerError("forks: the authors do not ascend")
             after = rows[-1][0]
@@ -131,7 +131,7 @@ class Session:
     async def grants(self) -> None:
         """Fetch the grants, in pages."""
         after = 0
-        while rows := await self._ask("grants", wire.request("grants", after)):
+        while rows := await self._ask("grants", replication_messages.request("grants", after)):
             if rows[-1][0] <= after:
                 raise PeerError("grants: the terms do not ascend")
             after = rows[-1][0]
@@ -140,7 +140,7 @@ class Session:
     async def checkpoint(self) -> None:
         """Fetch a newer cosigned checkpoint, if the peer has one."""
         checkpoints = self._service.checkpoints
-        data = await self._ask("checkpoint", wire.request("checkpoint", checkpoints.size))
+        data = await self._ask("checkpoint", replication_messages.request("checkpoint", checkpoints.size))
         if data is not None:
             await checkpoints.take(data)
 
@@ -154,7 +154,7 @@ class Session:
         missing: list[RangeRequest] = []
         while True:
             height = len(replica.cuts)
-            data = await self._ask("cuts", wire.request("cuts", height))
+            data = await self._ask("cuts", replication_messages.request("cuts", height))
             self._note(await self._service.receive(cuts=data, origin=self._peer))
             asked, again = None, False
             while len(replica.cuts) < goal:
@@ -178,18 +178,18 @@ class Session:
     async def tails(self) -> None:
         """Fetch what no cut covers yet, by comparing buckets."""
         self._fruitless = 0
-        theirs = await self._ask("buckets", wire.request("buckets", None))
+        theirs = await self._ask("buckets", replication_messages.request("buckets", None))
         ours = self._service.replica.bucket_digests()
         differing = [number for number in range(len(theirs)) if theirs[number] != ours[number]]
-        after = wire.FIRST
+        after = replication_messages.FIRST
         while differing:
-            payload = wire.request("heads", [differing, after])
+            payload = replication_messages.request("heads", [differing, after])
             rows = [Head.from_value(value) for value in await self._ask("heads", payload)]
             authors = [after, *(row.author for row in rows)]
             if any(one >= other for one, other in pairwise(authors)) or not {*map(bucket, authors[1:])} <= {*differing}:
                 raise PeerError("heads: they do not ascend, or nobody asked for them")
             await self._heads(rows)
-            if len(rows) < wire.MAX_ROWS or self._fruitless >= FRUITLESS:
+            if len(rows) < replication_messages.MAX_ROWS or self._fruitless >= FRUITLESS:
                 return
             after = rows[-1].author
 
@@ -258,7 +258,7 @@ class Session:
 
     async def _ask_ranges(self, some: list[RangeRequest], errors: list[Exception]) -> None:
         try:
-            data = await self._ask("ranges", wire.ranges(some))
+            data = await self._ask("ranges", replication_messages.ranges(some))
             received = await self._service.receive(entries=data, origin=self._peer)
             self._note(received)
             self._fruitless = 0 if received.added or received.waiting else self._fruitless + 1
@@ -288,7 +288,9 @@ def batches(wanted: Iterable[RangeRequest]) -> list[list[RangeRequest]]:
     entries_asked = 0
     for one in wanted:
         length = one.last_seq - one.first_seq + 1
-        if found[-1] and (len(found[-1]) == wire.MAX_RANGES or entries_asked + length > ENTRIES_AT_ONCE):
+        if found[-1] and (
+            len(found[-1]) == replication_messages.MAX_RANGES or entries_asked + length > ENTRIES_AT_ONCE
+        ):
             found.append([])
             entries_asked = 0
         found[-1].append(one)

@@ -3,7 +3,7 @@
 Every row of ``log/log.db`` is parsed, its signatures are verified, and a new replica is built from all rows, cut by
 cut: chains, payload rules, anchors, cuts with their certificates and roots. The daemon's snapshot is not looked at. The
 database is read in one transaction, so a daemon may go on writing meanwhile. What is final need not stay in memory.
-Where bodies were removed ``node.store.pruned`` checks what is left of them.
+Where bodies were removed ``node.log.pruned_bodies`` checks what is left of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from node.errors import UserError
-from node.store import pruned
+from node.log import pruned_bodies
 from node.store.directory import DataDirectory
 from protocol.credit.ledger import Ledger
 from protocol.credit.reputation import Account
@@ -193,7 +193,7 @@ class _Checking:
     def run(self) -> None:
         """Read and check all."""
         self._read_sides()
-        if pruned.pruned(self._connection) and not self._resume():
+        if pruned_bodies.pruned(self._connection) and not self._resume():
             return
         below = len(self.replica.cuts)
         heights = [row[0] for row in self._rows("SELECT height FROM cuts WHERE height > ? ORDER BY height", below)]
@@ -219,7 +219,7 @@ class _Checking:
     def _resume(self) -> bool:
         """Begin at the snapshot, where the bodies below it were removed; False where that cannot be."""
         sides: list[CertifiedGrant | ForkProof] = [*self._grants, *self.replica.forks.values()]
-        ledger = pruned.resume(self._connection, self.replica.domain, sides, self.problems)
+        ledger = pruned_bodies.resume(self._connection, self.replica.domain, sides, self.problems)
         if ledger is None:
             return False
         self.ledger, self.replica = ledger, ledger.replica

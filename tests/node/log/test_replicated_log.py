@@ -11,8 +11,8 @@ import trio.testing
 from node.errors import UserError
 from node.log.elector import Elector, open_elector
 from node.log.intake import MAX_WAITING_ENTRIES
-from node.log.opening import load
-from node.log.service import LogService, News, NotReady
+from node.log.log_opening import load
+from node.log.replicated_log import LogService, News, NotReady
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.errors import LocalError
 from protocol.log.entry import Entry

@@ -3,7 +3,7 @@
 1. Commit before publish: an own entry, cut or grant is in the store before anything else sees it. A commit of unknown
    outcome blocks the place it was for until a restart.
 2. The own feed grows only once ``ready`` is set (see ``node.log.own_head``). Reads and peers are served meanwhile.
-3. What peers send is verified piece by piece (``node.log.verifying``): a bad piece is reported to the caller, who
+3. What peers send is verified piece by piece (``node.log.verification``): a bad piece is reported to the caller, who
    blames its sender, and the rest is taken. What cannot be judged yet waits, in ``node.log.intake``.
 4. Where the disk refuses what peers sent, it is kept in memory and stored before anything else is; own entries fail.
 """
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import trio
 
-from node.log.checker import Checking, check_in_threads
-from node.log.checkpoints import Checkpoints
+from node.log.checkpoint_exchange import Checkpoints
 from node.log.intake import Intake, add
-from node.log.opening import sum_up
+from node.log.log_opening import sum_up
 from node.log.own_head import OwnHead
-from node.log.verifying import THREAD_FROM, Received, Verifier
+from node.log.signature_checkers import Checking, check_in_threads
+from node.log.verification import THREAD_FROM, Received, Verifier
 from node.store.interface import Store
 from node.store.log_rows import Item
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import trio
 
-from node.log import elector_wire as wire
-from node.log.elector_wire import Reached, Refusal
-from node.log.sync import LogSync
+from node.log import elector_messages as wire
+from node.log.elector_messages import Reached, Refusal
+from node.log.replication import LogSync
 from node.log.voter import Voter, version_of
 from node.net.requests import Refused, Unreachable
 from protocol.errors import PeerError

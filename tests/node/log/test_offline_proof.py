@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
-from node.log.service import LogService
+from node.log.offline_proof import NotFinal, prove
+from node.log.offline_verification import verify
+from node.log.replicated_log import LogService
 from node.store.directory import DataDirectory
 from node.store.log_store import open_log_store
-from node.store.prove import NotFinal, prove
-from node.store.verify import verify
 from protocol.log.entry_proof import LogProof
 from protocol.log.feed import ForkProof
 from protocol.log.heads import RangeRequest
 from protocol.log.replica import Replica
 from protocol.records import Leave, Role
-from tests.node.store.test_verify import DOMAIN, ELECTOR, GENESIS, fill
+from tests.node.log.test_offline_verification import DOMAIN, ELECTOR, GENESIS, fill
 from tests.protocol.builders import Writer, cut_for, key
 from tests.protocol.log.test_entry_proof import Amended
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import UserError
+from node.log.offline_verification import connect
 from node.store.directory import DataDirectory
-from node.store.verify import connect
 from protocol import codec
 from protocol.domain import Domain, parse_genesis
 from protocol.errors import Error, LocalError, PeerError
@@ -28,7 +28,7 @@ from protocol.log.quorum import CertifiedCut, check_quorum
 from protocol.records import Amend, Join
 
 CHECKPOINT: Final = "checkpoint"
-"""Where ``node.log.checkpoints`` keeps the newest one."""
+"""Where ``node.log.checkpoint_exchange`` keeps the newest one."""
 
 AMEND: Final = codec.encode(Amend.KIND)
 """What the body of an ``amend`` entry holds, and hardly another."""
