@@ -22,7 +22,7 @@ from node import __version__
 from node.errors import UserError
 from node.plot import Series, legend, plot
 from node.starter import defaults
-from node.store.files import write_new
+from node.store.durable_files import write_new
 from node.workers import vllm_start
 from node.workers.client import Worker, WorkerError, open_worker
 from proofs import calibrate as figures

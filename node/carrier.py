@@ -26,7 +26,7 @@ from node.bulk.handout import Route
 from node.context import Node
 from node.errors import Busy, Refused, Unreachable
 from node.net import chunks
-from node.store.versions import NoRoom
+from node.store.version_store import NoRoom
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import ChunkList

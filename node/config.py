@@ -58,7 +58,7 @@ from typing import Any, Final
 
 from node.config_keys import DEFAULT_LISTEN, KEYS, OTHER_VARIABLES, PREFIX, WILLING
 from node.errors import UserError
-from node.store.files import write_atomic
+from node.store.durable_files import write_atomic
 
 
 @dataclass(frozen=True, slots=True)

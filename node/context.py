@@ -14,9 +14,9 @@ from node.log.replicated_log import LogService
 from node.metrics import Metrics
 from node.net.blob_exchange import fetch_blob
 from node.net.host import Network
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
-from node.store.versions import VersionStore
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
+from node.store.version_store import VersionStore
 from protocol.constants import MAX_DUE_VALIDATORS
 from protocol.domain import Domain
 from protocol.identity import Identity

@@ -45,10 +45,10 @@ from node.peers.presences import Presences
 from node.pool import Pool
 from node.roles.engine import chosen
 from node.roles.manager import RoleManager
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights
 from node.workers import vllm_start

@@ -15,7 +15,7 @@ from node.config import BulkConfig, Config, DevnetConfig, TrackingConfig, Traine
 from node.config_keys import CHEATS, WILLING
 from node.errors import UserError
 from node.fleet import Member
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
 MIN_NODES: Final = 4

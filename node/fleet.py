@@ -29,7 +29,7 @@ import trio
 from node.api.client import Unavailable, request
 from node.config import without_overrides
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 RESTART_PAUSE: Final = 2.0
 MAX_RESTARTS: Final = 10

@@ -22,9 +22,9 @@ from node.errors import UserError
 from node.log.offline_proof import find_entry
 from node.log.offline_verification import verify
 from node.roles.engine import LOAD_TIMEOUT, Prefill, load_timeout
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
-from node.store.versions import VersionStore
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
+from node.store.version_store import VersionStore
 from node.tasks.service import TaskService
 from node.workers.client import WorkerError, open_worker
 from proofs.audit import AuditResult

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from protocol.constants import KEPT_VERSIONS
 from protocol.domain import Domain
 from protocol.log.entry import Entry

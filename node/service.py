@@ -26,7 +26,7 @@ from typing import Final
 import node
 from node import config
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 UNIT: Final = "farflung.service"
 ACCOUNT: Final = "farflung"

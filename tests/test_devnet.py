@@ -22,8 +22,8 @@ import trio
 
 from node.api.client import request
 from node.log.offline_verification import LogReport, verify
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
 from protocol.records import Rollout, Step, StepBlob, Verdict, Weights

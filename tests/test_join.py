@@ -22,7 +22,7 @@ import trio
 
 from node.api.client import Unavailable, request
 from node.log.offline_verification import verify
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
 from protocol.records import Join, Leave, Role, Rollout
 

@@ -28,7 +28,7 @@ from node.bulk.client import PORT_STEP
 from node.errors import Refused
 from node.net.blob_exchange import BLOB_PROTOCOL, CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.net.host import open_network
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol import codec
 from protocol.domain import Domain, parse_genesis
 from protocol.identity import Identity

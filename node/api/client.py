@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.errors import Error
 
 MAX_ANSWER_BYTES: Final = 16 << 20

@@ -18,7 +18,7 @@ import trio
 
 from node import retention
 from node.context import Node, innermost
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from node.weights import payload
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import Error

@@ -32,7 +32,7 @@ from node.bulk.server import News, Server
 from node.bulk.tls import Doorkeeper, client_context
 from node.bulk.transfers import Transfers
 from node.errors import Unreachable
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from node.workers import wire
 from node.workers.child import die_with_parent, end_when_closed
 

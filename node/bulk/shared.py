@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from node.store.held import Held
+from node.store.bulk_object import Held
 from protocol.weights.chunk_set import bits_of
 from protocol.weights.holders import Holding
 from protocol.weights.routes import Routes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from node.bulk.flows import Flows
 from node.bulk.polls import POLL_WAIT, Polls
 from node.bulk.shared import Shared
-from node.store.held import Held
+from node.store.bulk_object import Held
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.chunk_set import bitmap_of
 from protocol.weights.holders import Run

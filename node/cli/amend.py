@@ -48,7 +48,7 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from node.store.files import write_new
+    from node.store.durable_files import write_new
     from protocol.domain import Thresholds
     from protocol.errors import LocalError
     from protocol.log.amendment import Amendment
@@ -78,7 +78,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from node.store.files import write_atomic
+    from node.store.durable_files import write_atomic
 
     made, votes = _read(arguments.file)
     print("\n".join(_lines(made)))

@@ -9,7 +9,7 @@ import trio
 
 from node.api.client import Unavailable, request
 from node.cli.options import note
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
 
 PATIENCE: Final = 10.0

@@ -10,7 +10,7 @@ from node.cli import options
 
 if TYPE_CHECKING:
     from node.doctor.finding import Finding
-    from node.store.directory import DataDirectory
+    from node.store.data_directory import DataDirectory
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 

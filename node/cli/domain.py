@@ -57,7 +57,7 @@ def _create(arguments: argparse.Namespace) -> int:
     from node.config import resolve
     from node.domain import domain_toml, founding
     from node.net.listening import own_addresses
-    from node.store.files import write_new
+    from node.store.durable_files import write_new
 
     notes: list[str] = []
     founding = founding.of_file(domain_toml.load(arguments.file), notes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from node.cli import options, tables
 from node.config_keys import ENGINES, MAX_QUESTIONS, MAX_SAMPLES
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 if TYPE_CHECKING:
     from node.answering import Answers

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 
 from node.domain import joining
 from node.errors import UserError
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
-from node.store.files import sync_directory
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
+from node.store.durable_files import sync_directory
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.records import Blob

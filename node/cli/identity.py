@@ -96,7 +96,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     from node.keys import key_file
-    from node.store.files import write_new
+    from node.store.durable_files import write_new
 
     directory = options.data_directory(arguments)
     identity = directory.read_identity()

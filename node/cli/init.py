@@ -7,7 +7,7 @@ import argparse
 from node.cli import options, recovery
 from node.config import write_template
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.identity import Identity, peer_id
 
 

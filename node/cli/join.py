@@ -15,7 +15,7 @@ from node.cli import options, recovery, tables
 from node.cli.init import furnish
 from node.config import Config
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.constants import MILLION
 from protocol.domain import Domain
 from protocol.identity import peer_id

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from node.cli import options
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 ENTRY_PATIENCE: Final = 60.0
 """Seconds until the leave entry must stand; the node's role ends first, with its children."""

@@ -14,7 +14,7 @@ import shtab
 
 from node.cli import log_proof, options, tables
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.log.quorum import CertifiedCut
 from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
 

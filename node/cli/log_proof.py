@@ -63,7 +63,7 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _prove(arguments: argparse.Namespace) -> int:
     from node.log.offline_proof import NotFinal, prove
-    from node.store.files import write_new
+    from node.store.durable_files import write_new
 
     try:
         proof = prove(options.existing_directory(arguments), arguments.entry)

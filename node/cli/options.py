@@ -18,7 +18,7 @@ import shtab
 from node.config import Config, resolve
 from node.config_keys import KEYS
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 SERVICE_DATA: Final = Path("/var/lib/farflung")
 USER_DATA: Final = Path(".local/share/farflung/node")

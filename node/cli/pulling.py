@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from node.cli import options, tables
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 LOOK: Final = 0.25
 """Seconds between two looks at a version that is on its way."""

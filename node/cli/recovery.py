@@ -16,7 +16,7 @@ import shtab
 
 from node.cli import options
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 if TYPE_CHECKING:
     from protocol.identity import Identity

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from node.cli import options, tables
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
 

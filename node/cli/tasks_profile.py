@@ -17,7 +17,7 @@ from node.errors import UserError
 
 if TYPE_CHECKING:
     from node.profiling import Model, Profile, Wanted
-    from node.store.directory import DataDirectory
+    from node.store.data_directory import DataDirectory
     from protocol.domain import Recipe
 
     Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]

@@ -15,11 +15,11 @@ import shtab
 
 from node.cli import options, tables
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 if TYPE_CHECKING:
     from node.retention import Lineage
-    from node.store.versions import VersionStore
+    from node.store.version_store import VersionStore
     from protocol.log.entry import Entry
 
 
@@ -75,7 +75,7 @@ def _offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, L
     from node.cli.asking import offline
     from node.domain import joining
     from node.retention import lineage_of
-    from node.store.versions import VersionStore
+    from node.store.version_store import VersionStore
 
     domain = joining.held(directory)
     if domain is None:

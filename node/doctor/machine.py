@@ -15,7 +15,7 @@ from typing import Any, Final
 import trio
 
 from node.doctor.finding import ERROR, OK, WARNING, Finding
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.tasks import sandbox
 from node.tasks.code import runner
 from node.workers.client import child_environment

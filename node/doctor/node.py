@@ -31,7 +31,7 @@ from node.net.host import Network, PortBusy, open_network
 from node.net.listening import own_addresses, split
 from node.net.requests import Unreachable
 from node.peers import twins
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import Domain
 from protocol.identity import Identity, node_id, peer_id
 

@@ -47,9 +47,9 @@ from node import starter
 from node.domain.domain_toml import AUDIT_SHARE, EARNED_REPUTATION, DomainFile
 from node.errors import UserError
 from node.starter import defaults
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
-from node.store.versions import VersionStore
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
+from node.store.version_store import VersionStore
 from node.tasks import catalogue, service, sets
 from node.tasks import convert as conversion
 from node.workers.client import WorkerError, open_worker

@@ -15,7 +15,7 @@ from node.errors import UserError
 from node.net.discovery import AddressError
 from node.net.host import Network, open_network
 from node.net.requests import Unreachable
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.constants import MAX_GENESIS_BYTES
 from protocol.domain import Domain, parse_genesis
 from protocol.errors import PeerError

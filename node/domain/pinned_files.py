@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from node.errors import UserError
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
 from protocol.domain import Domain
 from protocol.records import Blob
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from node.log.offline_proof import CHECKPOINT
-from node.store.interface import Store
+from node.store.log_interface import Store
 from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.log import checkpoint as rules

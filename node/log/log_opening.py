@@ -17,7 +17,7 @@ import trio
 from node.errors import UserError
 from node.log.intake import add
 from node.log.verification import check_draws
-from node.store.interface import Store
+from node.store.log_interface import Store
 from node.store.log_rows import Item
 from protocol.credit.ledger import Ledger
 from protocol.credit.snapshot import Snapshot

@@ -14,7 +14,7 @@ from typing import Final
 
 from node.errors import UserError
 from node.log.offline_verification import connect
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol import codec
 from protocol.domain import Domain, parse_genesis
 from protocol.errors import Error, LocalError, PeerError

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from node.errors import UserError
 from node.log import pruned_bodies
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
 from protocol.credit.reputation import Account
 from protocol.domain import Domain, parse_genesis

@@ -22,7 +22,7 @@ from node.log.log_opening import sum_up
 from node.log.own_head import OwnHead
 from node.log.signature_checkers import Checking, check_in_threads
 from node.log.verification import THREAD_FROM, Received, Verifier
-from node.store.interface import Store
+from node.store.log_interface import Store
 from node.store.log_rows import Item
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.credit.ledger import Ledger

@@ -22,7 +22,7 @@ from node.context import Node
 from node.entrusting import entrust
 from node.roles import figures
 from node.roles.gathering import Gathered, amount
-from node.store.files import sync_directory
+from node.store.durable_files import sync_directory
 from node.weights import payload as weights_payload
 from node.workers.client import Worker, WorkerError
 from protocol.constants import MILLION

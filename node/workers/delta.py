@@ -52,7 +52,7 @@ MANIFEST: Final = "manifest"
 WHOLE: Final = "whole.bin"
 MARKS: Final = "chunks"
 VERIFIED: Final = 1
-"""What a version's folder holds, and the mark of a chunk that is here and right (``node.store.versions``)."""
+"""What a version's folder holds, and the mark of a chunk that is here and right (``node.store.version_store``)."""
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -31,7 +31,7 @@ import trio
 from node import fleet
 from node.api.client import Unavailable, request
 from node.config import Config, write
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import default_timings, make_genesis
 from protocol.identity import peer_id
 from tests.protocol.builders import small_domain

@@ -28,7 +28,7 @@ import trio
 from node.context import Node
 from node.net.requests import Unreachable
 from node.roles import trainer
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.systemd import Manager
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError

@@ -17,7 +17,7 @@ from typing import Final
 
 from node import fleet as daemons
 from node.config import Config, write
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import Model, default_timings, make_genesis
 from protocol.identity import peer_id
 from protocol.records import Blob

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.log.offline_verification import verify
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.summary import StepRow
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger

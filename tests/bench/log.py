@@ -43,7 +43,7 @@ from node.log.replicated_log import LogService
 from node.log.replication import LogSync
 from node.log.signature_checkers import open_checkers
 from node.net.host import Network, open_network
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol import identity
 from protocol.credit import fold_state, history, lineage, snapshot

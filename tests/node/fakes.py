@@ -38,10 +38,10 @@ from node.pool import Pool
 from node.roles import engine as engine_role
 from node.roles import trainer as trainer_role
 from node.roles.manager import RoleManager
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
 from node.store.hashing import hash_bytes
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from node.terms import TermWatch
 from node.weights import Weights
 from node.workers import delta as delta_worker

@@ -25,7 +25,7 @@ from node.config import Config, DevnetConfig, write
 from node.errors import UserError
 from node.log.offline_verification import verify
 from node.peers import twins
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import make_genesis, parse_genesis
 from protocol.identity import peer_id
 from protocol.records import Role

@@ -20,7 +20,7 @@ from node.display import View
 from node.domain import founding
 from node.domain.founding import Founding
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from tests.node import fake_daemon
 
 

@@ -20,7 +20,7 @@ import trio.testing
 from node import fleet
 from node.errors import UserError
 from node.fleet import Member, Total
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 
 Program = Callable[[str], Member]
 

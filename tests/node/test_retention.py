@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.retention import Lineage, clean, reasons, spare
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from protocol.constants import CHUNK_BYTES
 from protocol.records import Weights
 from protocol.weights.manifest import Manifest

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from node.log.offline_verification import verify
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.workers import vllm_start
 from protocol.credit.ledger import Ledger
 from protocol.records import Step

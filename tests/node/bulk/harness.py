@@ -16,7 +16,7 @@ from node.bulk.address import BulkAddress
 from node.bulk.fetch import Connection
 from node.bulk.limits import Limits
 from node.bulk.server import Server
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.manifest import Manifest
 from tests.protocol.builders import key

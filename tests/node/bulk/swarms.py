@@ -20,7 +20,7 @@ from node.carrier import Carrier
 from node.config import BulkConfig
 from node.errors import Refused, Unreachable
 from node.net.blob_exchange import CHUNK_PROTOCOL, CHUNK_REQUEST, HAVE_PROTOCOL
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding

@@ -24,7 +24,7 @@ from node.carrier import Carrier
 from node.config import BulkConfig
 from node.errors import Refused, Unreachable
 from node.net.host import open_network
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from node.cli import main
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol.domain import parse_genesis
 from tests.protocol.builders import small_genesis

@@ -18,7 +18,7 @@ import pytest
 import node
 from node import fleet, starter
 from node.cli import main
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 
 ROOT = Path(node.__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ from nacl.pwhash import argon2id
 
 from node.cli import identity, main
 from node.keys import key_file
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
 

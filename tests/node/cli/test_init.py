@@ -10,7 +10,7 @@ import pytest
 
 from node import config
 from node.cli import main
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
 

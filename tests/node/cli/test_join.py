@@ -15,7 +15,7 @@ from node.domain import invitation
 from node.domain.invitation import Invitation, Offer
 from node.errors import UserError
 from node.keys import recovery_words
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id
 from tests.node.fakes import genesis

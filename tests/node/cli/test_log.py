@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from node.cli import main
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.log.entry import decode
 from protocol.log.quorum import CertifiedCut, CertifiedGrant

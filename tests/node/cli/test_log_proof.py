@@ -13,7 +13,7 @@ import trio
 
 from node.cli import main
 from node.log.offline_verification import verify
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.log.checkpoint import CosignedCheckpoint
 from protocol.log.merkle import root, verify_consistency
 from protocol.log.signed_note import VerifierKey

@@ -17,7 +17,7 @@ import trio
 
 from node.cli import main, recovery
 from node.keys import recovery_words
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol.domain import parse_genesis
 from protocol.identity import Identity

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from node.cli import asking, leave, main
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from tests.protocol.builders import small_genesis
 

@@ -10,7 +10,7 @@ import trio
 
 from node.cli import main
 from node.domain import founding
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.taskset import TaskSet
 
 

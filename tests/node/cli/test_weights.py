@@ -12,9 +12,9 @@ import trio
 from rich import console
 
 from node.cli import asking, main, pulling
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
-from node.store.versions import VersionStore
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
+from node.store.version_store import VersionStore
 from protocol.weights.manifest import Manifest
 from tests.node.log.test_offline_verification import fill
 

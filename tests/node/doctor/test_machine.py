@@ -14,7 +14,7 @@ import pytest
 
 from node.doctor import machine
 from node.doctor.finding import ERROR, OK, WARNING, Finding
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.tasks import sandbox
 from node.tasks.code import runner
 

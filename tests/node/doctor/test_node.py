@@ -18,7 +18,7 @@ from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.doctor.node import Subject
 from node.net.host import open_network
 from node.peers import twins
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id
 from tests.node.peers.test_twins import Heard

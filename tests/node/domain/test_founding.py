@@ -11,9 +11,9 @@ import transformers
 
 from node.domain import founding
 from node.errors import UserError
-from node.store.blobs import BlobStore
-from node.store.directory import DataDirectory
-from node.store.versions import VersionStore
+from node.store.blob_store import BlobStore
+from node.store.data_directory import DataDirectory
+from node.store.version_store import VersionStore
 from node.tasks.allowlist import REASONING_GYM_VERSION
 from node.tasks.code.runner import own_version
 from node.tasks.versions import MATH

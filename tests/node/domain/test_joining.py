@@ -11,7 +11,7 @@ import trio
 from node.domain import joining
 from node.errors import UserError
 from node.net.host import open_network
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.identity import peer_id
 from tests.node.net.helpers import LISTEN, identity

@@ -15,7 +15,7 @@ from nacl.pwhash import argon2id
 from node.errors import UserError
 from node.keys import key_file
 from node.keys.key_file import Keys
-from node.store.files import write_new
+from node.store.durable_files import write_new
 from protocol.identity import Identity
 
 OPS, MEMORY = int(argon2id.OPSLIMIT_MIN), int(argon2id.MEMLIMIT_MIN)

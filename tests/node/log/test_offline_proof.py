@@ -12,7 +12,7 @@ from node.errors import UserError
 from node.log.offline_proof import NotFinal, prove
 from node.log.offline_verification import verify
 from node.log.replicated_log import LogService
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol.log.entry_proof import LogProof
 from protocol.log.feed import ForkProof

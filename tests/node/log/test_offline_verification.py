@@ -15,7 +15,7 @@ from node.log import offline_verification as verify_module
 from node.log.elector import open_elector
 from node.log.offline_verification import LogReport, verify
 from node.log.replicated_log import LogService
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol.domain import parse_genesis
 from protocol.log.replica import Replica

@@ -21,7 +21,7 @@ from node.log.elector import open_elector
 from node.log.log_opening import load
 from node.log.offline_verification import verify
 from node.log.replicated_log import LogService
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from node.store.log_store import LogStore, open_log_store
 from protocol.domain import parse_genesis
 from protocol.records import Join, Role

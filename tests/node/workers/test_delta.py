@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from node.store.versions import VersionStore
+from node.store.version_store import VersionStore
 from node.workers import delta as worker
 from node.workers.child import UserError
 from node.workers.client import WorkerError, open_worker

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
-from node.store.directory import DataDirectory
+from node.store.data_directory import DataDirectory
 from protocol.identity import Identity, peer_id
 
 PEER = peer_id(Identity(bytes(32)).node)
@@ -143,7 +143,7 @@ def test_a_second_daemon_is_refused_by_pid(directory: DataDirectory) -> None:
 
 def test_the_lock_of_a_killed_daemon_is_gone(directory: DataDirectory) -> None:
     script = (
-        "import sys, time; from node.store.directory import DataDirectory\n"
+        "import sys, time; from node.store.data_directory import DataDirectory\n"
         "with DataDirectory(sys.argv[1]).open_locked():\n    print('held', flush=True); time.sleep(60)"
     )
     root = Path(__file__).parents[3]

@@ -29,7 +29,7 @@ from typing import Final
 
 from node import config, config_keys
 from node.errors import UserError
-from node.store.files import sync_directory, write_atomic
+from node.store.durable_files import sync_directory, write_atomic
 from protocol.constants import MAX_GENESIS_BYTES
 from protocol.errors import PeerError
 from protocol.identity import Identity, node_id

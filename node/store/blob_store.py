@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from node.store.files import sync_directory
+from node.store.durable_files import sync_directory
 from node.store.hashing import hash_bytes
 from protocol.constants import MAX_BLOB_BYTES
 

@@ -1,4 +1,4 @@
-"""Weights on disk: ``versions/<digest>/`` holds a bulk object, a whole version or a delta: ``node.store.held``.
+"""Weights on disk: ``versions/<digest>/`` holds a bulk object, a whole version or a delta: ``node.store.bulk_object``.
 
 1. The daemon owns the store, its bulk child opens the same folder. Marks of an earlier run become claims when the owner
    opens the store, which is before it starts the child.
@@ -28,9 +28,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from node.store.files import sync_directory, write_atomic
+from node.store.bulk_object import MISSING, VERIFIED, Held
+from node.store.durable_files import sync_directory, write_atomic
 from node.store.hashing import hash_bytes
-from node.store.held import MISSING, VERIFIED, Held
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.weights.delta import parse_chunk_list

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from node.store.blobs import BlobStore
+from node.store.blob_store import BlobStore
 
 
 @pytest.fixture

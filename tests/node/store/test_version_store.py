@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from node.store import versions
-from node.store.versions import NoRoom, VersionStore
+from node.store import version_store
+from node.store.version_store import NoRoom, VersionStore
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.weights.manifest import Manifest, TensorInfo, chunk_hashes
@@ -376,7 +376,7 @@ def test_an_object_that_was_replaced_is_opened_anew(store: VersionStore, tmp_pat
 
 
 def test_many_objects_do_not_hold_as_many_descriptors(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "MAX_MAPPED", 2)
+    monkeypatch.setattr(version_store, "MAX_MAPPED", 2)
     for fill in range(6):
         listing, data = build(bytes([fill]))
         store.write_chunk(store.begin(listing), 0, chunk(data, 0))
