@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from node.bulk import address as bulk
+from node.weights.bulk import bulk_address as bulk
 from protocol.errors import PeerError
 from protocol.identity import node_id
 

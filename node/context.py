@@ -24,12 +24,12 @@ from protocol.log.entry import Entry
 
 if TYPE_CHECKING:
     from node.api.weights import Pulls
-    from node.bulk.client import Bulk
-    from node.bulk.handout import Routes
     from node.log.elector import Elector
     from node.peers.presences import Presences
     from node.pool import Pool
-    from node.weights import Weights
+    from node.weights.bulk.bulk_process import Bulk
+    from node.weights.bulk.token_exchange import Routes
+    from node.weights.following import Weights
 
 
 MAX_EVALUATIONS: Final = 1000

@@ -23,11 +23,9 @@ from typing import Final
 import trio
 
 import node as package
-from node import cheats, entrusting, metrics, offering, systemd, tracking, watchdog
+from node import cheats, metrics, systemd, tracking, watchdog
 from node.api import server
 from node.api.weights import Pulls
-from node.bulk.client import Bulk
-from node.bulk.handout import Routes
 from node.config import Config
 from node.context import Health, Node, innermost
 from node.domain import joining
@@ -50,7 +48,10 @@ from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from node.store.version_store import VersionStore
 from node.terms import TermWatch
-from node.weights import Weights
+from node.weights import offers, second_holder
+from node.weights.bulk.bulk_process import Bulk
+from node.weights.bulk.token_exchange import Routes
+from node.weights.following import Weights
 from node.workers import vllm_start
 from protocol.domain import Domain
 from protocol.errors import Error
@@ -190,8 +191,8 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
     serve_chunks(network, read(node.versions.read_chunk), may_have=node.routes.may_have)
     serve_haves(network, read(node.versions.bitmap), may_have=node.routes.may_have)
     node.routes.serve()
-    offering.serve(node)
-    entrusting.serve(node)
+    offers.serve(node)
+    second_holder.serve(node)
     twins.serve(network, node.presences)
     node.presences.listen()
     with node.bulk.open():

@@ -19,7 +19,7 @@ import trio
 from node import __version__
 from node.context import Node
 from node.metrics import Queue
-from node.weights import payload
+from node.weights.following import payload
 from node.workers.client import Worker, WorkerError, open_worker
 from protocol.credit import reputation
 

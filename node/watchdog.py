@@ -15,7 +15,7 @@ from node.context import Node
 from node.log.replicated_log import LogService
 from node.roles.manager import RoleManager
 from node.systemd import Manager
-from node.weights import payload
+from node.weights.following import payload
 
 ROLES_LIMIT: Final = 60.0
 """Seconds between two turns of the role manager's loop beyond which it stands still: ending a role takes some."""

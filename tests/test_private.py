@@ -23,12 +23,12 @@ import trio
 
 from node import fleet, starter
 from node.api.client import Unavailable, request
-from node.bulk import certificate, handout
-from node.bulk.client import PORT_STEP
 from node.errors import Refused
 from node.net.blob_exchange import BLOB_PROTOCOL, CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.net.host import open_network
 from node.store.data_directory import DataDirectory
+from node.weights.bulk import node_certificate, token_exchange
+from node.weights.bulk.bulk_process import PORT_STEP
 from protocol import codec
 from protocol.domain import Domain, parse_genesis
 from protocol.identity import Identity
@@ -193,9 +193,9 @@ def test_a_stranger_over_libp2p_gets_what_the_genesis_names_and_no_weights(world
         tag = world.domain.id.hex()[:16]
         async with open_network(identity, listen=["/ip4/127.0.0.1/tcp/0"], domain_tag=tag) as network:
             founder = await network.connect(world.address, 10)
-            _, certified = certificate.make(identity)
+            _, certified = node_certificate.make(identity)
             for protocol, wanted in (
-                (handout.PROTOCOL, certified),
+                (token_exchange.PROTOCOL, certified),
                 (CHUNK_PROTOCOL, codec.encode([digest, 0])),
                 (HAVE_PROTOCOL, digest),
             ):

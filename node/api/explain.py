@@ -7,7 +7,7 @@ from typing import Any
 
 from node.api.words import remedy, words
 from node.context import Node
-from node.weights import payload as weights_payload
+from node.weights.following import payload as weights_payload
 from proofs.checks import REASONS
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger

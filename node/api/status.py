@@ -13,7 +13,7 @@ from node import __version__
 from node.api import explain
 from node.api.rows import account, role_rows
 from node.context import Node
-from node.weights import payload as weights_payload
+from node.weights.following import payload as weights_payload
 from protocol.credit import reputation
 from protocol.identity import peer_id
 from protocol.records import Step

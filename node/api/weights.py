@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import trio
 
-from node import retention
 from node.context import Node, innermost
 from node.store.version_store import VersionStore
-from node.weights import payload
+from node.weights import retention
+from node.weights.following import payload
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import Error
 from protocol.log.entry import Entry

@@ -18,8 +18,8 @@ from node.errors import UserError
 from node.store.data_directory import DataDirectory
 
 if TYPE_CHECKING:
-    from node.retention import Lineage
     from node.store.version_store import VersionStore
+    from node.weights.retention import Lineage
     from protocol.log.entry import Entry
 
 
@@ -74,8 +74,8 @@ def _offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, L
     """What the commands need of a node that does not run: its lineage's entries, none where it never ran."""
     from node.cli.asking import offline
     from node.domain import joining
-    from node.retention import lineage_of
     from node.store.version_store import VersionStore
+    from node.weights.retention import lineage_of
 
     domain = joining.held(directory)
     if domain is None:
@@ -92,7 +92,7 @@ def found_on_disk(directory: DataDirectory) -> dict[str, Any]:
     from node.api.weights import objects
     from node.cli.asking import ask_or_none
     from node.domain import joining
-    from node.retention import room
+    from node.weights.retention import room
 
     found = ask_or_none(directory, "weights")
     if found is not None:
@@ -138,7 +138,7 @@ def _gc(arguments: argparse.Namespace) -> int:
         except Unavailable as error:
             raise UserError(str(error), "wait until the daemon answers, or stop it") from None
     else:
-        from node.retention import clean
+        from node.weights.retention import clean
 
         _, store, lineage = _offline(directory)
         with directory.open_locked():

@@ -25,7 +25,7 @@ from node.evaluating import Plan, Source
 from node.net.requests import Unreachable
 from node.roles.engine import model_bytes, open_tasks, setup_of, task_table
 from node.tasks.service import TaskService
-from node.weights import payload
+from node.weights.following import payload
 from protocol.errors import Error
 from protocol.log.entry import Entry
 

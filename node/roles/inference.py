@@ -19,7 +19,7 @@ from node.context import Node
 from node.roles.engine import Engine, open_engine, open_tasks
 from node.roles.figures import lengths
 from node.tasks.service import TaskService
-from node.weights import payload as weights_payload
+from node.weights.following import payload as weights_payload
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step

@@ -1,7 +1,7 @@
 """From a trained version to one that all may follow, while the trainer is at the next step already.
 
 1. ``step`` and ``weights`` are one transaction, written before anybody can see the new version, and after another node
-   holds it (``node.entrusting``).
+   holds it (``node.weights.second_holder``).
 2. Versions are published one after the other. A step that is done when the term or the version that it started from is
    over is thrown away, and so is what was trained from it.
 3. With a version goes what changed since its base, where that is clearly smaller. A delta that cannot be made is a
@@ -17,13 +17,13 @@ from typing import Any
 
 import trio
 
-from node import deltas
 from node.context import Node
-from node.entrusting import entrust
 from node.roles import figures
 from node.roles.gathering import Gathered, amount
 from node.store.durable_files import sync_directory
-from node.weights import payload as weights_payload
+from node.weights import delta_making
+from node.weights.following import payload as weights_payload
+from node.weights.second_holder import entrust
 from node.workers.client import Worker, WorkerError
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
@@ -70,7 +70,7 @@ class Publication:
     async def run(self) -> None:
         """Publish it once it is made. The child that describes it starts while it is trained."""
         try:
-            async with deltas.open_child() as differ:
+            async with delta_making.open_child() as differ:
                 await self._ready.wait()
                 if self._made is not None:
                     self.entry = await self._publish(differ, *self._made)
@@ -144,7 +144,7 @@ class Publication:
         )
 
     def _weights(
-        self, step: Step, described: deltas.Described, manifest: Blob, delta: Blob | None
+        self, step: Step, described: delta_making.Described, manifest: Blob, delta: Blob | None
     ) -> Callable[[Sequence[Entry]], Weights]:
         """The payload of the ``weights`` entry, given the entries before it: the last is the step's."""
         whole, size = described.manifest.whole, described.manifest.size
@@ -153,21 +153,21 @@ class Publication:
             step.term, step.number, step.base, manifest.hash, manifest.size, whole, size, made[-1].id, *change
         )
 
-    async def _describe(self, differ: Worker, made: Made, base: Entry) -> deltas.Described:
+    async def _describe(self, differ: Worker, made: Made, base: Entry) -> delta_making.Described:
         """The new version's manifest, and its delta in ``work``."""
         node, answer = self._node, made.answer
         place = node.weights.paths(base.id)[0].parent
         given = (answer["tensors"], answer["checksum"], made.whole, weights_payload(base).size)
         try:
-            found = await deltas.describe(differ, *given, place, node.directory.work / DELTA)
+            found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
         except WorkerError as error:
             node.health.warn("delta", f"no delta was made of the newest version: {error}")
-            async with deltas.open_child() as other:
-                return await deltas.describe(other, *given, None, node.directory.work / DELTA)
+            async with delta_making.open_child() as other:
+                return await delta_making.describe(other, *given, None, node.directory.work / DELTA)
         node.health.clear("delta")
         return found
 
-    async def _adopt_delta(self, described: deltas.Described) -> Blob | None:
+    async def _adopt_delta(self, described: delta_making.Described) -> Blob | None:
         """Keep the delta, to serve it; None where there is none."""
         if described.delta is None:
             return None

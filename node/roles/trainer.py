@@ -34,7 +34,7 @@ from node.roles.engine import configuration, load_timeout
 from node.roles.gathering import Gathered, Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
-from node.weights import payload as weights_payload
+from node.weights.following import payload as weights_payload
 from node.workers import launch
 from node.workers.client import Worker, WorkerError, open_worker
 from protocol.log.entry import Entry

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from node import deltas
 from node.context import Node
 from node.roles.engine import LOAD_TIMEOUT
+from node.weights import delta_making
 from node.workers.client import open_worker
 from protocol.records import Weights
 from protocol.weights.manifest import ChunkList
@@ -55,7 +55,7 @@ class Following:
 
     def _watch(self) -> None:
         """Put clocks around what brings and what applies."""
-        weights, bring, apply = self._node.weights, self._node.weights.bring, deltas.apply
+        weights, bring, apply = self._node.weights, self._node.weights.bring, delta_making.apply
 
         async def timed_bring(listing: ChunkList, *arguments: Any, **named: Any) -> None:
             began = time.monotonic()
@@ -63,14 +63,14 @@ class Following:
             part = "whole" if hasattr(listing, "tensors") else "delta"
             self._add(f"{part}_transfer", time.monotonic() - began)
 
-        async def timed_apply(rates: deltas.Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
+        async def timed_apply(rates: delta_making.Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
             began = time.monotonic()
             wrong = await apply(rates, delta, base, target, size)
             self._add("apply", time.monotonic() - began)
             return wrong
 
         weights.bring = timed_bring  # type: ignore[method-assign]
-        deltas.apply = timed_apply
+        delta_making.apply = timed_apply
 
     def _add(self, part: str, seconds: float) -> None:
         self._took[part] = self._took.get(part, 0.0) + seconds

@@ -20,10 +20,7 @@ import numpy as np
 import pytest
 import trio
 
-from node import deltas, entrusting, offering
 from node.api.weights import Pulls
-from node.bulk.client import Bulk
-from node.bulk.handout import Routes
 from node.config import Config, DevnetConfig
 from node.config_keys import WILLING
 from node.context import Health, Node
@@ -43,7 +40,10 @@ from node.store.data_directory import DataDirectory
 from node.store.hashing import hash_bytes
 from node.store.version_store import VersionStore
 from node.terms import TermWatch
-from node.weights import Weights
+from node.weights import delta_making, offers, second_holder
+from node.weights.bulk.bulk_process import Bulk
+from node.weights.bulk.token_exchange import Routes
+from node.weights.following import Weights
 from node.workers import delta as delta_worker
 from node.workers.client import WorkerError
 from protocol.constants import MILLION
@@ -360,7 +360,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
     monkeypatch.setattr(engine_role, "open_worker", open_worker)
     monkeypatch.setattr(trainer_role, "open_worker", open_worker)
-    monkeypatch.setattr(deltas, "open_worker", open_worker)
+    monkeypatch.setattr(delta_making, "open_worker", open_worker)
     monkeypatch.setattr(engine_role, "TaskService", lambda table: Tasks(table, shared))
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(trio.from_thread, "run_sync", lambda function, *arguments: function(*arguments))
@@ -449,8 +449,8 @@ class Cluster:
         serve_blobs(node.network, node.blobs.get)
         serve_chunks(node.network, node.versions.read_chunk)
         serve_haves(node.network, node.versions.bitmap)
-        entrusting.serve(node)
-        offering.serve(node)
+        second_holder.serve(node)
+        offers.serve(node)
         node.presences.listen()
         elector = await open_elector(log, identity, sync) if identity.node in self.domain.electors else None
         node.elector = elector

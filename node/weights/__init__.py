@@ -1,0 +1,1 @@
+"""Weights on this node: choosing, fetching, verifying, keeping and offering versions."""

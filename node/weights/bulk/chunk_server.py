@@ -1,0 +1,319 @@
+"""The serving side of the data plane: one thread a connection, whole ranges of files to the socket by ``sendfile``.
+
+Threads that sleep in the kernel cost neither processor time nor the interpreter's lock, and a peer that is slow, or a
+disk that is, holds up its own connection alone.
+
+1. A request needs a token of this node, from a host that the token is good from, and over TLS of the very peer.
+2. Times bound everything: the first request must be here within ``STRANGER_SECONDS``, each head within ``HEAD_SECONDS``
+   of its first byte; a kept connection may idle for ``IDLE_SECONDS``, and one that takes no byte for ``STALL_SECONDS``
+   is closed.
+3. Nothing that a client sends ends more than its own connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from node.weights.bulk import bearer_tokens, http_messages
+from node.weights.bulk.http_messages import Answer, Chunks, Have, Held
+from node.weights.bulk.serving_limits import Gate, Limits, Ticket
+from protocol.errors import Error, PeerError
+
+log = logging.getLogger(__name__)
+
+STRANGER_SECONDS: Final = 5.0
+HEAD_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 75.0
+STALL_SECONDS: Final = 30.0
+GATHER: Final = 0.01
+"""Seconds that a waiting ``have`` goes on gathering once there is news: chunks come in swarms."""
+
+_FULL: Final = b"HTTP/1.1 429 \r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_RECEIVE: Final = 16384
+_SENDFILE: Final = 1 << 30
+_TLS_PIECE: Final = 256 << 10
+"""Bytes that a peer has to take within ``STALL_SECONDS``."""
+
+
+class News:
+    """Wakes those who wait for chunks."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+
+    def tell(self) -> None:
+        """Some object has more chunks. May be called from any thread."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def wait(self, until: float, reached: Callable[[], bool]) -> None:
+        """Return once ``reached()``, or at monotonic time ``until``."""
+        with self._condition:
+            while not reached() and (left := until - time.monotonic()) > 0:
+                self._condition.wait(left)
+
+
+class _Plain:
+    """A connection without TLS. The kernel keeps the times."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.peer: bytes | None = None
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(STALL_SECONDS))
+
+    def receive(self, seconds: float) -> bytes:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+        return self.socket.recv(_RECEIVE)
+
+    def send(self, data: bytes, *, more: bool) -> None:
+        self.socket.sendall(data, socket.MSG_MORE if more else 0)
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        return os.sendfile(self.socket.fileno(), file, offset, min(count, _SENDFILE))
+
+
+class _Secure:
+    """A connection with TLS, of a peer that its certificate names."""
+
+    def __init__(self, connection: ssl.SSLSocket, peer: bytes) -> None:
+        self.socket = connection
+        self.peer: bytes | None = peer
+        self._buffer = bytearray()
+
+    def receive(self, seconds: float) -> bytes:
+        self.socket.settimeout(seconds)
+        return self.socket.recv(_RECEIVE)
+
+    def send(self, data: bytes, *, more: bool) -> None:
+        del more
+        self.socket.settimeout(STALL_SECONDS)
+        self.socket.sendall(data)
+
+    def send_file(self, file: int, offset: int, count: int) -> int:
+        if not self._buffer:
+            self._buffer = bytearray(_TLS_PIECE)
+        piece = memoryview(self._buffer)[: min(count, _TLS_PIECE)]
+        read = os.preadv(file, [piece], offset)
+        self.socket.settimeout(STALL_SECONDS)
+        self.socket.sendall(piece[:read])
+        return read
+
+
+class Server:
+    """Serves the bulk objects of one domain.
+
+    ``find(digest)`` gives an object that is held at least in part. ``secure``: the TLS context and what tells a peer's
+    node id from its certificate (DER; None for a stranger), for a private domain.
+    """
+
+    def __init__(
+        self,
+        *,
+        domain: bytes,
+        secret: bytes,
+        find: Callable[[bytes], Held | None],
+        limits: Limits,
+        secure: tuple[Callable[[], ssl.SSLContext], Callable[[bytes], bytes | None]] | None = None,
+        news: News | None = None,
+    ) -> None:
+        self._domain = domain
+        self._secret = secret
+        self._find = find
+        self._secure = secure
+        self.gate = Gate(limits)
+        self.news = news or News()
+        self.coming: Callable[[bytes], bytes] = lambda digest: b""
+        """The bitmap of the chunks of an object that are on their way to us."""
+        self.sent = 0
+        """Bytes of objects that were sent."""
+
+    def listen(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept connections of ``listeners`` for ever, on threads of their own."""
+        for listener in listeners:
+            listener.setblocking(True)
+            threading.Thread(target=self._accept, args=(listener,), daemon=True, name="bulk-accept").start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, remote = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EBADF):  # it was shut down
+                    return
+                log.warning("bulk: cannot accept connections: %s", error)
+                time.sleep(0.5)
+                continue
+            self.begin(connection, str(remote[0]))
+
+    def begin(self, connection: socket.socket, remote: str) -> None:
+        """Serve one accepted connection, on a thread of its own."""
+        ticket = None
+        try:
+            own = str(connection.getsockname()[0])
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            host = bearer_tokens.host_of(remote, [own.removeprefix("::ffff:")])
+            if host != bearer_tokens.LOCAL:
+                _prefer_bbr(connection)
+            ticket = self.gate.enter(host)
+            if ticket is None:
+                if self._secure is None:
+                    connection.send(_FULL, socket.MSG_DONTWAIT)
+                connection.close()
+                return
+            threading.Thread(target=self._serve, args=(connection, ticket), daemon=True, name="bulk-serve").start()
+        except (OSError, ValueError, RuntimeError) as error:  # gone already, or no thread to be had
+            log.debug("bulk: a connection failed: %s", error)
+            connection.close()
+            if ticket is not None:
+                ticket.leave()
+
+    def _serve(self, connection: socket.socket, ticket: Ticket) -> None:
+        try:
+            if self._secure is None:
+                self._converse(_Plain(connection), ticket)
+            else:
+                secured = self._handshake(connection)
+                if secured is not None:
+                    connection = secured.socket
+                    self._converse(secured, ticket)
+        except (OSError, EOFError) as error:
+            log.debug("bulk: a connection ended: %r", error)
+        except Exception:
+            log.exception("bulk: serving a connection failed")
+        finally:
+            _close(connection)
+            ticket.leave()
+
+    def _handshake(self, connection: socket.socket) -> _Secure | None:
+        assert self._secure is not None
+        make_context, peer_of = self._secure
+        connection.settimeout(STRANGER_SECONDS)
+        try:
+            secured = make_context().wrap_socket(connection, server_side=True)
+        except (OSError, ValueError) as error:  # ValueError: the connection was reset meanwhile
+            log.debug("bulk: a TLS handshake failed: %s", error)
+            connection.close()
+            return None
+        certificate = secured.getpeercert(binary_form=True)
+        peer = None if certificate is None else peer_of(certificate)
+        if peer is None:
+            secured.close()
+            return None
+        return _Secure(secured, peer)
+
+    def _converse(self, stream: _Plain | _Secure, ticket: Ticket) -> None:
+        wire = http_messages.Wire()
+        first = time.monotonic() + STRANGER_SECONDS
+        while True:
+            begun = time.monotonic()
+            while (request := wire.next()) is None:
+                now = time.monotonic()
+                if not wire.begun:
+                    begun = now
+                until = begun + HEAD_SECONDS if wire.begun else now + IDLE_SECONDS
+                left = min(until, first if ticket.node is None else until) - now
+                if left <= 0:
+                    return
+                wire.feed(stream.receive(left))
+            if isinstance(request, Answer):
+                stream.send(wire.head(request, method=b"GET"), more=False)
+                _linger(stream)
+                return
+            held, answer = self._answer(request, stream.peer, ticket)
+            body = answer.count if request.method != b"HEAD" and answer.status != 304 else 0
+            stream.send(wire.head(answer, method=request.method), more=body > 0)
+            if body:
+                assert held is not None
+                self._send(stream, held, answer.offset, body, ticket)
+            if answer.last or not wire.again():
+                _linger(stream)
+                return
+
+    def _answer(self, request: http_messages.Request, peer: bytes | None, ticket: Ticket) -> tuple[Held | None, Answer]:
+        asked = http_messages.parse_target(request.target)
+        if request.method not in (b"GET", b"HEAD"):
+            return None, http_messages.problem(405, "only GET and HEAD", (b"Allow", b"GET, HEAD"))
+        try:
+            grant = self._grant(http_messages.bearer(request.headers) or "", ticket)
+            if peer is not None and grant.node != peer:
+                raise PeerError("the token is another peer's")
+            if not grant.good_from(ticket.host):
+                raise PeerError("the token is another host's")
+        except PeerError as error:
+            return None, http_messages.problem(401, str(error), (b"WWW-Authenticate", b"Bearer"))
+        if not ticket.claim(grant.node):
+            return None, http_messages.problem(429, "over a limit", (b"Retry-After", b"2"))
+        if asked is None:
+            return None, http_messages.problem(404, "nothing is here", last=False)
+        held = self._find(asked.digest) if asked.domain == self._domain else None
+        if held is None:
+            return None, http_messages.NOT_HELD
+        if isinstance(asked, Chunks):
+            return held, http_messages.answer_chunks(asked, held, request.headers)
+        return held, http_messages.answer_bitmap(self._bitmap(asked, held))
+
+    def _grant(self, token: str, ticket: Ticket) -> bearer_tokens.Grant:
+        """What the token says; that of the request before is known."""
+        now = time.monotonic()
+        if ticket.seen is not None and ticket.seen[0] == token and now < ticket.seen[1].until:
+            return ticket.seen[1]
+        grant = bearer_tokens.check(self._secret, token, now)
+        ticket.seen = (token, grant)
+        return grant
+
+    def _bitmap(self, asked: Have, held: Held) -> bytes:
+        def more() -> bool:
+            return held.verified() > asked.more_than
+
+        if not more():
+            until = time.monotonic() + asked.wait
+            self.news.wait(until, more)
+            time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
+        return held.bitmap() + self.coming(asked.digest)
+
+    def _send(self, stream: _Plain | _Secure, held: Held, offset: int, count: int, ticket: Ticket) -> None:
+        piece = self.gate.piece
+        while count:
+            sent = stream.send_file(held.fd, offset, min(count, piece))
+            if not sent:
+                raise EOFError("the file is shorter than it was")
+            self.sent += sent
+            offset += sent
+            count -= sent
+            if (pause := ticket.pause(sent)) > 0:
+                time.sleep(pause)
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
+
+
+def _prefer_bbr(connection: socket.socket) -> None:
+    """Use BBR where the kernel lets us: on long, lossy lines a flow of its fills the line, where others starve."""
+    with suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+
+
+def _linger(stream: _Plain | _Secure) -> None:
+    """Let the last answer arrive: closing with unread bytes would reset the connection under it."""
+    with suppress(OSError, Error):
+        if stream.peer is None:
+            stream.socket.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + 1.0
+        while (left := until - time.monotonic()) > 0 and stream.receive(left):
+            pass
+
+
+def _close(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.close()

@@ -1,0 +1,402 @@
+"""One HTTP connection to a holder of weights: blocking, for one thread.
+
+1. Bodies are received straight into the caller's buffers, without a copy in between. h11 reads the heads but for those
+   of a form so plain that there is nothing to understand.
+2. Everything is bounded: connecting, each head and each chunk have a time, a body has exactly the length asked for.
+3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules.
+   After either but ``Missing`` the connection is closed.
+4. Requests may be sent ahead (``ask``) of the answers (``take``): on a long line the next answer then follows the last
+   without a round trip in between. Answers come in the order of the requests.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import select
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import h11
+
+from node.errors import Busy, Refused, Unreachable
+from node.weights.bulk.bulk_address import BulkAddress, public
+from protocol.errors import PeerError
+
+CONNECT_SECONDS: Final = 5.0
+HEAD_SECONDS: Final = 15.0
+"""Seconds until an answer's head is there, beyond what it may wait by agreement."""
+CHUNK_SECONDS: Final = 30.0
+"""Seconds that each chunk of an answer may take unless the caller says otherwise."""
+MAX_RUN: Final = 64
+"""Chunks of one request at most."""
+MAX_BITMAP: Final = 1 << 17
+MAX_HEAD: Final = 8192
+MAX_RETRY: Final = 60.0
+MAX_PLACES: Final = 4
+"""Addresses of a name that are tried, one after the other."""
+_HEAD_PIECE: Final = 1024
+_PLAIN: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*\r\n((?:[A-Za-z-]+: [!-~][ -~]*\r\n)*)\r\n")
+_RECEIVED_AT: Final = 128
+"""Where the kernel's tcp_info has tcpi_bytes_received, since Linux 4.1."""
+
+
+class Missing(Refused):
+    """The holder does not have (all of) what was asked for (404). The connection is good."""
+
+
+class Denied(Refused):
+    """The token is not good (401): a new one is wanted."""
+
+
+class Connection:
+    """A connection that is opened by the first request and again by one after it broke or idled out.
+
+    ``base_path`` begins every path (``BulkAddress.base_path``), ``token`` may be replaced at any time. ``tls`` is the
+    context of an https address; where it pins the peer's certificate (``node.weights.bulk.pinned_tls``) no name is
+    checked.
+    """
+
+    def __init__(
+        self,
+        address: BulkAddress,
+        *,
+        tls: ssl.SSLContext | None,
+        peer: bytes,
+        base_path: str,
+        token: str,
+        connect_timeout: float = CONNECT_SECONDS,
+        chunk_timeout: float = CHUNK_SECONDS,
+    ) -> None:
+        self.address = address
+        self.peer = peer
+        self.token = token
+        self.chunk_timeout = chunk_timeout
+        self._connect_timeout = connect_timeout
+        self._tls = tls
+        self._base_path = base_path
+        self._socket: socket.socket | None = None
+        self._closed = False
+        self._asked: deque[tuple[bytes, int, int]] = deque()
+        self._spare = b""
+        self._patience = 0.0  # what the kernel was told: the seconds and the bytes that it waits for
+        self._woken_at = 1
+        self._poll = select.poll()
+        self._fresh = True  # no answer came over this socket yet
+
+    def connect(self) -> float:
+        """Connect unless it is connected; the seconds that it took, 0 where it was. Raises ``Unreachable``."""
+        if self._socket is not None:
+            return 0.0
+        began = time.monotonic()
+        self._open()
+        return time.monotonic() - began
+
+    def received(self) -> int:
+        """Bytes that the kernel received over this connection so far; may be asked from any thread."""
+        connection = self._socket
+        if connection is not None:
+            with suppress(OSError, struct.error):
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+                return int(struct.unpack_from("@Q", info, _RECEIVED_AT)[0])
+        return 0
+
+    def get(self, digest: bytes, first: int, buffers: Sequence[memoryview], arrived: Callable[[int], None]) -> None:
+        """Fetch the chunks ``first``… of a bulk object into ``buffers``, one each, of the chunks' sizes.
+
+        ``arrived(index of the chunk)`` is called after each. Raises ``Unreachable`` or ``PeerError``.
+        """
+        reused = self._socket is not None
+        try:
+            self.ask(digest, first, len(buffers))
+            self.take(buffers, arrived)
+        except _IdledOut:
+            if not reused:
+                raise
+            self.ask(digest, first, len(buffers))
+            self.take(buffers, arrived)
+
+    def ask(self, digest: bytes, first: int, count: int) -> None:
+        """Send the request for ``count`` chunks; ``take`` receives them."""
+        self._send(f"/{digest.hex()}/{first}-{first + count - 1}")
+        self._asked.append((digest, first, count))
+
+    def take(self, buffers: Sequence[memoryview], arrived: Callable[[int], None]) -> None:
+        """Receive the answer to the oldest request that was sent: see ``get``."""
+        _, first, count = self._asked.popleft()
+        assert count == len(buffers)
+        self._expect(sum(len(buffer) for buffer in buffers), HEAD_SECONDS)
+        for index, buffer in enumerate(buffers, first):
+            self._fill(buffer, self.chunk_timeout)
+            arrived(index)
+
+    def have(self, digest: bytes, more_than: int, wait: float) -> bytes:
+        """Which chunks the holder has, the most significant bit first.
+
+        It answers once it has more than ``more_than`` of them, after ``wait`` seconds (at most 2) in any case.
+        """
+        assert not self._asked
+        path = f"/{digest.hex()}/have?more-than={more_than}&wait={round(wait * 1000)}"
+        reused = self._socket is not None
+        try:
+            self._send(path)
+            size = self._expect(None, HEAD_SECONDS + wait)
+        except _IdledOut:
+            if not reused:
+                raise
+            self._send(path)
+            size = self._expect(None, HEAD_SECONDS + wait)
+        bitmap = bytearray(size)
+        self._fill(memoryview(bitmap), HEAD_SECONDS)
+        return bytes(bitmap)
+
+    def abort(self) -> None:
+        """From another thread: a request under way, and every later one, ends with ``Unreachable``."""
+        self._closed = True
+        connection = self._socket
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close for good. Only for the thread that uses the connection."""
+        self._closed = True
+        self._drop()
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _what(self) -> str:
+        return f"weights at {self.address.host}:{self.address.port}"
+
+    def _drop(self) -> None:
+        connection, self._socket = self._socket, None
+        self._asked.clear()
+        self._spare = b""
+        if connection is not None:
+            connection.close()
+
+    def _open(self) -> socket.socket:
+        if self._closed:
+            self._drop()
+            raise Unreachable(f"{self._what()}: closed")
+        if self._socket is not None:
+            return self._socket
+        try:
+            raw = self._dial()
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is None:
+                # The kernel keeps the time: a socket with Python's own timeout costs a poll before every receive.
+                raw.settimeout(None)
+                self._patience, self._woken_at = 0.0, 1
+                self._poll = select.poll()
+                self._poll.register(raw, select.POLLIN)
+                self._socket = raw
+            else:
+                name = self.address.host if self._tls.check_hostname else None
+                self._socket = self._tls.wrap_socket(raw, server_hostname=name)
+        except OSError as error:  # ssl.SSLError and TimeoutError are ones
+            raise Unreachable(f"{self._what()}: {error.strerror or error or 'no answer'}") from None
+        self._fresh = True
+        self._spare = b""
+        return self._socket
+
+    def _dial(self) -> socket.socket:
+        """A connected socket. What a name stands for is looked at and dialled as it is: no other look-up follows, whose
+        answer might be another."""
+        address = self.address
+        if address.kind in ("ip4", "ip6"):
+            return socket.create_connection((address.host, address.port), self._connect_timeout)
+        family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(address.kind, socket.AF_UNSPEC)
+        why = OSError(errno.EACCES, "its name stands for no public address")
+        for *_, place in socket.getaddrinfo(address.host, address.port, family, socket.SOCK_STREAM)[:MAX_PLACES]:
+            if public(str(place[0])):
+                try:
+                    return socket.create_connection((str(place[0]), address.port), self._connect_timeout)
+                except OSError as error:
+                    why = error
+        raise why
+
+    def _send(self, path: str) -> None:
+        connection = self._open()
+        request = (
+            f"GET {self._base_path}{path} HTTP/1.1\r\nHost: {_authority(self.address)}\r\n"
+            f"Authorization: Bearer {self.token}\r\n\r\n"
+        )
+        try:
+            connection.sendall(request.encode("ascii"))
+        except OSError:
+            self._drop()
+            raise _IdledOut(f"{self._what()}: the connection broke") from None
+
+    def _wait(self, connection: socket.socket, seconds: float) -> None:
+        """Let the next receive wait for the first byte, so long or a little longer: what the kernel was told last time
+        often serves."""
+        if self._tls is not None:
+            connection.settimeout(seconds)
+            return
+        self._wake_at(connection, 1)
+        if not seconds <= self._patience <= seconds + 1:
+            self._patience = seconds
+            value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+
+    def _receive(self, connection: socket.socket, buffer: memoryview, seconds: float) -> int:
+        """Receive into ``buffer`` what is there once all of it is, or after ``seconds``; 0 at the end. Raises
+        ``OSError``, ``BlockingIOError`` or ``TimeoutError`` where nothing is there.
+
+        A thread that is woken for every few packets copies a chunk in pieces, each into memory that others have pushed
+        out of the processor's cache meanwhile.
+        """
+        if self._tls is not None:
+            connection.settimeout(max(seconds, 0.001))
+            return connection.recv_into(buffer)
+        self._wake_at(connection, len(buffer))
+        self._poll.poll(1000 * seconds)
+        return connection.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+
+    def _wake_at(self, connection: socket.socket, count: int) -> None:
+        """Have the kernel wait for so many bytes, without TLS."""
+        if count != self._woken_at:
+            self._woken_at = count
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def _expect(self, length: int | None, seconds: float) -> int:
+        """Receive a head; the length of the body that follows, ``length`` where that is not None."""
+        status, headers = self._head(seconds)
+        announced = headers.get(b"content-length", b"")
+        if status != 200:
+            self._refused(status, headers)
+        if b"transfer-encoding" in headers or b"content-encoding" in headers or not announced.isdigit():
+            self._drop()
+            raise PeerError(f"{self._what()}: an answer without a plain length")
+        size = int(announced[:20])
+        if size != (size if length is None else length) or (length is None and size > MAX_BITMAP):
+            self._drop()
+            raise PeerError(f"{self._what()}: an answer of {size} bytes, not {length}")
+        return size
+
+    def _head(self, seconds: float) -> tuple[int, dict[bytes, bytes]]:
+        """Receive a head: the status and the headers, their names in lower case."""
+        connection = self._socket
+        if connection is None:
+            raise Unreachable(f"{self._what()}: the connection broke")
+        parser = None
+        deadline = time.monotonic() + seconds
+        data, self._spare = self._spare, b""
+        fresh, self._fresh = self._fresh, False
+        try:
+            while True:
+                if data:
+                    end = data.find(b"\r\n\r\n")
+                    if end >= 0:
+                        plain = _plain_head(data[: end + 4])
+                        if plain is not None:
+                            self._spare = data[end + 4 :]
+                            return plain
+                        if parser is None:
+                            parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+                            parser.send(h11.Request(method="GET", target="/", headers=[("Host", "-")]))
+                            parser.send(h11.EndOfMessage())
+                        parser.receive_data(data[: end + 4])
+                        event = parser.next_event()
+                        data = data[end + 4 :]
+                        if isinstance(event, h11.Response):
+                            self._spare = data
+                            return event.status_code, dict(event.headers)
+                        continue  # an interim answer (1xx)
+                    if len(data) > MAX_HEAD:
+                        raise PeerError(f"{self._what()}: an answer's head of more than {MAX_HEAD} bytes")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Unreachable(f"{self._what()}: no answer in time")
+                self._wait(connection, left)
+                part = connection.recv(_HEAD_PIECE)
+                if not part:
+                    if data or fresh:
+                        raise Unreachable(f"{self._what()}: the connection was closed")
+                    raise _IdledOut(f"{self._what()}: the connection was closed")
+                data += part
+        except h11.RemoteProtocolError as error:
+            self._drop()
+            raise PeerError(f"{self._what()}: not HTTP ({error})") from None
+        except OSError as error:
+            self._drop()
+            if isinstance(error, ConnectionError) and not fresh and not data:
+                raise _IdledOut(f"{self._what()}: the connection broke") from None
+            raise Unreachable(f"{self._what()}: {_broken(error)}") from None
+        except (PeerError, Unreachable):
+            self._drop()
+            raise
+
+    def _refused(self, status: int, headers: dict[bytes, bytes]) -> None:
+        what = self._what()
+        length = headers.get(b"content-length", b"")
+        if status == 404 and length.isdigit() and int(length[:20]) <= MAX_HEAD:
+            # What it says for people has to go before the next answer.
+            self._fill(memoryview(bytearray(int(length[:20]))), HEAD_SECONDS)
+            raise Missing(f"{what}: not held")
+        self._drop()
+        if status == 401:
+            raise Denied(f"{what}: the token is not good")
+        if status in (429, 503):
+            after = headers.get(b"retry-after", b"")
+            raise Busy(f"{what}: busy", min(float(after[:6]), MAX_RETRY) if after.isdigit() else 1.0)
+        raise Unreachable(f"{what}: status {status}")
+
+    def _fill(self, buffer: memoryview, seconds: float) -> None:
+        """Receive until ``buffer`` is full, within ``seconds``."""
+        connection = self._socket
+        if connection is None:
+            raise Unreachable(f"{self._what()}: the connection broke")
+        filled = min(len(self._spare), len(buffer))
+        if filled:
+            buffer[:filled] = self._spare[:filled]
+            self._spare = self._spare[filled:]
+        deadline = time.monotonic() + seconds
+        try:
+            while filled < len(buffer):
+                try:
+                    count = self._receive(connection, buffer[filled:], max(0.0, deadline - time.monotonic()))
+                except (BlockingIOError, TimeoutError):
+                    raise Unreachable(f"{self._what()}: no answer in time") from None
+                if not count:
+                    raise Unreachable(f"{self._what()}: closed in the midst of a chunk")
+                filled += count
+                if filled < len(buffer) and time.monotonic() > deadline:
+                    raise Unreachable(f"{self._what()}: too slow")
+        except OSError as error:
+            self._drop()
+            raise Unreachable(f"{self._what()}: {_broken(error)}") from None
+        except Unreachable:
+            self._drop()
+            raise
+
+
+class _IdledOut(Unreachable):
+    """A connection that was kept turned out to be closed before it carried a byte of the answer."""
+
+
+def _plain_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
+    """Status and headers of a final answer in which nothing stands twice or looks odd; None for h11's business."""
+    match = _PLAIN.fullmatch(head)
+    if match is None:
+        return None
+    lines = match[2].split(b"\r\n")[:-1]
+    headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
+    return (int(match[1]), headers) if len(headers) == len(lines) else None
+
+
+def _authority(address: BulkAddress) -> str:
+    return f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
+
+
+def _broken(error: OSError) -> str:
+    if isinstance(error, BlockingIOError | TimeoutError):
+        return "no answer in time"
+    return f"the connection broke ({error.strerror or error})"

@@ -1,0 +1,283 @@
+"""What the data plane says over HTTP/1.1, apart from sockets: requests in, heads and ranges of files out.
+
+1. ``GET|HEAD /farflung/1/<domain>/<digest>/<first>-<last>`` (hex, chunk indices) is answered with those chunks of a
+   bulk object: they never change, so caches may keep them for ever (strong ETag, ``immutable``).
+2. ``GET …/<digest>/have?more-than=<n>&wait=<ms>`` is answered with the bitmap of the chunks that are here. One of as
+  many bits may follow, of those that are on their way, so that others ask for different ones.
+3. h11 parses; what it or a rule here refuses ends with a 4xx and a closed connection, whatever else was sent. Heads of
+   exactly the form that our own client sends are taken as they are: h11 would take longer than a chunk to send.
+4. Single byte ranges, If-None-Match and If-Range are honoured, as caches use them; several ranges are not.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Final, Protocol
+
+import h11
+
+from node.weights.bulk.holder_connection import MAX_RUN
+from protocol.constants import CHUNK_BYTES
+from protocol.weights.manifest import ChunkList
+
+MAX_HEAD: Final = 8192
+"""Bytes of a request's head."""
+MAX_WAIT: Final = 2000
+"""Milliseconds that a ``have`` may wait."""
+
+IMMUTABLE: Final = (b"Cache-Control", b"public, max-age=31536000, immutable")
+NO_STORE: Final = (b"Cache-Control", b"no-store")
+
+_TARGET: Final = re.compile(
+    rb"/farflung/1/([0-9a-f]{64})/([0-9a-f]{64})/"
+    rb"(?:([0-9]{1,9})-([0-9]{1,9})|have\?more-than=([0-9]{1,9})&wait=([0-9]{1,5}))"
+)
+_PLAIN: Final = re.compile(
+    rb"(GET|HEAD) (/[!-~]{1,400}) HTTP/1\.1\r\nHost: [!-~]{1,200}\r\n"
+    rb"Authorization: (Bearer [A-Za-z0-9_-]{1,400})\r\n\r\n"
+)
+"""What ``node.weights.bulk.holder_connection`` sends."""
+_RANGE: Final = re.compile(rb"bytes=([0-9]{0,15})-([0-9]{0,15})")
+
+
+class Held(Protocol):
+    """A bulk object, whole or on its way, as the store gives it."""
+
+    @property
+    def listing(self) -> ChunkList:
+        """What it is made of."""
+
+    @property
+    def fd(self) -> int:
+        """Its bytes' file; open for as long as this object lives."""
+
+    def has(self, index: int) -> bool:
+        """Whether the chunk is here and right."""
+
+    def verified(self) -> int:
+        """How many chunks are."""
+
+    def bitmap(self) -> bytes:
+        """Which chunks are here, the most significant bit first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A request for the chunks ``first`` to ``last`` of an object."""
+
+    domain: bytes
+    digest: bytes
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """A request for the bitmap, once more than ``more_than`` chunks are here or after ``wait`` seconds."""
+
+    domain: bytes
+    digest: bytes
+    more_than: int
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer: its body is ``body``, else ``count`` bytes of a file from ``offset`` on. ``last``: close after it."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+    offset: int = 0
+    count: int = 0
+    last: bool = False
+
+
+def problem(status: int, text: str, *headers: tuple[bytes, bytes], last: bool = True) -> Answer:
+    """An answer for people; without ``last`` the connection stays good."""
+    return Answer(status, (NO_STORE, (b"Content-Type", b"text/plain"), *headers), text.encode() + b"\n", last=last)
+
+
+NOT_HELD: Final = problem(404, "not held", last=False)
+
+
+def parse_target(target: bytes) -> Chunks | Have | None:
+    """What a request's target asks for; None for nothing that is here."""
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        return None
+    domain, digest = bytes.fromhex(match[1].decode()), bytes.fromhex(match[2].decode())
+    if match[3] is None:
+        return Have(domain, digest, int(match[5]), min(int(match[6]), MAX_WAIT) / 1000)
+    first, last = int(match[3]), int(match[4])
+    return Chunks(domain, digest, first, last) if first <= last < first + MAX_RUN else None
+
+
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """The token of a request; None without one."""
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip().decode("ascii", "replace")
+    return None
+
+
+def answer_chunks(asked: Chunks, held: Held, headers: Iterable[tuple[bytes, bytes]]) -> Answer:
+    """The answer to a request for chunks of an object that is held at least in part."""
+    chunks = held.listing
+    if asked.last >= len(chunks.chunks) or not all(held.has(i) for i in range(asked.first, asked.last + 1)):
+        return NOT_HELD
+    offset = asked.first * CHUNK_BYTES
+    size = min((asked.last + 1) * CHUNK_BYTES, chunks.size) - offset
+    tag = b'"%s-%d-%d"' % (asked.digest.hex().encode(), asked.first, asked.last)
+    common = (IMMUTABLE, (b"ETag", tag), (b"Accept-Ranges", b"bytes"), (b"Content-Type", b"application/octet-stream"))
+    given = dict(headers)
+    if _matches(given.get(b"if-none-match"), tag):
+        return Answer(304, common)
+    wanted = given.get(b"range")
+    if wanted is None or (b"if-range" in given and given[b"if-range"].strip() != tag):
+        return Answer(200, common, offset=offset, count=size)
+    match = _RANGE.fullmatch(wanted.strip())
+    if match is None or match[1] == match[2] == b"":
+        return Answer(200, common, offset=offset, count=size)  # a form that nobody has to know
+    if match[1]:
+        start, end = int(match[1]), min(int(match[2] or size - 1), size - 1)
+        if match[2] and int(match[2]) < start:
+            return Answer(200, common, offset=offset, count=size)
+    else:
+        start, end = max(0, size - int(match[2])), size - 1
+    if start > end:
+        return problem(416, "beyond the end", (b"Content-Range", b"bytes */%d" % size), last=False)
+    place = (b"Content-Range", b"bytes %d-%d/%d" % (start, end, size))
+    return Answer(206, (*common, place), offset=offset + start, count=end - start + 1)
+
+
+def answer_bitmap(bitmap: bytes) -> Answer:
+    """The answer to a ``have``."""
+    return Answer(200, (NO_STORE, (b"Content-Type", b"application/octet-stream")), bitmap)
+
+
+def _matches(condition: bytes | None, tag: bytes) -> bool:
+    if condition is None:
+        return False
+    tags = [item.strip().removeprefix(b"W/") for item in condition.split(b",")]
+    return b"*" in tags or tag in tags
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request's method, target and headers (names in lower case)."""
+
+    method: bytes
+    target: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+class Wire:
+    """One connection's bytes to requests, and answers to bytes."""
+
+    def __init__(self) -> None:
+        self._parser: h11.Connection | None = None  # made for the first head that is not plain, and used from then on
+        self._data = b""
+        self._ended = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of the next request is here."""
+        return bool(self._data if self._parser is None else self._parser.trailing_data[0])
+
+    def feed(self, data: bytes) -> None:
+        """Take in what was received; ``b""`` where the other side will send no more."""
+        if self._parser is None:
+            self._data += data
+            self._ended = not data
+        else:
+            self._parser.receive_data(data)
+
+    def next(self) -> Request | Answer | None:
+        """The next request, an answer to one that breaks the rules (the end), or None where more must be received.
+
+        Raises ``EOFError`` where the other side is done.
+        """
+        if self._parser is None:
+            if not self._data:
+                if self._ended:
+                    raise EOFError
+                return None
+            match = _PLAIN.match(self._data)
+            if match is not None:
+                self._data = self._data[match.end() :]
+                return Request(match[1], match[2], ((b"authorization", match[3]),))
+            self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+            self._parser.receive_data(self._data)
+            if self._ended:
+                self._parser.receive_data(b"")
+        try:
+            event = self._parser.next_event()
+            if event is h11.NEED_DATA:
+                return None
+            if not isinstance(event, h11.Request):  # ConnectionClosed, or PAUSED after an answer that was the last
+                raise EOFError
+            end = self._parser.next_event()
+        except h11.RemoteProtocolError as error:
+            return problem(431 if error.error_status_hint == 431 else 400, "not a request")
+        if not isinstance(end, h11.EndOfMessage):
+            return problem(400, "a request has no body here")
+        return Request(bytes(event.method), bytes(event.target), tuple((bytes(n), bytes(v)) for n, v in event.headers))
+
+    def head(self, answer: Answer, *, method: bytes) -> bytes:
+        """The bytes before a body, and all of it that does not come from a file; whether it is the last is decided."""
+        length = answer.count or len(answer.body)
+        headers = [(b"Date", _date()), *answer.headers]
+        if answer.status != 304:
+            headers.append((b"Content-Length", b"%d" % length))
+        if answer.last:
+            headers.append((b"Connection", b"close"))
+        if self._parser is None:
+            lines = [b"HTTP/1.1 %d " % answer.status, *(b"%b: %b" % header for header in headers), b"", b""]
+            return b"\r\n".join(lines) + (answer.body if answer.status != 304 and method != b"HEAD" else b"")
+        if self._parser.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # pragma: no cover
+            raise EOFError
+        data = self._parser.send(h11.Response(status_code=answer.status, headers=headers))
+        if answer.status != 304 and method != b"HEAD":
+            if answer.count:
+                self._parser.send_with_data_passthrough(h11.Data(data=_Length(answer.count)))  # type: ignore[arg-type]
+            elif answer.body:
+                data = (data or b"") + (self._parser.send(h11.Data(data=answer.body)) or b"")
+        self._parser.send(h11.EndOfMessage())
+        return data or b""
+
+    def again(self) -> bool:
+        """Make ready for the next request of the connection; False where there can be none."""
+        if self._parser is None:
+            return not self._ended or bool(self._data)
+        if self._parser.our_state is not h11.DONE or self._parser.their_state is not h11.DONE:
+            return False
+        self._parser.start_next_cycle()
+        return True
+
+
+_dates: list[tuple[int, bytes]] = [(0, b"")]
+
+
+def _date() -> bytes:
+    """The time as HTTP has it, made once a second."""
+    now = int(time.time())
+    if _dates[0][0] != now:
+        _dates[0] = (now, formatdate(now, usegmt=True).encode())
+    return _dates[0][1]
+
+
+class _Length:
+    """Stands for a body that is sent from a file: h11 needs to know its length only."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count

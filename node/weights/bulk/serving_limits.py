@@ -1,0 +1,187 @@
+"""How much the data plane gives, and to whom: connections, requests and bytes, of each peer and in all.
+
+1. A connection belongs to nobody until its first valid token; of those there are at most half of all, of one host only
+   what two peers may have, and not for long. Of one host there is at most half of all, or two peers' share: keys are
+   free.
+2. A peer has so many connections and so many requests a second; above it hears 429 and is to ask elsewhere.
+3. Rates are token buckets of ``BURST`` seconds. A sender over its rate sleeps, on its own thread.
+
+All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from node.weights.bulk.bearer_tokens import LOCAL, Grant
+
+BURST: Final = 0.25
+REQUESTS: Final = 300
+"""Requests of a peer a second, over ten seconds."""
+_PATIENCE: Final = 10
+MAX_PEERS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``total`` and ``of_peer`` are connections, ``rate`` and ``peer_rate`` bytes a second, 0 for no limit.
+
+    ``proxied``: a proxy stands in front, so that hosts and connections say nothing about who asks.
+    """
+
+    total: int = 512
+    of_peer: int = 32
+    rate: int = 0
+    peer_rate: int = 0
+    proxied: bool = False
+
+
+class Bucket:
+    """A rate in bytes (or requests) a second that may be ahead of itself by ``burst`` of them; 0 is without end."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._level = burst
+        self._at = time.monotonic()
+        self._lock = Lock()
+
+    def take(self, amount: float) -> float:
+        """Take ``amount`` now; the seconds after which the level is even again."""
+        if not self._rate:
+            return 0.0
+        with self._lock:
+            self._refill()
+            self._level -= amount
+            return max(0.0, -self._level / self._rate)
+
+    def try_take(self, amount: float) -> bool:
+        """Take ``amount`` if it is there."""
+        with self._lock:
+            self._refill()
+            if self._rate and self._level < amount:
+                return False
+            self._level -= amount
+            return True
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+        self._at = now
+
+
+class _Peer:
+    __slots__ = ("bucket", "connections", "requests", "seen")
+
+    def __init__(self, limits: Limits) -> None:
+        self.connections = 0
+        self.requests = Bucket(REQUESTS, REQUESTS * _PATIENCE)
+        self.bucket = Bucket(limits.peer_rate, limits.peer_rate * BURST)
+        self.seen = 0.0
+
+
+class Ticket:
+    """One connection's place in the books. Made by ``Gate.enter``."""
+
+    def __init__(self, gate: Gate, host: bytes) -> None:
+        self._gate = gate
+        self.host = host
+        self.node: bytes | None = None
+        self.seen: tuple[str, Grant] | None = None
+        """The last good token and what it says."""
+
+    def claim(self, node: bytes) -> bool:
+        """The connection's request is ``node``'s; False where that node is over a limit."""
+        return self._gate._claim(self, node)
+
+    def pause(self, amount: int) -> float:
+        """Seconds to wait after ``amount`` bytes were sent."""
+        return self._gate._pause(self, amount)
+
+    def leave(self) -> None:
+        """The connection is closed."""
+        self._gate._leave(self)
+
+
+class Gate:
+    """The books of one server."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lock = Lock()
+        self._count = 0
+        self._strangers: Counter[bytes] = Counter()
+        self._hosts: Counter[bytes] = Counter()
+        self._peers: dict[bytes, _Peer] = {}
+        self._bucket = Bucket(limits.rate, limits.rate * BURST)
+        # Pieces so small that several senders share a low rate evenly, and so large that a high one is not slowed.
+        rates = [rate for rate in (limits.rate, limits.peer_rate) if rate]
+        self.piece = max(16 << 10, min(min(rates) // 10, 1 << 20)) if rates else 1 << 30
+        """Bytes to send before asking how long to pause."""
+
+    def enter(self, host: bytes) -> Ticket | None:
+        """A place for a new connection from ``host``; None where there is none."""
+        with self._lock:
+            limits = self.limits
+            crowded = not limits.proxied and (
+                self._strangers.total() >= limits.total // 2
+                or (host != LOCAL and self._hosts[host] >= max(limits.total // 2, 2 * limits.of_peer))
+                # Of this machine itself there may be many nodes.
+                or (host != LOCAL and self._strangers[host] >= 2 * limits.of_peer)
+            )
+            if self._count >= limits.total or crowded:
+                return None
+            self._count += 1
+            self._strangers[host] += 1
+            self._hosts[host] += 1
+            return Ticket(self, host)
+
+    @property
+    def count(self) -> int:
+        """Open connections."""
+        return self._count
+
+    def _claim(self, ticket: Ticket, node: bytes) -> bool:
+        with self._lock:
+            peer = self._peers.get(node)
+            if peer is None:
+                self._prune()
+                peer = self._peers[node] = _Peer(self.limits)
+            peer.seen = time.monotonic()
+            if ticket.node != node:
+                if not self.limits.proxied and peer.connections >= self.limits.of_peer:
+                    return False
+                self._release(ticket)
+                peer.connections += 1
+                ticket.node = node
+        return peer.requests.try_take(1)
+
+    def _pause(self, ticket: Ticket, amount: int) -> float:
+        peer = self._peers.get(ticket.node or b"")
+        return max(self._bucket.take(amount), 0.0 if peer is None else peer.bucket.take(amount))
+
+    def _release(self, ticket: Ticket) -> None:
+        if ticket.node is None:
+            self._strangers[ticket.host] -= 1
+            if not self._strangers[ticket.host]:
+                del self._strangers[ticket.host]
+        else:
+            self._peers[ticket.node].connections -= 1
+
+    def _leave(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._count -= 1
+            self._hosts[ticket.host] -= 1
+            if not self._hosts[ticket.host]:
+                del self._hosts[ticket.host]
+            self._release(ticket)
+
+    def _prune(self) -> None:
+        if len(self._peers) >= MAX_PEERS:
+            idle = [(peer.seen, node) for node, peer in self._peers.items() if not peer.connections]
+            for _, node in sorted(idle)[: MAX_PEERS // 2]:
+                del self._peers[node]

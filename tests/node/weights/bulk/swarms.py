@@ -1,0 +1,151 @@
+"""Several nodes with real stores, real children and real sockets, whose daemons live in this process.
+
+Between them is a "libp2p" of function calls, that hands out tokens and serves chunks; what of it is asked is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+from node.config import BulkConfig
+from node.errors import Refused, Unreachable
+from node.net.blob_exchange import CHUNK_PROTOCOL, CHUNK_REQUEST, HAVE_PROTOCOL
+from node.store.version_store import VersionStore
+from node.weights.bulk import bearer_tokens
+from node.weights.bulk.token_exchange import Route
+from node.weights.fetching import Carrier
+from protocol import codec
+from protocol.errors import PeerError
+from protocol.weights.holders import Holding
+from tests.node.weights.bulk.nodes import Some, until
+from tests.protocol.builders import key
+
+
+class Links:
+    """What connects the daemons."""
+
+    def __init__(self) -> None:
+        self.members: dict[bytes, Member] = {}
+        self.requests: Counter[str] = Counter()
+
+
+class _Network:
+    """What the carrier asks of ``node.net.host.Network``, for one member."""
+
+    def __init__(self, links: Links, node: bytes) -> None:
+        self._links = links
+        self.node = node
+        self.blamed: list[tuple[bytes, str]] = []
+
+    @property
+    def peers(self) -> list[bytes]:
+        return [node for node in self._links.members if node != self.node]
+
+    def blame(self, peer: bytes, error: PeerError) -> None:
+        self.blamed.append((peer, str(error)))
+
+    async def request(self, peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        self._links.requests[protocol] += 1
+        member = self._links.members.get(peer)
+        if member is None or member.dead:
+            raise Unreachable("no answer")
+        found: bytes | None = None
+        if protocol == HAVE_PROTOCOL:
+            found = member.store.bitmap(payload)
+        elif protocol == CHUNK_PROTOCOL:
+            digest, index = codec.parse(payload, CHUNK_REQUEST, max_bytes=64, what="chunk request")
+            found = member.read(digest, index)
+        if found is None:
+            raise Refused("not held")
+        return found
+
+
+class _Tokens:
+    """What the carrier asks of ``node.weights.bulk.token_exchange.Routes``."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.asked: Counter[bytes] = Counter()
+        self.vain: Counter[bytes] = Counter()
+
+    async def route(self, peer: bytes) -> Route:
+        await trio.lowlevel.checkpoint()
+        self.asked[peer] += 1
+        other = self._member.links.members.get(peer)
+        if other is None or other.dead:
+            raise Unreachable("no answer")
+        addresses = other.bulk.addresses if other.address is None else [other.address]
+        if not addresses or other.hidden or self.vain[peer]:
+            raise Refused("nothing is served at the moment")
+        seconds = other.token_seconds
+        token = bearer_tokens.mint(
+            other.bulk.secret, self._member.id, [bearer_tokens.LOCAL], time.monotonic() + seconds
+        )
+        return Route(addresses[0], token, trio.current_time() + seconds * 0.7, other.foreign)
+
+    def spoil(self, peer: bytes) -> None:
+        pass
+
+    def misled(self, peer: bytes) -> None:
+        self.vain[peer] += 1
+
+
+class Member(Some):
+    """One node. ``hidden``: it gives no tokens, so that libp2p is the only way to it. ``address``: said instead of its
+    own."""
+
+    def __init__(self, links: Links, folder: Path, name: str, config: BulkConfig | None = None) -> None:
+        super().__init__(folder, key(name), config=config)
+        self.links = links
+        self.name = name
+        self.hidden = False
+        self.dead = False
+        self.address: str | None = None
+        self.foreign = False
+        self.token_seconds = 600.0
+        self.tamper: Callable[[bytes], bytes] = lambda data: data
+        self.network = _Network(links, self.id)
+        self.tokens = _Tokens(self)
+        self.routes = cast("Any", self.tokens)
+        self.store = self.versions = VersionStore(folder / "versions")
+        self.carrier = Carrier(cast("Any", self))
+        links.members[self.id] = self
+
+    def read(self, digest: bytes, index: int) -> bytes | None:
+        data = self.store.read_chunk(digest, index)
+        return None if data is None else self.tamper(data)
+
+    def holders(self, digest: bytes, *, spared: Sequence[str] = ()) -> Mapping[bytes, Holding]:
+        """All others that have begun the object."""
+        found = {}
+        for node, other in self.links.members.items():
+            held = other.store.open(digest)
+            if other is not self and held is not None and not other.dead:
+                found[node] = Holding(whole=held.verified() == held.count, spared=other.name in spared)
+        return found
+
+
+@asynccontextmanager
+async def members(
+    folder: Path, *names: str, config: Mapping[str, BulkConfig] | None = None
+) -> AsyncIterator[list[Member]]:
+    """Nodes whose children run, in the order of ``names``."""
+    links = Links()
+    made = [Member(links, folder / name, name, (config or {}).get(name)) for name in names]
+    async with AsyncExitStack() as stack:
+        for member in made:
+            stack.enter_context(member.bulk.open())
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        for member in made:
+            nursery.start_soon(member.bulk.run)
+        await until(lambda: all(member.bulk.up for member in made))
+        yield made
+        nursery.cancel_scope.cancel()
