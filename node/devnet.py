@@ -92,8 +92,8 @@ class _Devnet:
             self.display.say(f"run folder {self.options.folder}")
             # Named, so that no stranger who joins can make itself a validator and judge its own work.
             honest = [m.directory.read_identity().node for m in self.members[: self.options.nodes]]
-            founding = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
-            await founding.found(founder.directory, founding, checked=True)
+            ours = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
+            await founding.found(founder.directory, ours, checked=True)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.
@@ -329,20 +329,18 @@ async def run(options: Options, open_display: Callable[[], Display]) -> int:
     options.check()
     nodes = options.nodes + len(options.cheats)
     if options.domain is None:
-        founding = founding.devnet(name="devnet", nodes=nodes, tasks=options.tasks)
+        asked = founding.devnet(name="devnet", nodes=nodes, tasks=options.tasks)
     else:
         # Its own nodes are electors and validators, whatever the file says: see ``_live``.
-        founding = replace(
-            founding.of_file(domain_toml.load(options.domain)), devnet=True, policy=founding.policy(nodes)
-        )
+        asked = replace(founding.of_file(domain_toml.load(options.domain)), devnet=True, policy=founding.policy(nodes))
     chosen(options.engine, 0, installed=vllm_start.installed())
-    await founding.check(founding)
+    await founding.check(asked)
     # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)
     others = fleet.adopt_orphans()
     members = prepare(options)
     display = open_display()
     try:
-        return await _Devnet(options, founding, display, members).run(others)
+        return await _Devnet(options, asked, display, members).run(others)
     finally:
         display.close()

@@ -100,9 +100,9 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Member]]:
         config = member.directory.config()
         write(replace(config, bulk=replace(config.bulk, peer_rate=RATE)), member.directory.config_file)
     ids = tuple(member.directory.read_identity().node for member in members)
-    founding = founding.devnet(name="deltas", nodes=NODES, tasks=None)
-    founding = replace(founding, model=folder / "model", validators=ids, electors=ids)
-    trio.run(founding.found, members[0].directory, founding)
+    asked = founding.devnet(name="deltas", nodes=NODES, tasks=None)
+    asked = replace(asked, model=folder / "model", validators=ids, electors=ids)
+    trio.run(founding.found, members[0].directory, asked)
     with pytest.MonkeyPatch.context() as patch, running(members, patch):
         wait(
             lambda: all(

@@ -66,7 +66,7 @@ class Route:
     """How to fetch weights from a node: where, with which token until when (trio's clock), and whether the address is
     foreign (rule 4)."""
 
-    bulk_address: str
+    address: str
     token: str
     until: float
     foreign: bool = False

@@ -154,8 +154,8 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch:
     settings = transformers.AutoConfig.for_model("gpt2", **sizes, eos_token_id=1, bos_token_id=1)
     transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((founding.MODEL / "tokenizer.json").read_bytes())
-    founding = replace(founding.devnet(name="test", nodes=5, tasks=None), model=folder)
-    domain = await founding.found(directory, founding, checked=True)
+    asked = replace(founding.devnet(name="test", nodes=5, tasks=None), model=folder)
+    domain = await founding.found(directory, asked, checked=True)
     assert domain.model.architecture == "gpt2"
     assert BlobStore(directory.blobs).get(domain.model.config.hash) == (folder / "config.json").read_bytes()
 
@@ -163,7 +163,7 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch:
         return {"positions": 69}
 
     monkeypatch.setattr(founding, "convert", converted)
-    longer = replace(founding, recipe=replace(founding.recipe, max_prompt_tokens=65))
+    longer = replace(asked, recipe=replace(asked.recipe, max_prompt_tokens=65))
     with pytest.raises(UserError, match="the model has 69 positions, and prompts and responses take 70 tokens"):
         await founding.found(directory, longer, checked=True)
 
@@ -175,8 +175,8 @@ async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(
     table = tmp_path / "tasks.toml"
     table.write_text(TABLE[: TABLE.index("[[task]]", 10)])
     (tmp_path / "sums.txt").write_text("8\n3\n")
-    founding = founding.devnet(name="test", nodes=5, tasks=str(table))
-    await founding.found(directory, replace(founding, dtype="bfloat16"))
+    asked = founding.devnet(name="test", nodes=5, tasks=str(table))
+    await founding.found(directory, replace(asked, dtype="bfloat16"))
     data = directory.genesis()
     assert data is not None
     domain = parse_genesis(data)

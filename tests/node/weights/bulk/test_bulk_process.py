@@ -201,8 +201,9 @@ def test_what_is_announced(tmp_path: Path) -> None:
 
 def test_the_child_loads_little() -> None:
     """A node has one all the time."""
-    program = "import sys, node.weights.bulk.bulk_child; print(*sorted({'trio', 'libp2p', 'torch', 'numpy', 'nacl'} &
-    set(sys.modules)))" root = Path(__file__).resolve().parents[3]
+    heavy = "{'trio', 'libp2p', 'torch', 'numpy', 'nacl'}"
+    program = f"import sys, node.weights.bulk.bulk_child; print(*sorted({heavy} & set(sys.modules)))"
+    root = Path(__file__).resolve().parents[4]
     environment = child_environment({}) | {"PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == ""
