@@ -60,11 +60,11 @@ def _create(arguments: argparse.Namespace) -> int:
     from node.store.durable_files import write_new
 
     notes: list[str] = []
-    founding = founding.of_file(domain_toml.load(arguments.file), notes)
+    asked = founding.of_file(domain_toml.load(arguments.file), notes)
     for line in notes:
         options.note(line)
     if arguments.private:
-        founding = replace(founding, private=True)
+        asked = replace(asked, private=True)
     directory = options.data_directory(arguments)
     out: Path | None = arguments.out
     if out is not None and out.exists():
@@ -74,8 +74,8 @@ def _create(arguments: argparse.Namespace) -> int:
             raise UserError(f"{directory.path}: this data directory has a domain already", "name a new --data-dir")
         listen = resolve(directory.config_file, environment=os.environ).listen
         directory.identity()
-        options.note(f"checking the tasks and converting {founding.model}")
-        domain = trio.run(founding.found, directory, founding)
+        options.note(f"checking the tasks and converting {asked.model}")
+        domain = trio.run(founding.found, directory, asked)
         directory.clean_work()
     if out is not None:
         write_new(out, directory.genesis() or b"", mode=0o644)

@@ -161,9 +161,9 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
     dtype, folder = "float32", arguments.model or founding.MODEL
     wanted = profiling.Wanted(other or tuple(founding.task_rows(None)), defaults.RECIPE, **asked)
     if arguments.domain is not None:
-        founding = founding.of_file(domain_toml.load(arguments.domain))
-        dtype, folder = founding.dtype, founding.model
-        wanted = replace(wanted, tasks=other or founding.tasks, recipe=founding.recipe)
+        file = founding.of_file(domain_toml.load(arguments.domain))
+        dtype, folder = file.dtype, file.model
+        wanted = replace(wanted, tasks=other or file.tasks, recipe=file.recipe)
     wanted.check()
     setup = Setup(
         options={"threads": arguments.threads or 1, "dtype": dtype},

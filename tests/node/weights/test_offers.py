@@ -27,26 +27,26 @@ async def test_a_relay_offers_to_those_who_lag_and_to_no_others(
         await trio.sleep(1)
         assert i.id in r.node.weights.lagging()
         assert v.id not in r.node.weights.lagging()
-        offers: list[bytes] = []
+        offered: list[bytes] = []
         stock = r.port.request
 
         async def seen(peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
             if protocol == offers.PROTOCOL:
-                offers.append(peer)
+                offered.append(peer)
             return await stock(peer, protocol, payload, timeout=timeout, max_response=max_response)
 
         r.port.request = seen  # type: ignore[method-assign]
         r.nursery.start_soon(relay.run, r.node)
         await trio.sleep(1)
-        assert offers.count(i.id) == 1
+        assert offered.count(i.id) == 1
         assert v.id not in offers
         await trio.sleep(4 * cluster.domain.timings.presence_ms / 1000)
-        assert offers.count(i.id) == 2  # it still lags
+        assert offered.count(i.id) == 2  # it still lags
         await i.node.weights.hold(version, timeout=10)
         await trio.sleep(1)
-        told = len(offers)
+        told = len(offered)
         await trio.sleep(10 * cluster.domain.timings.presence_ms / 1000)
-        assert offers.count(i.id) == offers[:told].count(i.id)
+        assert offered.count(i.id) == offered[:told].count(i.id)
 
 
 async def test_an_offer_makes_its_relay_a_holder_before_any_presence_says_so(

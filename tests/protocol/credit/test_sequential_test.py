@@ -106,7 +106,7 @@ def test_forgers_are_found_the_sooner_the_further_off(rate: float, most: int) ->
 
 
 def test_evidence_is_the_golden_one() -> None:
-    golden = json.loads((Path(__file__).parents[1] / "vectors" / "evidence.json").read_text())
+    golden = json.loads((Path(__file__).parents[2] / "vectors" / "evidence.json").read_text())
     for row in golden["logarithms"]:
         assert log_ratio(*row["ratio"]) == row["micro"]
     standing = NEWCOMER

@@ -33,7 +33,7 @@ from protocol.weights.delta import (
 )
 from protocol.weights.manifest import ChunkList, Manifest, chunk_hashes, verify_chunk
 
-VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "delta.json").read_text())
+VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "delta.json").read_text())
 ROWS = (("norm", "BF16", (4,)), ("weight", "BF16", (3 * DELTA_BLOCK_BYTES // 2 - 4,)), ("bias", "BF16", (5,)))
 SIZE = 3 * DELTA_BLOCK_BYTES + 10
 

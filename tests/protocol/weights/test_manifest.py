@@ -17,7 +17,7 @@ from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.weights.manifest import Manifest, TensorInfo, chunk_count, chunk_hashes, verify_chunk, whole_hash
 
-VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "manifest.json").read_text())
+VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "manifest.json").read_text())
 ROWS = (("model.embed_tokens.weight", "F32", (3, 2)), ("model.norm.weight", "BF16", (4,)), ("scale", "F16", ()))
 DATA = bytes(range(24)) + b"bfloat16" + b"f2"
 MANIFEST = Manifest.of_file(ROWS, DATA, 123_456_789)

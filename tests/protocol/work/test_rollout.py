@@ -29,7 +29,7 @@ from protocol.work.rollout import (
 from tests.protocol.builders import RECIPE, digest
 
 SMALL = replace(RECIPE, group_size=2, groups_per_submission=2, max_prompt_tokens=3, max_response_tokens=4)
-VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "submission.json").read_text())
+VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "submission.json").read_text())
 
 SUBMISSION = Submission(
     digest("domain"),

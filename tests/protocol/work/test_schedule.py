@@ -20,7 +20,7 @@ from protocol.records import Blob
 from protocol.work import schedule
 from tests.protocol.builders import RECIPE, digest
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "seed.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "seed.json").read_text())
 DOMAIN, WEIGHTS, NODE = digest("domain"), digest("weights"), digest("node")
 
 

@@ -137,7 +137,7 @@ def test_it_dies_with_the_daemon(tmp_path: Path) -> None:
         """
     )
     (tmp_path / "versions").mkdir()
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     environment = child_environment({}) | {"PYTHONPATH": str(root)}
     daemon = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, env=environment, cwd=root
