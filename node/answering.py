@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import trio
 
-from node.roles.engine import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
+from node.roles.engine_client import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.service import TaskService
 from node.workers.client import Worker
 from protocol.domain import Recipe
@@ -93,7 +93,7 @@ class Sampler:
 async def open_sampler(setup: Setup, recipe: Recipe, size: int) -> AsyncIterator[Sampler]:
     """A sampler that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
-    ``setup`` is a running node's (``node.roles.engine.setup_of``) or made from files. Raises ``WorkerError``.
+    ``setup`` is a running node's (``node.roles.engine_client.setup_of``) or made from files. Raises ``WorkerError``.
     """
     options = {**setup.options, "recipe": asdict(recipe)}
     async with open_child(replace(setup, options=options), size) as (engine, worker, _):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from node.api.weights import Pulls
     from node.log.elector import Elector
     from node.peers.presences import Presences
-    from node.pool import Pool
+    from node.roles.rollout_pool import Pool
     from node.weights.bulk.bulk_process import Bulk
     from node.weights.bulk.token_exchange import Routes
     from node.weights.following import Weights
@@ -94,7 +94,7 @@ class Node:
     evaluating: bool = False
     """An evaluation of a version that is due is under way, or about to be."""
     evaluations: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_EVALUATIONS))
-    """What this node's evaluations found, the newest last: see ``node.roles.evaluation``."""
+    """What this node's evaluations found, the newest last: see ``node.roles.trainer_evaluation``."""
     elector: Elector | None = None
     """Where this node is, or once was, one of the domain's electors."""
     bulk: Bulk = field(init=False)

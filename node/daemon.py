@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 import node as package
-from node import cheats, metrics, systemd, tracking, watchdog
+from node import metrics, systemd, tracking, watchdog
 from node.api import server
 from node.api.weights import Pulls
 from node.config import Config
@@ -40,14 +40,15 @@ from node.net.discovery import AddressError
 from node.net.host import Network, PortBusy, open_network
 from node.peers import twins
 from node.peers.presences import Presences
-from node.pool import Pool
-from node.roles.engine import chosen
-from node.roles.manager import RoleManager
+from node.roles import cheats
+from node.roles.engine_client import chosen
+from node.roles.role_manager import RoleManager
+from node.roles.rollout_pool import Pool
+from node.roles.term_watch import TermWatch
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from node.store.version_store import VersionStore
-from node.terms import TermWatch
 from node.weights import offers, second_holder
 from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Routes

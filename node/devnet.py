@@ -30,7 +30,7 @@ from node.errors import UserError
 from node.fleet import Member
 from node.log.offline_verification import verify
 from node.report import Sample, Story
-from node.roles.engine import chosen
+from node.roles.engine_client import chosen
 from node.store.durable_files import write_atomic
 from node.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
 from node.workers import vllm_start

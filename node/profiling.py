@@ -38,7 +38,7 @@ from node.answering import Answers, Question, answer, open_sampler, sampling
 from node.config_keys import MAX_SAMPLES
 from node.domain import founding
 from node.errors import UserError
-from node.roles.engine import Setup
+from node.roles.engine_client import Setup
 from node.store.hashing import hash_bytes
 from node.tasks import sets
 from node.tasks.service import TaskService

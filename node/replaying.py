@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from node import auditing
 from node.domain import pinned_files
 from node.errors import UserError
 from node.log.offline_proof import find_entry
 from node.log.offline_verification import verify
-from node.roles.engine import LOAD_TIMEOUT, Prefill, load_timeout
+from node.roles import auditing
+from node.roles.engine_client import LOAD_TIMEOUT, Prefill, load_timeout
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore

@@ -13,7 +13,7 @@ import trio
 
 from node.context import Node
 from node.log.replicated_log import LogService
-from node.roles.manager import RoleManager
+from node.roles.role_manager import RoleManager
 from node.systemd import Manager
 from node.weights.following import payload
 

@@ -20,7 +20,7 @@ from node.store.data_directory import DataDirectory
 if TYPE_CHECKING:
     from node.answering import Answers
     from node.evaluating import Plan
-    from node.roles.engine import Setup
+    from node.roles.engine_client import Setup
     from protocol.domain import Domain
 
 
@@ -110,7 +110,7 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Domain) -> Setup:
     from node.domain import pinned_files
-    from node.roles.engine import Setup
+    from node.roles.engine_client import Setup
 
     config = directory.config()
     return Setup(

@@ -144,7 +144,7 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
 
     from node import profiling
     from node.domain import domain_toml, founding
-    from node.roles.engine import Setup
+    from node.roles.engine_client import Setup
     from node.starter import defaults
 
     band = profiling.Band(arguments.k, arguments.low, arguments.high)
@@ -184,7 +184,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     from node.cli.weights import found_on_disk
     from node.domain import joining, pinned_files
     from node.profiling import Model
-    from node.roles.engine import Setup
+    from node.roles.engine_client import Setup
 
     domain = joining.held(directory)
     if domain is None:

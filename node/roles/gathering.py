@@ -2,8 +2,9 @@
 
 1. A submission serves one step, and only while its policy lag is from 0 to ``async_level``. The oldest versions go
    first.
-2. Groups without a signal are the trainer's to drop, and nobody else's. They fill no batch: it is full (``node.pool``)
-   with ``groups_per_step`` groups that have one, or with so many groups in all that waiting for more is no use.
+2. Groups without a signal are the trainer's to drop, and nobody else's. They fill no batch: it is full
+   (``node.roles.rollout_pool``) with ``groups_per_step`` groups that have one, or with so many groups in all that
+   waiting for more is no use.
 3. A submission that its author made up is refused for good, one that nobody gives is asked for again.
 """
 
@@ -18,7 +19,7 @@ import trio
 
 from node.context import Node
 from node.net.requests import Unreachable
-from node.pool import Amount
+from node.roles.rollout_pool import Amount
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout

@@ -3,8 +3,8 @@
 1. It never goes back to an older version, and its counters run on without a gap, also after a restart.
 2. It generates only while rollouts are wanted: so many batches may wait, network-wide; and only one while a newer
    version is on its way, because waiting for that costs no training time and lowers the policy lag. Groups without a
-   signal fill no batch, so generation goes on until the trainer has enough to learn from (``node.pool``). Nothing is
-   wanted while the version's validators are not there to judge it.
+   signal fill no batch, so generation goes on until the trainer has enough to learn from (``node.roles.rollout_pool``).
+   Nothing is wanted while the version's validators are not there to judge it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import trio
 
-from node import cheats
 from node.context import Node
-from node.roles.engine import Engine, open_engine, open_tasks
-from node.roles.figures import lengths
+from node.roles import cheats
+from node.roles.engine_client import Engine, open_engine, open_tasks
+from node.roles.role_figures import lengths
 from node.tasks.service import TaskService
 from node.weights.following import payload as weights_payload
 from protocol.constants import MILLION

@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from node.context import Node
-from node.roles import figures
+from node.roles import role_figures
 from node.roles.gathering import Gathered, amount
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
@@ -113,7 +113,7 @@ class Publication:
         step = self._step(made, grant.term, base, await node.blobs.put_async(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
-        node.metrics.record("step", **figures.of_step(step, self.metrics, responses))
+        node.metrics.record("step", **role_figures.of_step(step, self.metrics, responses))
         node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         for path in self._checkpoints.glob("*.safetensors"):

@@ -29,8 +29,8 @@ from typing import Any
 import trio
 
 from node.context import Node
-from node.roles import evaluation
-from node.roles.engine import configuration, load_timeout
+from node.roles import trainer_evaluation
+from node.roles.engine_client import configuration, load_timeout
 from node.roles.gathering import Gathered, Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
@@ -60,7 +60,7 @@ async def run(node: Node) -> None:
             }
             await worker.call("configure", timeout=START_TIMEOUT, **settings)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(evaluation.run, node)
+                nursery.start_soon(trainer_evaluation.run, node)
                 await _Life(node, worker, nursery).run()
         finally:
             node.children.pop("trainer", None)

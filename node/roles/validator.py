@@ -18,10 +18,10 @@ from collections.abc import Collection
 
 import trio
 
-from node import auditing
 from node.context import Node
 from node.net.requests import Unreachable
-from node.roles.engine import Engine, open_engine, open_tasks
+from node.roles import auditing
+from node.roles.engine_client import Engine, open_engine, open_tasks
 from node.tasks.service import TaskService
 from node.workers.client import WorkerError
 from proofs import audit, checks, duplicates

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from node.context import Node
-from node.roles.engine import LOAD_TIMEOUT
+from node.roles.engine_client import LOAD_TIMEOUT
 from node.weights import delta_making
 from node.workers.client import open_worker
 from protocol.records import Weights

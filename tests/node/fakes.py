@@ -31,15 +31,15 @@ from node.log.replication import LogSync
 from node.net.blob_exchange import serve_blobs, serve_chunks, serve_haves
 from node.net.host import Peer
 from node.peers.presences import Presences
-from node.pool import Pool
-from node.roles import engine as engine_role
+from node.roles import engine_client as engine_role
 from node.roles import trainer as trainer_role
-from node.roles.manager import RoleManager
+from node.roles.role_manager import RoleManager
+from node.roles.rollout_pool import Pool
+from node.roles.term_watch import TermWatch
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.hashing import hash_bytes
 from node.store.version_store import VersionStore
-from node.terms import TermWatch
 from node.weights import delta_making, offers, second_holder
 from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Routes

@@ -18,7 +18,7 @@ from node import answering, profiling
 from node.answering import Answers, Question
 from node.errors import UserError
 from node.profiling import Band, Model, Profile, Wanted, pass_at
-from node.roles.engine import Setup
+from node.roles.engine_client import Setup
 from node.tasks import sets
 from node.workers.client import WorkerError
 from tests.node.fakes import WHOLE_0, manifest_of

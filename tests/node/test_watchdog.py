@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from node import watchdog
-from node.roles import manager
-from node.roles.manager import RoleManager
+from node.roles import role_manager
+from node.roles.role_manager import RoleManager
 from tests.node.fakes import Faults, Running, open_cluster
 
 
@@ -59,7 +59,7 @@ async def test_a_role_manager_that_never_turns_again_stands_still(
         with trio.CancelScope(shield=True):
             await trio.sleep(100)
 
-    monkeypatch.setitem(manager._LIVES, "inference", stuck)
+    monkeypatch.setitem(role_manager._LIVES, "inference", stuck)
     async with open_cluster(tmp_path) as cluster:
         await cluster.stage(t="trainer", v="validator", r="relay", a="inference")
         running = cluster.running["a"]

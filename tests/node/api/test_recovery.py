@@ -13,7 +13,7 @@ from node import daemon
 from node.api import server
 from node.api.client import Unavailable, request
 from node.api.rows import credits
-from node.roles.manager import RoleManager
+from node.roles.role_manager import RoleManager
 from protocol.errors import LocalError
 from protocol.identity import Identity
 from protocol.log import recovery

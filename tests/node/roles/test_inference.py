@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from node.config import DevnetConfig
-from node.pool import Amount
 from node.roles import inference
-from node.roles.engine import open_engine, open_tasks
+from node.roles.engine_client import open_engine, open_tasks
 from node.roles.inference import BACKLOG
+from node.roles.rollout_pool import Amount
 from protocol import identity
 from protocol.log.entry import Entry
 from protocol.records import Role, Rollout, Step, StepBlob, Verdict

@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from node.config_keys import WILLING
-from node.pool import Amount
 from node.roles import publishing
 from node.roles.gathering import Gathering
 from node.roles.publishing import rejected_since
+from node.roles.rollout_pool import Amount
 from node.workers.client import WorkerError
 from protocol.constants import GATHER_FACTOR, MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights

@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from node.errors import UserError
-from node.roles import engine as engine_role
-from node.roles.engine import (
+from node.roles import engine_client as engine_role
+from node.roles.engine_client import (
     AUTO_BYTES,
     LOAD_TIMEOUT,
     WORK_SPEED,

@@ -15,7 +15,7 @@ import trio.testing
 from node import evaluating
 from node.config import TrainerConfig
 from node.context import Node
-from node.roles import evaluation
+from node.roles import trainer_evaluation
 from node.workers.client import WorkerError
 from protocol.log.entry import Entry
 from tests.node.fakes import WHOLE_0, Cluster, Faults, open_cluster
@@ -37,7 +37,7 @@ async def evaluated(folder: Path, every: int, versions: int) -> AsyncIterator[tu
             newest = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], newest)
         node = configured(cluster.running["t"].node, every)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(evaluation.run, node)
+            nursery.start_soon(trainer_evaluation.run, node)
             yield cluster, node, newest
             nursery.cancel_scope.cancel()
 
@@ -104,7 +104,7 @@ async def test_a_child_that_dies_is_a_warning_and_the_version_is_evaluated_after
         await trio.sleep(2)
         assert "SIGKILL; again in" in node.health.warnings["evaluation"]
         assert not node.evaluating
-        await trio.sleep(3 * evaluation.FIRST_PAUSE)
+        await trio.sleep(3 * trainer_evaluation.FIRST_PAUSE)
         assert [found["version"] for found in node.evaluations] == [0]
         assert node.health.warnings == {}
 
@@ -114,7 +114,7 @@ async def test_none_are_made_unless_somebody_asks(
 ) -> None:
     async with open_cluster(tmp_path) as cluster:
         await cluster.stage(t="trainer", v="validator", i="inference")
-        await evaluation.run(configured(cluster.running["t"].node, 0))
+        await trainer_evaluation.run(configured(cluster.running["t"].node, 0))
         assert faults.count("engine", "start") == 0
 
 

@@ -11,7 +11,7 @@ import trio.testing
 
 from node.config_keys import WILLING
 from node.log.elector import NotGranted
-from node.terms import TermWatch
+from node.roles.term_watch import TermWatch
 from protocol.log import elector_state as rules
 from protocol.log.quorum import Grant
 from tests.node.fakes import Cluster, Faults, Running, genesis, open_cluster

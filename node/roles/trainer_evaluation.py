@@ -3,7 +3,7 @@
 1. They run beside training, in an engine child of their own that stays loaded while the node is the trainer. The
    trainer child's model is sharded and has no cache to generate with, and between steps training would stand still for
    as long as generation takes. So a step waits for nothing; it shares the machine with a child of lower priority
-   (``node.roles.engine.MODEST``), and memory with a second copy of the model.
+   (``node.roles.engine_client.MODEST``), and memory with a second copy of the model.
 2. The questions are the same each time. Where versions come faster than they can be evaluated, those that a newer one
    to be evaluated has overtaken are left out: the newest figures are never old.
 3. Whatever goes wrong here is a health warning and a pause: training goes on.
@@ -23,7 +23,7 @@ from node.answering import Question, Sampler, open_sampler, sampling
 from node.context import Node, innermost
 from node.evaluating import Plan, Source
 from node.net.requests import Unreachable
-from node.roles.engine import model_bytes, open_tasks, setup_of, task_table
+from node.roles.engine_client import model_bytes, open_tasks, setup_of, task_table
 from node.tasks.service import TaskService
 from node.weights.following import payload
 from protocol.errors import Error

@@ -8,7 +8,8 @@ import numpy as np
 import trio
 import trio.testing
 
-from node import cheats, config_keys
+from node import config_keys
+from node.roles import cheats
 from protocol.weights.manifest import Manifest
 from tests.node.fakes import WHOLE_0, Faults, open_cluster
 

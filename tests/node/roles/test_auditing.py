@@ -1,4 +1,4 @@
-"""``node.auditing``: what is replayed, and what becomes of groups that look like others'."""
+"""``node.roles.auditing``: what is replayed, and what becomes of groups that look like others'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.auditing import Case, examine, nothing_more
+from node.roles.auditing import Case, examine, nothing_more
 from proofs.audit import AuditResult
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MILLION

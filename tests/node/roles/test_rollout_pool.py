@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from node.pool import Amount
+from node.roles.rollout_pool import Amount
 from protocol import identity
 from protocol.constants import GATHER_FACTOR
 from protocol.log.entry import Entry

@@ -13,7 +13,7 @@ import trio.testing
 from node.config_keys import WILLING
 from node.context import Node
 from node.errors import UserError
-from node.roles import manager
+from node.roles import role_manager
 from node.workers.client import WorkerError
 from protocol.errors import LocalError
 from protocol.records import Role, Step
@@ -154,7 +154,7 @@ class Lives:
         self.events: list[str] = []
         self.failures: list[Exception] = []
         for role in ("trainer", "relay", "validator", "inference"):
-            monkeypatch.setitem(manager._LIVES, role, self._life(role))
+            monkeypatch.setitem(role_manager._LIVES, role, self._life(role))
 
     def _life(self, role: str):  # type: ignore[no-untyped-def]
         async def live(node: Node) -> None:
@@ -175,7 +175,7 @@ async def managed(cluster: Cluster, role: str) -> Running:
     """Node "a" with a manager, a standing role, and a term given to "t"."""
     await cluster.stage(t="trainer", v="validator", r="relay", a=role)
     running = cluster.running["a"]
-    running.nursery.start_soon(manager.RoleManager(running.node).run)
+    running.nursery.start_soon(role_manager.RoleManager(running.node).run)
     return running
 
 
@@ -215,7 +215,7 @@ async def test_a_failing_role_begins_again_after_longer_and_longer_pauses(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     lives = Lives(monkeypatch)
-    monkeypatch.setattr(manager, "MAX_PAUSE", 8.0)
+    monkeypatch.setattr(role_manager, "MAX_PAUSE", 8.0)
     async with open_cluster(tmp_path) as cluster:
         lives.failures = [
             WorkerError("engine: the child ended", "died"),
@@ -240,9 +240,9 @@ async def test_a_role_that_fails_again_and_again_is_left_to_others_for_a_while(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     lives = Lives(monkeypatch)
-    monkeypatch.setattr(manager, "UNFIT", 20.0)
+    monkeypatch.setattr(role_manager, "UNFIT", 20.0)
     async with open_cluster(tmp_path) as cluster:
-        lives.failures = [WorkerError("no memory", "died") for _ in range(manager.MAX_FAILURES)]
+        lives.failures = [WorkerError("no memory", "died") for _ in range(role_manager.MAX_FAILURES)]
         running = await managed(cluster, "relay")
         await cluster.until(lambda: running.node.role != "relay")
         assert running.node.health.warnings["relay role"] == (
@@ -250,7 +250,7 @@ async def test_a_role_that_fails_again_and_again_is_left_to_others_for_a_while(
         )
         assert "relay" not in running.node.willing()
         await cluster.until(lambda: running.node.role == "inference")
-        await trio.sleep(manager.UNFIT)
+        await trio.sleep(role_manager.UNFIT)
         assert "relay" in running.node.willing()
         assert running.node.health.warnings == {}
 
@@ -259,21 +259,21 @@ async def test_a_role_that_cannot_be_laid_down_is_tried_again(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     lives = Lives(monkeypatch)
-    monkeypatch.setattr(manager, "UNFIT", 20.0)
+    monkeypatch.setattr(role_manager, "UNFIT", 20.0)
     async with open_cluster(tmp_path) as cluster:
-        lives.failures = [OSError(28, "No space left on device") for _ in range(manager.MAX_FAILURES)]
+        lives.failures = [OSError(28, "No space left on device") for _ in range(role_manager.MAX_FAILURES)]
         running = await managed(cluster, "relay")
         running.disk.full = True
-        await trio.sleep(manager.UNFIT + 30)
+        await trio.sleep(role_manager.UNFIT + 30)
         assert running.node.role == "relay"
         assert [event.partition(" ")[0] for event in lives.events][-1] == "relay"
-        assert len(lives.events) == 2 * manager.MAX_FAILURES + 1
+        assert len(lives.events) == 2 * role_manager.MAX_FAILURES + 1
 
 
 async def test_a_trainer_that_cannot_train_loses_its_term(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    faults.fail["train"] = (WorkerError("no memory", "died"), manager.MAX_FAILURES)
+    faults.fail["train"] = (WorkerError("no memory", "died"), role_manager.MAX_FAILURES)
     async with open_cluster(tmp_path) as cluster:
         await cluster.start("elector", willing=("inference",))
         for name in ("a", "b", "c", "d"):
