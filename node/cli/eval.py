@@ -18,8 +18,8 @@ from node.errors import UserError
 from node.store.data_directory import DataDirectory
 
 if TYPE_CHECKING:
-    from node.answering import Answers
-    from node.evaluating import Plan
+    from node.evaluation.held_out import Plan
+    from node.evaluation.version_answers import Answers
     from node.roles.engine_client import Setup
     from protocol.domain import Domain
 
@@ -83,7 +83,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     import trio
 
     from node.domain import joining
-    from node.evaluating import QUESTIONS
+    from node.evaluation.held_out import QUESTIONS
 
     directory = options.existing_directory(arguments)
     questions = QUESTIONS if arguments.questions is None else arguments.questions
@@ -194,16 +194,16 @@ async def _measure(
     directory: DataDirectory,
     held: Sequence[_Held],
 ) -> dict[str, Any]:
-    from node import evaluating
-    from node.answering import open_sampler, sampling
     from node.domain import pinned_files
+    from node.evaluation import held_out
+    from node.evaluation.version_answers import open_sampler, sampling
     from node.tasks.service import TaskService
     from node.workers.client import WorkerError
     from protocol.weights.manifest import Manifest
 
-    plan = evaluating.Plan.of(
+    plan = held_out.Plan.of(
         domain.id,
-        evaluating.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
+        held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
         questions,
         arguments.samples,
         greedy=arguments.greedy,
@@ -212,7 +212,7 @@ async def _measure(
     try:
         size = Manifest.parse(held[0].manifest.read_bytes()).size
         async with TaskService(plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
-            asked = await evaluating.draw(plan, service)
+            asked = await held_out.draw(plan, service)
             answers = [await _answers(version, sampler, service, asked) for version in held]
             engine = sampler.engine
     except WorkerError as error:
@@ -230,9 +230,9 @@ async def _measure(
         "greedy": plan.greedy,
         "versions": [_told(plan, version, given) for version, given in zip(held, answers, strict=True)],
         "differences": [
-            {"version": version.number, "against": held[0].number, **evaluating.difference_figures(row)}
+            {"version": version.number, "against": held[0].number, **held_out.difference_figures(row)}
             for version, given in zip(held[1:], answers[1:], strict=True)
-            for row in evaluating.compare(plan, answers[0], given)
+            for row in held_out.compare(plan, answers[0], given)
         ],
     }
 
@@ -241,7 +241,7 @@ async def _answers(version: _Held, sampler: Any, service: Any, asked: Any) -> li
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from node.answering import answer
+    from node.evaluation.version_answers import answer
 
     columns = (TextColumn(f"version {version.number}"), BarColumn(), MofNCompleteColumn(), TextColumn("questions"))
     console = Console(stderr=True)
@@ -252,7 +252,7 @@ async def _answers(version: _Held, sampler: Any, service: Any, asked: Any) -> li
 
 
 def _told(plan: Plan, version: _Held, given: Sequence[Answers]) -> dict[str, Any]:
-    from node.evaluating import figures, scores
+    from node.evaluation.held_out import figures, scores
     from protocol.constants import MILLION
 
     labels = plan.labels()

@@ -11,7 +11,7 @@ import shtab
 from node.cli import options, tables
 
 if TYPE_CHECKING:
-    from node.replaying import Replayed
+    from node.evaluation.verdict_replay import Replayed
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,10 +69,10 @@ def _replay(arguments: argparse.Namespace) -> int:
     # Imported here, so that other commands start without loading what they do not use.
     import trio
 
-    from node import replaying
+    from node.evaluation import verdict_replay
 
     directory = options.existing_directory(arguments)
-    found: Replayed = trio.run(lambda: replaying.replay(directory, arguments.verdict, everything=arguments.all))
+    found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
     told = _values(found)
     if arguments.json:
         options.print_json(told)
@@ -145,9 +145,9 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 def _calibrate(arguments: argparse.Namespace) -> int:
     import trio
 
-    from node import calibrating
+    from node.evaluation import limit_calibration
 
-    wanted = calibrating.Wanted(
+    wanted = limit_calibration.Wanted(
         model=arguments.model,
         dtype=arguments.dtype,
         groups=arguments.groups,
@@ -158,7 +158,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         learning_rate=arguments.learning_rate,
         prompts=arguments.prompts,
     )
-    found = trio.run(lambda: calibrating.calibrate(wanted, arguments.out, options.note))
+    found = trio.run(lambda: limit_calibration.calibrate(wanted, arguments.out, options.note))
     if arguments.json:
         options.print_json(found)
     else:

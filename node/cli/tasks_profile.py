@@ -1,4 +1,4 @@
-"""``farflung tasks profile``: which questions are of use to a model. See ``node.profiling``."""
+"""``farflung tasks profile``: which questions are of use to a model. See ``node.evaluation.difficulty``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from node.config_keys import ENGINES
 from node.errors import UserError
 
 if TYPE_CHECKING:
-    from node.profiling import Model, Profile, Wanted
+    from node.evaluation.difficulty import Model, Profile, Wanted
     from node.store.data_directory import DataDirectory
     from protocol.domain import Recipe
 
@@ -105,7 +105,7 @@ async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wa
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from node import profiling
+    from node.evaluation import difficulty
 
     if arguments.threads is not None and arguments.threads < 1:
         raise UserError(f"--threads {arguments.threads}: expected 1 or more")
@@ -120,7 +120,7 @@ async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wa
                 bar.update(task, completed=done, total=total)
                 plain.tell(done, total)
 
-            return wanted, await profiling.profile(wanted, model, arguments.out, tell)
+            return wanted, await difficulty.profile(wanted, model, arguments.out, tell)
 
 
 class _Lines:
@@ -142,24 +142,24 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
     """What to ask, and the model that answers. Raises ``UserError``."""
     from dataclasses import replace
 
-    from node import profiling
     from node.domain import domain_toml, founding
+    from node.evaluation import difficulty
     from node.roles.engine_client import Setup
     from node.starter import defaults
 
-    band = profiling.Band(arguments.k, arguments.low, arguments.high)
+    band = difficulty.Band(arguments.k, arguments.low, arguments.high)
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
         "band": band
     }
     other = None if arguments.tasks is None else tuple(founding.task_rows(arguments.tasks))
     if held is not None:
         model, rows, recipe = held
-        wanted = profiling.Wanted(other or rows, recipe, **asked)
+        wanted = difficulty.Wanted(other or rows, recipe, **asked)
         wanted.check()
         yield wanted, model
         return
     dtype, folder = "float32", arguments.model or founding.MODEL
-    wanted = profiling.Wanted(other or tuple(founding.task_rows(None)), defaults.RECIPE, **asked)
+    wanted = difficulty.Wanted(other or tuple(founding.task_rows(None)), defaults.RECIPE, **asked)
     if arguments.domain is not None:
         file = founding.of_file(domain_toml.load(arguments.domain))
         dtype, folder = file.dtype, file.model
@@ -175,7 +175,7 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{arguments.out}: cannot be made ({error.strerror})", "name another folder") from None
-    async with profiling.converted(folder.absolute(), setup, arguments.out.absolute()) as model:
+    async with difficulty.converted(folder.absolute(), setup, arguments.out.absolute()) as model:
         yield wanted, model
 
 
@@ -183,7 +183,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     """A version on the disk, with its domain's tasks and recipe."""
     from node.cli.weights import found_on_disk
     from node.domain import joining, pinned_files
-    from node.profiling import Model
+    from node.evaluation.difficulty import Model
     from node.roles.engine_client import Setup
 
     domain = joining.held(directory)
@@ -218,7 +218,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
 
 
 def _told(found: Profile, out: Path) -> dict[str, Any]:
-    from node.profiling import set_file
+    from node.evaluation.difficulty import set_file
 
     return {
         "task": found.label,

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import trio
 
-from node import evaluating
-from node.answering import Question, Sampler, open_sampler, sampling
 from node.context import Node, innermost
-from node.evaluating import Plan, Source
+from node.evaluation import held_out
+from node.evaluation.held_out import Plan, Source
+from node.evaluation.version_answers import Question, Sampler, open_sampler, sampling
 from node.net.requests import Unreachable
 from node.roles.engine_client import model_bytes, open_tasks, setup_of, task_table
 from node.tasks.service import TaskService
@@ -89,7 +89,7 @@ class _Life:
         async with open_tasks(node, plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
             node.children[CHILD] = sampler.pid
             try:
-                questions = await evaluating.draw(plan, service)
+                questions = await held_out.draw(plan, service)
                 while True:
                     await self._evaluate(await self._due(), plan, questions, sampler, service)
             finally:
@@ -128,11 +128,11 @@ class _Life:
             await sampler.load(*node.weights.paths(version.id))
         except Unreachable:
             return  # it went meanwhile; a newer one is due, or will be
-        scores = await evaluating.evaluate(plan, questions, sampler, service)
+        scores = await held_out.evaluate(plan, questions, sampler, service)
         seconds = round(time.monotonic() - began, 3)
         self._last = number
         self.count += 1
-        rows: list[dict[str, Any]] = [evaluating.figures(score) for score in scores]
+        rows: list[dict[str, Any]] = [held_out.figures(score) for score in scores]
         for row in rows:
             node.metrics.record(
                 "eval", version=number, samples=plan.samples, greedy=int(plan.greedy), seconds=seconds, **row

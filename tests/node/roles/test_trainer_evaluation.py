@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from node import evaluating
 from node.config import TrainerConfig
 from node.context import Node
+from node.evaluation import held_out
 from node.roles import trainer_evaluation
 from node.workers.client import WorkerError
 from protocol.log.entry import Entry
@@ -130,7 +130,7 @@ async def test_training_goes_on_with_evaluations_and_without(
         raise RuntimeError("a bug")
 
     if broken:
-        monkeypatch.setattr(evaluating, "draw", draw)
+        monkeypatch.setattr(held_out, "draw", draw)
     async with open_cluster(tmp_path) as cluster:
         for name in ("elector", "a", "b", "c"):
             willing = ("inference",) if name == "elector" else ("trainer", "relay", "validator", "inference")

@@ -33,11 +33,12 @@ from typing import Any, Final
 
 import trio
 
-from node import __version__, answering
-from node.answering import Answers, Question, answer, open_sampler, sampling
+from node import __version__
 from node.config_keys import MAX_SAMPLES
 from node.domain import founding
 from node.errors import UserError
+from node.evaluation import version_answers
+from node.evaluation.version_answers import Answers, Question, answer, open_sampler, sampling
 from node.roles.engine_client import Setup
 from node.store.hashing import hash_bytes
 from node.tasks import sets
@@ -251,7 +252,7 @@ async def profile(
             if missing:
                 async with open_sampler(model.setup, recipe, Manifest.parse(data).size) as sampler:
                     await sampler.load(model.manifest, model.whole)
-                    at_once = max(1, answering.SEQUENCES // wanted.responses)
+                    at_once = max(1, version_answers.SEQUENCES // wanted.responses)
                     for start in range(0, len(missing), at_once):
                         batch = [Question(*place, _seed(wanted, *place)) for place in missing[start : start + at_once]]
                         record.add(await answer(sampler, tasks, batch))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node import intervals
-from node.intervals import Estimate
+from node.evaluation import intervals
+from node.evaluation.intervals import Estimate
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from node import answering, profiling
-from node.answering import Answers, Question
 from node.errors import UserError
-from node.profiling import Band, Model, Profile, Wanted, pass_at
+from node.evaluation import difficulty, version_answers
+from node.evaluation.difficulty import Band, Model, Profile, Wanted, pass_at
+from node.evaluation.version_answers import Answers, Question
 from node.roles.engine_client import Setup
 from node.tasks import sets
 from node.workers.client import WorkerError
@@ -95,10 +95,10 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Children:
     async def sampler(*_: Any) -> AsyncIterator[Children]:
         yield shared
 
-    monkeypatch.setattr(profiling, "TaskService", service)
-    monkeypatch.setattr(profiling, "open_sampler", sampler)
-    monkeypatch.setattr(profiling, "answer", shared.answer)
-    monkeypatch.setattr(answering, "SEQUENCES", 40)  # ten questions at a time
+    monkeypatch.setattr(difficulty, "TaskService", service)
+    monkeypatch.setattr(difficulty, "open_sampler", sampler)
+    monkeypatch.setattr(difficulty, "answer", shared.answer)
+    monkeypatch.setattr(version_answers, "SEQUENCES", 40)  # ten questions at a time
     return shared
 
 
@@ -113,7 +113,7 @@ async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Mo
     told: list[tuple[int, int]] = []
     out = tmp_path / "out"
     wanted = replace(WANTED, tasks=({**ROW, "items": b"an older set"},))
-    (found,) = await profiling.profile(wanted, model, out, lambda *done: told.append(done))
+    (found,) = await difficulty.profile(wanted, model, out, lambda *done: told.append(done))
     assert told == [(0, 40), (10, 40), (20, 40), (30, 40), (40, 40)]
     # 1 or 2 of 4 answers are right; the undecidable is left out, and a set that is to be replaced counts for nothing.
     assert found.kept == [item for item in range(40) if item % 5 in (1, 2) and item != 13]
@@ -127,15 +127,15 @@ async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Mo
 async def test_it_goes_on_where_it_stopped(children: Children, model: Model, tmp_path: Path) -> None:
     children.dies = 2
     with pytest.raises(UserError, match=r"could not all be asked: .* run it again to go on"):
-        await profiling.profile(WANTED, model, tmp_path / "out")
+        await difficulty.profile(WANTED, model, tmp_path / "out")
     record = tmp_path / "out" / "profile.jsonl"
     assert len(record.read_text().splitlines()) == 21
     # The machine went off in the midst of a line.
     record.write_bytes(record.read_bytes()[:-5])
     children.dies = -1
-    (found,) = await profiling.profile(WANTED, model, tmp_path / "out")
+    (found,) = await difficulty.profile(WANTED, model, tmp_path / "out")
     assert [q.item for q in children.asked] == [*range(20), *range(19, 40)]
-    whole = await profiling.profile(WANTED, model, tmp_path / "another")
+    whole = await difficulty.profile(WANTED, model, tmp_path / "another")
     assert whole == [found]
     assert (tmp_path / "another" / "profile.jsonl").read_bytes() == record.read_bytes()
 
@@ -143,17 +143,17 @@ async def test_it_goes_on_where_it_stopped(children: Children, model: Model, tmp
 async def test_other_bounds_ask_nothing_and_more_items_only_those(
     children: Children, model: Model, tmp_path: Path
 ) -> None:
-    await profiling.profile(WANTED, model, tmp_path)
+    await difficulty.profile(WANTED, model, tmp_path)
     loads, asked = children.loads, len(children.asked)
     easy = replace(WANTED, band=Band(1, Fraction(1), Fraction(1)))
-    (found,) = await profiling.profile(easy, model, tmp_path)
+    (found,) = await difficulty.profile(easy, model, tmp_path)
     assert found.kept == list(range(4, 40, 5))
     assert (children.loads, len(children.asked)) == (loads, asked)
     nothing = replace(WANTED, band=Band(1, Fraction("0.9"), Fraction("0.9")))
-    (found,) = await profiling.profile(nothing, model, tmp_path)
+    (found,) = await difficulty.profile(nothing, model, tmp_path)
     assert found.kept == []
     assert not (tmp_path / "sums.txt").exists()
-    (found,) = await profiling.profile(replace(WANTED, items=45), model, tmp_path)
+    (found,) = await difficulty.profile(replace(WANTED, items=45), model, tmp_path)
     assert [q.item for q in children.asked[asked:]] == [40, 41, 42, 43, 44]
     assert found.questions == 44
 
@@ -161,12 +161,12 @@ async def test_other_bounds_ask_nothing_and_more_items_only_those(
 async def test_a_task_with_few_items_is_asked_for_these(children: Children, model: Model, tmp_path: Path) -> None:
     children.counts = (7, 2**31)
     both = replace(WANTED, tasks=(ROW, ROW), items=9, first=3)
-    first, second = await profiling.profile(both, model, tmp_path)
+    first, second = await difficulty.profile(both, model, tmp_path)
     assert [(q.task, q.item) for q in children.asked] == [
         *((0, n) for n in range(3, 7)),
         *((1, n) for n in range(3, 12)),
     ]
-    assert [profiling.set_file(each, tmp_path).name for each in (first, second)] == ["sums.txt", "sums-2.txt"]
+    assert [difficulty.set_file(each, tmp_path).name for each in (first, second)] == ["sums.txt", "sums-2.txt"]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ async def test_a_task_with_few_items_is_asked_for_these(children: Children, mode
 async def test_what_answers_depend_on_must_be_the_same(
     children: Children, model: Model, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    await profiling.profile(WANTED, model, tmp_path)
+    await difficulty.profile(WANTED, model, tmp_path)
     with pytest.raises(UserError, match=words):
-        await profiling.profile(replace(WANTED, **changes), model, tmp_path)
+        await difficulty.profile(replace(WANTED, **changes), model, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ async def test_what_answers_depend_on_must_be_the_same(
     ],
 )
 async def test_a_file_that_is_no_profile_is_told(children: Children, model: Model, tmp_path: Path, line: str) -> None:
-    await profiling.profile(WANTED, model, tmp_path)
+    await difficulty.profile(WANTED, model, tmp_path)
     with (tmp_path / "profile.jsonl").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(UserError, match="line 42 is no line of a profile"):
-        await profiling.profile(WANTED, model, tmp_path)
+        await difficulty.profile(WANTED, model, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +223,11 @@ def test_what_cannot_be_asked_is_told(changes: dict[str, Any], words: str) -> No
 
 
 def test_a_sets_name_is_a_files_name(tmp_path: Path) -> None:
-    assert profiling.set_file(Profile("a/../b c", {}, 0, []), tmp_path).name == "a_.._b_c.txt"
+    assert difficulty.set_file(Profile("a/../b c", {}, 0, []), tmp_path).name == "a_.._b_c.txt"
 
 
 def test_the_records_first_line_says_what_answers_depend_on() -> None:
-    head = profiling.header(WANTED, b"manifest", "float32")
+    head = difficulty.header(WANTED, b"manifest", "float32")
     assert json.loads(json.dumps(head))["tasks"] == [
         {"kind": "reasoning-gym", "name": "sums", "parameters": "{}", "version": "0.1.25", "data": None}
     ]

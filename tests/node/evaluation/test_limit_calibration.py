@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from node import calibrating
 from node.cli import main
 from node.domain import domain_toml
 from node.errors import UserError
+from node.evaluation import limit_calibration
 from node.starter import __file__ as starter
-from proofs.calibrate import STATISTICS
 from proofs.checks import FLOAT32_THRESHOLDS
+from proofs.limits import STATISTICS
 from protocol.domain import Thresholds
 from tests.node.workers import vllm_child
 
@@ -127,8 +127,8 @@ def test_mistakes_are_one_line(tmp_path: Path, calibrated: Path, capsys: pytest.
 def test_prompts_are_lines(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\n")
-    assert calibrating.read_prompts(file) == ["one", "two"]
-    assert calibrating.read_prompts(None) == []
+    assert limit_calibration.read_prompts(file) == ["one", "two"]
+    assert limit_calibration.read_prompts(None) == []
 
 
 @pytest.mark.slow

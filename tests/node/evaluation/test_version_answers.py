@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from node import answering
-from node.answering import Answers, Question, Sampler, answer, sampling
+from node.evaluation import version_answers
+from node.evaluation.version_answers import Answers, Question, Sampler, answer, sampling
 from node.tasks.service import TaskService
 from node.workers.client import Worker
 from protocol.errors import LocalError
@@ -85,7 +85,7 @@ async def test_answers_come_in_the_questions_order_with_what_they_earned() -> No
 
 
 async def test_the_same_questions_meet_in_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "SEQUENCES", 8)
+    monkeypatch.setattr(version_answers, "SEQUENCES", 8)
     for samples, at_once in ((1, 8), (3, 2), (200, 1)):
         sampler, child = opened(samples)
         questions = [Question(0, item, digest(str(item))) for item in range(9)]

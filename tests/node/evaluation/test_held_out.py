@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import trio
 
-from node import evaluating, intervals
-from node.answering import Answers, Question
 from node.errors import UserError
-from node.evaluating import Plan, Source, compare, figures, scores
+from node.evaluation import held_out, intervals
+from node.evaluation.held_out import Plan, Source, compare, figures, scores
+from node.evaluation.version_answers import Answers, Question
 from node.store.hashing import hash_bytes
 from node.tasks.service import TaskService
 from protocol.domain import Task, parse_genesis
@@ -50,7 +50,7 @@ class Service:
 
 
 async def drawn(wanted: Plan, different: int = 1 << 31) -> list[Question]:
-    return await evaluating.draw(wanted, cast("TaskService", Service(different)))
+    return await held_out.draw(wanted, cast("TaskService", Service(different)))
 
 
 async def test_questions_are_those_of_the_tasks_eval_seeds_whatever_else_is_asked() -> None:
@@ -87,13 +87,13 @@ async def test_of_a_task_with_a_set_the_other_items_are_asked() -> None:
 def test_what_is_asked_without_more_words_are_the_domains_tasks() -> None:
     domain = parse_genesis(genesis())
     rows: list[dict[str, Any]] = [{"name": "one", "data": None}, {"name": "two", "data": None}]
-    assert [source.row for source in evaluating.sources_named(None, domain, rows)] == rows
-    assert evaluating.sources_named("homework", domain, rows) == [Source(rows[1])]
-    assert evaluating.sources_named("homework, ", domain, rows) == [Source(rows[1])]
-    (other,) = evaluating.sources_named("gcd", domain, rows)
+    assert [source.row for source in held_out.sources_named(None, domain, rows)] == rows
+    assert held_out.sources_named("homework", domain, rows) == [Source(rows[1])]
+    assert held_out.sources_named("homework, ", domain, rows) == [Source(rows[1])]
+    (other,) = held_out.sources_named("gcd", domain, rows)
     assert (other.row["kind"], other.row["name"]) == ("reasoning-gym", "gcd")
     with pytest.raises(UserError, match="no task is named; the domain has basic_arithmetic, homework"):
-        evaluating.sources_named(" ,", domain, rows)
+        held_out.sources_named(" ,", domain, rows)
 
 
 def test_a_tasks_identity_has_the_hash_of_its_data(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_a_tasks_identity_has_the_hash_of_its_data(tmp_path: Path) -> None:
         "version": "1",
         "data": str(file),
     }
-    assert evaluating.task_of(row) == Task("jsonl", "set", 2, "{}", "1", Blob(hash_bytes(b"{}"), 2))
+    assert held_out.task_of(row) == Task("jsonl", "set", 2, "{}", "1", Blob(hash_bytes(b"{}"), 2))
     with pytest.raises(UserError, match=r"missing.*cannot be read"):
-        evaluating.task_of({**row, "data": str(tmp_path / "missing")})
+        held_out.task_of({**row, "data": str(tmp_path / "missing")})
 
 
 def test_a_score_counts_what_was_decided() -> None:

@@ -25,7 +25,7 @@ from node.starter import defaults
 from node.store.durable_files import write_new
 from node.workers import vllm_start
 from node.workers.client import Worker, WorkerError, open_worker
-from proofs import calibrate as figures
+from proofs import limits as figures
 from protocol.constants import MILLION
 from protocol.domain import Recipe, Thresholds
 

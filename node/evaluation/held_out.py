@@ -4,9 +4,9 @@
    never a training seed. Of questions with the same text the first is asked only, as answers to it twice would not be
    independent; a task that has too few different ones is asked all it has. Where the domain asks a set of a task's
    items, evaluations ask the others, if there are any.
-2. Answers are written by the inference role's engine and sampler (``node.answering``). So two people who evaluate the
-   same version with the same engine on processors of the same kind get the same numbers, to the last digit; elsewhere a
-   token may differ where two were all but tied.
+2. Answers are written by the inference role's engine and sampler (``node.evaluation.version_answers``). So two people
+   who evaluate the same version with the same engine on processors of the same kind get the same numbers, to the last
+   digit; elsewhere a token may differ where two were all but tied.
 3. An answer passes where its reward is full. What is undecidable counts nowhere; it is told how many were.
 4. Over several tasks the mean is by the tasks' weights, as the mix that training asks.
 """
@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from node import intervals
-from node.answering import Answers, Progress, Question, Sampler, answer
 from node.domain import founding
 from node.errors import UserError
-from node.intervals import Estimate
+from node.evaluation import intervals
+from node.evaluation.intervals import Estimate
+from node.evaluation.version_answers import Answers, Progress, Question, Sampler, answer
 from node.store.hashing import hash_bytes
 from node.tasks.service import TaskService
 from protocol.constants import MILLION

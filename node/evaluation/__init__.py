@@ -1,0 +1,1 @@
+"""Judging versions and verdicts: held-out evaluation, difficulty, limits, replay of verdicts, intervals."""
