@@ -1,7 +1,7 @@
 """Giving a node's metrics to TensorBoard or Weights & Biases, and measuring the node itself once a minute.
 
-1. Each tracker has a child of its own (``node.workers.tracker``): the daemon imports none of their libraries, and what
-   they do to their process is no matter of the node's.
+1. Each tracker has a child of its own (``node.workers.tracker_child``): the daemon imports none of their libraries, and
+   what they do to their process is no matter of the node's.
 2. A tracker that fails, is slow or is not installed is a health warning, and is tried again after a pause. Rows wait
    for it meanwhile (``node.metrics.Queue``); ``metrics.jsonl`` has them in any case.
 """
@@ -20,10 +20,10 @@ from node import __version__
 from node.context import Node
 from node.metrics import Queue
 from node.weights.following import payload
-from node.workers.client import Worker, WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.credit import reputation
 
-MODULE: Final = "node.workers.tracker"
+MODULE: Final = "node.workers.tracker_child"
 OPEN_TIMEOUT: Final = 180.0
 """Weights & Biases waits up to 90 s for its server."""
 LOG_TIMEOUT: Final = 60.0

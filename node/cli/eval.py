@@ -198,7 +198,7 @@ async def _measure(
     from node.evaluation import held_out
     from node.evaluation.version_answers import open_sampler, sampling
     from node.tasks.service import TaskService
-    from node.workers.client import WorkerError
+    from node.workers.child_process import WorkerError
     from protocol.weights.manifest import Manifest
 
     plan = held_out.Plan.of(

@@ -18,7 +18,7 @@ from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.store.data_directory import DataDirectory
 from node.tasks import sandbox
 from node.tasks.code import runner
-from node.workers.client import child_environment
+from node.workers.child_process import child_environment
 
 PYTHON: Final = (3, 11)
 MACHINES: Final = ("x86_64", "aarch64")
@@ -51,7 +51,7 @@ async def machine() -> list[Finding]:
 async def torch() -> list[Finding]:
     """Does torch compute, on the GPU as well where the machine has one? In a child: this process stays small."""
     done = await trio.run_process(
-        [sys.executable, "-P", "-m", "node.workers.probe"],
+        [sys.executable, "-P", "-m", "node.workers.torch_probe"],
         capture_stdout=True,
         capture_stderr=True,
         check=False,
@@ -74,7 +74,7 @@ def nvidia_driver() -> str | None:
 
 
 def judge_torch(probe: dict[str, Any], driver: str | None) -> list[Finding]:
-    """Findings from what ``node.workers.probe`` printed and the NVIDIA driver's version."""
+    """Findings from what ``node.workers.torch_probe`` printed and the NVIDIA driver's version."""
     version = f"torch {probe['torch']}"
     if probe["cpu"] is not None:
         return [Finding("torch", ERROR, f"{version} fails on the CPU: {probe['cpu']}", "install Farflung again")]

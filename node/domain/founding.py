@@ -52,7 +52,7 @@ from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from node.tasks import catalogue, service, sets
 from node.tasks import convert as conversion
-from node.workers.client import WorkerError, open_worker
+from node.workers.child_process import WorkerError, open_worker
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MAX_BLOB_BYTES
 from protocol.domain import (
@@ -286,8 +286,8 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
 
 async def convert(folder: Path, whole: Path, dtype: str, size: int) -> dict[str, Any]:
     """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
-    ``node.workers.weights.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
-    async with open_worker("node.workers.engine", name="engine") as worker:
+    ``node.workers.weight_files.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
+    async with open_worker("node.workers.engine_child", name="engine") as worker:
         return await worker.call(
             "convert",
             timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,

@@ -43,7 +43,7 @@ from node.roles.engine_client import Setup
 from node.store.hashing import hash_bytes
 from node.tasks import sets
 from node.tasks.service import TaskService
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.weights.manifest import Manifest

@@ -24,7 +24,7 @@ from node.plot import Series, legend, plot
 from node.starter import defaults
 from node.store.durable_files import write_new
 from node.workers import vllm_start
-from node.workers.client import Worker, WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 from proofs import limits as figures
 from protocol.constants import MILLION
 from protocol.domain import Recipe, Thresholds
@@ -121,7 +121,7 @@ async def _measure(
 ) -> dict[str, Any]:
     honest: dict[str, list[Any]] = {}
     forged: dict[str, list[Any]] = {}
-    async with open_worker("node.workers.calibrate", name="calibration") as worker:
+    async with open_worker("node.workers.calibration_child", name="calibration") as worker:
         tell(f"loading {wanted.model} and training the versions that stale weights come from")
         about = await worker.call(
             "prepare",
@@ -187,7 +187,7 @@ async def _by_vllm(wanted: Wanted, recipe: Recipe, worker: Worker) -> list[Any]:
     with TemporaryDirectory(prefix="farflung-calibration-") as folder:
         environment = vllm_start.environment(wanted.threads, Path(folder) / "cache")
         version = await worker.call("store", timeout=WORK_TIMEOUT, folder=folder)
-        async with open_worker("node.workers.vllm_engine", name="vllm engine", environment=environment) as vllm:
+        async with open_worker("node.workers.vllm_child", name="vllm engine", environment=environment) as vllm:
             await vllm.call(
                 "configure",
                 timeout=PREPARE_TIMEOUT,

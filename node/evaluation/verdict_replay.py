@@ -26,7 +26,7 @@ from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from node.tasks.service import TaskService
-from node.workers.client import WorkerError, open_worker
+from node.workers.child_process import WorkerError, open_worker
 from proofs.audit import AuditResult
 from protocol.credit.verdict_draws import check_draw
 from protocol.domain import Domain
@@ -122,7 +122,7 @@ async def _children(
     directory: DataDirectory, domain: Domain, paths: tuple[Path, Path]
 ) -> AsyncIterator[tuple[Prefill, TaskService]]:
     rows = pinned_files.task_rows(directory, domain)
-    async with open_worker("node.workers.engine", name="engine") as worker, TaskService(rows) as tasks:
+    async with open_worker("node.workers.engine_child", name="engine") as worker, TaskService(rows) as tasks:
         answer = await worker.call(
             "configure",
             timeout=LOAD_TIMEOUT,

@@ -19,7 +19,7 @@ import trio
 
 from node.roles.engine_client import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.service import TaskService
-from node.workers.client import Worker
+from node.workers.child_process import Worker
 from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
@@ -83,7 +83,7 @@ class Sampler:
             raise LocalError("the engine loaded other tensors than the manifest describes")
 
     async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
-        """One group of answers to each prompt (see ``node.workers.engine``). Raises ``WorkerError``."""
+        """One group of answers to each prompt (see ``node.workers.engine_child``). Raises ``WorkerError``."""
         tokens = len(prompts) * self.recipe.group_size * self.recipe.max_response_tokens
         timeout = WORK_TIMEOUT + tokens / WORK_SPEED
         return await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))

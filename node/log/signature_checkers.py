@@ -21,7 +21,7 @@ from typing import Final
 import trio
 
 from node.log.signature_check import Check, check
-from node.workers.client import WorkerError, open_worker
+from node.workers.child_process import WorkerError, open_worker
 
 logger = logging.getLogger(__name__)
 

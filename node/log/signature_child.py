@@ -1,6 +1,6 @@
 """The child process that checks signatures. Run as ``python -P -m node.log.signature_child FD``.
 
-Operation (``node.workers.wire``): ``check{checks: [node, context, message, signature, …]}`` → ``{right: a byte for
+Operation (``node.workers.frames``): ``check{checks: [node, context, message, signature, …]}`` → ``{right: a byte for
 each four, 1 where the signature is right, else 0}``. It holds no keys and no state.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from node.log.signature_check import check
-from node.workers import child
+from node.workers import child_loop
 
 
 def answer(checks: list[bytes]) -> dict[str, Any]:
@@ -19,4 +19,4 @@ def answer(checks: list[bytes]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    child.run(lambda: {"check": answer})
+    child_loop.run(lambda: {"check": answer})

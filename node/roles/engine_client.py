@@ -19,7 +19,7 @@ from node.context import Node
 from node.errors import UserError
 from node.tasks.service import TaskService
 from node.workers import vllm_start
-from node.workers.client import Worker, WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.domain import Domain
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
@@ -35,7 +35,7 @@ WORK_SPEED = 20.0
 """Response tokens a second that generation and replay reach at least, all sequences together."""
 VLLM_START_TIMEOUT = 600.0
 MODEST = ("nice", "-n", "5")
-"""Beside the niceness of all children (``node.workers.child``): a third of their share of a busy processor."""
+"""Beside the niceness of all children (``node.workers.child_loop``): a third of their share of a busy processor."""
 AUTO_BYTES = 64 << 20
 """Weights of fewer bytes are generated with by torch, which starts in three seconds and takes little memory."""
 
@@ -88,7 +88,7 @@ class Engine(Prefill):
         self._loaded = wanted
 
     async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
-        """One group a prompt. See ``node.workers.engine`` for the answer's fields."""
+        """One group a prompt. See ``node.workers.engine_child`` for the answer's fields."""
         recipe = self._node.domain.recipe
         timeout = WORK_TIMEOUT + len(prompts) * recipe.group_size * recipe.max_response_tokens / WORK_SPEED
         answer = await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))
@@ -214,11 +214,11 @@ async def _start(
     options = dict(setup.options)
     modest: dict[str, Any] = {"prefix": MODEST} if setup.modest else {}
     if engine == "torch":
-        opened = open_worker("node.workers.engine", name="engine", **modest)
+        opened = open_worker("node.workers.engine_child", name="engine", **modest)
         timeout = LOAD_TIMEOUT
     else:
         environment = vllm_start.environment(options["threads"], setup.cache)
-        opened = open_worker("node.workers.vllm_engine", name="vllm engine", environment=environment, **modest)
+        opened = open_worker("node.workers.vllm_child", name="vllm engine", environment=environment, **modest)
         options |= {"tensor_parallel": setup.tensor_parallel}
         timeout = VLLM_START_TIMEOUT
     worker = await stack.enter_async_context(opened)

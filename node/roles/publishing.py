@@ -24,7 +24,7 @@ from node.store.durable_files import sync_directory
 from node.weights import delta_making
 from node.weights.following import payload as weights_payload
 from node.weights.second_holder import entrust
-from node.workers.client import Worker, WorkerError
+from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
 from protocol.records import Blob, Step, StepBlob, Verdict, Weights

@@ -35,8 +35,8 @@ from node.roles.gathering import Gathered, Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.weights.following import payload as weights_payload
-from node.workers import launch
-from node.workers.client import Worker, WorkerError, open_worker
+from node.workers import torchrun
+from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.log.entry import Entry
 from protocol.records import Weights
 from protocol.weights.manifest import Manifest
@@ -75,13 +75,13 @@ async def _open_trainer(node: Node) -> AsyncIterator[Worker]:
     """The trainer child: one process, or as many as the configuration says, started through torchrun."""
     processes = node.config.trainer.processes
     if processes == 1:
-        async with open_worker("node.workers.trainer", name="trainer") as worker:
+        async with open_worker("node.workers.trainer_child", name="trainer") as worker:
             yield worker
         return
     with tempfile.TemporaryDirectory(prefix="ranks-", dir=node.directory.work) as folder:
-        launcher = launch.command(sys.executable, processes, Path(folder))
+        launcher = torchrun.command(sys.executable, processes, Path(folder))
         async with open_worker(
-            "node.workers.trainer", name="trainer", prefix=launcher, launched=True, arguments=[folder]
+            "node.workers.trainer_child", name="trainer", prefix=launcher, launched=True, arguments=[folder]
         ) as worker:
             yield worker
 

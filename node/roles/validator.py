@@ -23,7 +23,7 @@ from node.net.requests import Unreachable
 from node.roles import auditing
 from node.roles.engine_client import Engine, open_engine, open_tasks
 from node.tasks.service import TaskService
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from proofs import audit, checks, duplicates
 from protocol import identity
 from protocol.constants import MILLION

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from node.starter.defaults import TASKS
 from node.workers.model import CausalLM, parameter_count, read_config
-from node.workers.rows import Group, chosen_by, pack
+from node.workers.row_layout import Group, chosen_by, pack
 
 SEED = 1
 BATCH = 128

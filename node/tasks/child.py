@@ -1,6 +1,6 @@
 """The child process that makes questions and judges responses. Run as ``python -P -m node.tasks.child FD``.
 
-Operations (``node.workers.wire``):
+Operations (``node.workers.frames``):
 
 - ``configure{tasks, sandboxed}`` → ``{filter: None | why there is no system call filter, counts: [items a task]}``;
   after it no new process, program or connection is possible in it;
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from node.errors import UserError
 from node.tasks import catalogue, limits, seccomp
-from node.workers import child
+from node.workers import child_loop
 
 QUESTION_SECONDS: Final = 20.0
 MEMORY_BYTES: Final = 2 << 30
@@ -36,7 +36,7 @@ class TasksChild:
     def __init__(self) -> None:
         self._tasks: list[catalogue.Task] = []
 
-    def operations(self) -> Mapping[str, child.Operation]:
+    def operations(self) -> Mapping[str, child_loop.Operation]:
         """The table that ``child.run`` serves."""
         return {
             "configure": self.configure,
@@ -50,7 +50,7 @@ class TasksChild:
         try:
             self._tasks = [catalogue.make(row, sandboxed=sandboxed) for row in tasks]
         except UserError as error:
-            raise child.UserError(str(error)) from None
+            raise child_loop.UserError(str(error)) from None
         if sandboxed:  # outside, the limit would count all processes of this user
             limits.bound_processes(PROCESSES)
         return {"filter": seccomp.install(), "counts": [task.count for task in self._tasks]}
@@ -93,7 +93,7 @@ class TasksChild:
 def main() -> None:
     """Bound the process and serve until the socket closes."""
     limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
-    child.run(TasksChild().operations)
+    child_loop.run(TasksChild().operations)
 
 
 if __name__ == "__main__":

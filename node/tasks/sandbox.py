@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import node
-from node.workers.client import child_environment
+from node.workers.child_process import child_environment
 
 REMEDY = "install bubblewrap (Debian and Ubuntu: apt-get install bubblewrap)"
 TMP_BYTES = 64 << 20

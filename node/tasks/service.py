@@ -26,7 +26,7 @@ import trio
 from node.errors import UserError
 from node.tasks import catalogue, package, sandbox
 from node.tasks.limits import WALL_FACTOR
-from node.workers.client import Worker, WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 
 CHILD: Final = "node.tasks.child"
 CODE_CHILD: Final = "node.tasks.code.child"

@@ -17,7 +17,7 @@ import trio
 from node.context import Node
 from node.errors import Unreachable
 from node.weights import delta_making
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.log.entry import Entry

@@ -1,4 +1,4 @@
-"""Making and applying deltas in a child process (``node.workers.delta``), and what it is expected to take.
+"""Making and applying deltas in a child process (``node.workers.delta_child``), and what it is expected to take.
 
 1. A child is started for one piece of work and ends with it: versions are minutes apart, and it takes a third of a
    second to start. Cancelling kills it, which leaves a sound store (see there).
@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import trio
 
-from node.workers.client import Worker, WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.weights.delta import DeltaManifest, Speed
 from protocol.weights.manifest import Manifest
 
-MODULE: Final = "node.workers.delta"
+MODULE: Final = "node.workers.delta_child"
 NAME: Final = "delta"
 PATIENCE: Final = 60.0
 SLOWEST: Final = 20 << 20

@@ -1,5 +1,5 @@
 """Which model computes for a ``config.json``: our own (``node.workers.model``) where it does what the file asks for,
-and otherwise the class that transformers has for the architecture (``node.workers.foreign``)."""
+and otherwise the class that transformers has for the architecture (``node.workers.transformers_model``)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def read_config(path: Path) -> Config:
         return model.read_config(path)
     except model.NotOurs:
         # Imported here: it loads a large library, which our own architectures do without.
-        from node.workers import foreign
+        from node.workers import transformers_model
 
-        return foreign.parse(raw, path)
+        return transformers_model.parse(raw, path)
 
 
 def build(config: Config) -> LanguageModel:
@@ -30,8 +30,8 @@ def build(config: Config) -> LanguageModel:
     """
     if not config.foreign:
         return CausalLM(config)
-    from node.workers import foreign
+    from node.workers import transformers_model
 
-    made = foreign.Foreign(config)
+    made = transformers_model.Foreign(config)
     where = torch.get_default_device()
     return made if where.type == "meta" else made.to_empty(device=where)

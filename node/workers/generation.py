@@ -1,4 +1,4 @@
-"""Writing groups of responses with a model: the sampling half of the engine child (``node.workers.engine``).
+"""Writing groups of responses with a model: the sampling half of the engine child (``node.workers.engine_child``).
 
 1. Generation computes a prompt once and expands its cache to the group's responses; all groups of a request are decoded
    together, and finished rows leave the batch.

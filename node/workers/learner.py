@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.workers import grpo, rows
+from node.workers import grpo, row_layout
 from node.workers.architectures import build
 from node.workers.model import Config
 from node.workers.policy import Policy
@@ -55,7 +55,7 @@ class Sample:
 class _Pass:
     """One forward and backward pass: rows, and what belongs to each of their N response tokens."""
 
-    rows: rows.Rows
+    row_layout: row_layout.Rows
     tokens: grpo.Tokens
 
 
@@ -180,9 +180,9 @@ class Learner:
         reported = torch.tensor(
             [-value / MILLION for sample, _ in share for line in sample.reported for value in line], device=device
         )
-        groups = [rows.Group(sample.prompt, sample.responses) for sample, _ in share]
+        groups = [row_layout.Group(sample.prompt, sample.responses) for sample, _ in share]
         slots = sum(len(sample.prompt) + sum(map(len, sample.responses)) for sample, _ in share)
-        packed = rows.pack(
+        packed = row_layout.pack(
             groups,
             row_slots=ROW_SLOTS[kind],
             batch_slots=min(BATCH_SLOTS[kind], -(-slots // self.group.size)),
@@ -191,7 +191,7 @@ class Learner:
         )
         mine, idle = self._mine(packed)
         passes = []
-        for batch in mine + [rows.idle(device)] * idle:
+        for batch in mine + [row_layout.idle(device)] * idle:
             places, owners = batch.places, batch.owners
             passes.append(_Pass(batch, grpo.Tokens(reported[places], None, None, by_response[owners], weight[owners])))
         for each in passes[len(mine) :]:
@@ -199,9 +199,9 @@ class Learner:
         denominator = sum(length * each for length, each in zip(lengths, weights, strict=True))
         return _Step(passes, denominator, sum(lengths))
 
-    def _mine(self, packed: Sequence[rows.Rows]) -> tuple[list[rows.Rows], int]:
+    def _mine(self, packed: Sequence[row_layout.Rows]) -> tuple[list[row_layout.Rows], int]:
         """This rank's part, and how many idle passes it needs: the largest go first, each to whom has least so far."""
-        parts: list[list[rows.Rows]] = [[] for _ in range(self.group.size)]
+        parts: list[list[row_layout.Rows]] = [[] for _ in range(self.group.size)]
         loads = [0] * self.group.size
         for batch in sorted(packed, key=lambda batch: -batch.slots):
             rank = loads.index(min(loads))

@@ -6,7 +6,7 @@ queries and keys (Qwen3), optionally tied embeddings. Architecture: https://arxi
 https://arxiv.org/abs/2310.06825, https://arxiv.org/abs/2407.10671 and https://arxiv.org/abs/2505.09388.
 
 What a query may attend to is said by a boolean mask and where it stands by explicit positions, so the model itself
-knows nothing of padding, packing or shared prompts (``node.workers.rows`` does).
+knows nothing of padding, packing or shared prompts (``node.workers.row_layout`` does).
 
 Shape letters: B rows, S slots of a row, K key slots, H hidden size, N heads, G key-value heads, D head size, V
 vocabulary.
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from node.workers.child import UserError
+from node.workers.child_loop import UserError
 
 ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
 """Values of ``model_type`` that are implemented here."""
@@ -77,7 +77,8 @@ class Config:
 
     Of several end tokens the first counts, because audits ask for one. ``positions``, where known, is how many tokens a
     sequence may have at most. ``foreign`` is empty for a model that is implemented here, and else the JSON text from
-    which another library builds it (``node.workers.foreign``); fields that say how a layer computes are then unused.
+    which another library builds it (``node.workers.transformers_model``); fields that say how a layer computes are then
+    unused.
     """
 
     architecture: str

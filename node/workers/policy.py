@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from node.workers.model import LanguageModel, capped
-from node.workers.rows import Rows, chosen_by
+from node.workers.row_layout import Rows, chosen_by
 
 HEAD_VALUES = 1 << 23
 """Logits worked on at a time: 32 MiB, thrice. No influence on results but rounding."""

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from node.workers.child import UserError
+from node.workers.child_loop import UserError
 from proofs.checksum import checksum_of_sums, value_sum
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}

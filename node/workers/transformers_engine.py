@@ -1,6 +1,6 @@
 """Generation with Hugging Face transformers: a second engine, to calibrate against and to check our own with.
 
-It shares nothing with ``node.workers.engine`` but the noise: layers, caches, masks and kernels are the library's.
+It shares nothing with ``node.workers.engine_child`` but the noise: layers, caches, masks and kernels are the library's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.workers.engine import Settings, Written, micro, states_array
+from node.workers.engine_child import Settings, Written, micro, states_array
 from node.workers.model import LanguageModel
 from proofs import sampling
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH

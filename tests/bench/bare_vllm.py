@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from node.workers import child
+from node.workers import child_loop
 from protocol.work.rollout import unpack
 
 
@@ -50,11 +50,11 @@ class Bare:
         return {"tokens": sum(len(one.token_ids) for group in made for one in group.outputs), "seconds": seconds}
 
 
-def operations() -> dict[str, child.Operation]:
+def operations() -> dict[str, child_loop.Operation]:
     """Over one fresh state."""
     bare = Bare()
     return {"configure": bare.configure, "generate": bare.generate}
 
 
 if __name__ == "__main__":
-    child.run(operations)
+    child_loop.run(operations)

@@ -28,8 +28,8 @@ from typing import Any, Final
 import numpy as np
 from blake3 import blake3
 
-from node.workers import delta as worker
-from node.workers.blocks import value_type
+from node.workers import delta_child as worker
+from node.workers.delta_blocks import value_type
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.delta import DeltaManifest
 from protocol.weights.manifest import DTYPES, Manifest, chunk_count

@@ -11,7 +11,7 @@ from typing import Any
 from node.context import Node
 from node.roles.engine_client import LOAD_TIMEOUT
 from node.weights import delta_making
-from node.workers.client import open_worker
+from node.workers.child_process import open_worker
 from protocol.records import Weights
 from protocol.weights.manifest import ChunkList
 
@@ -33,7 +33,7 @@ class Following:
         """Follow for ever."""
         node = self._node
         self._watch()
-        async with open_worker("node.workers.engine", name="engine") as worker:
+        async with open_worker("node.workers.engine_child", name="engine") as worker:
             recipe = asdict(node.domain.recipe)
             files = {"config": str(config), "tokenizer": str(tokenizer)}
             await worker.call("configure", timeout=LOAD_TIMEOUT, **files, recipe=recipe, threads=node.config.threads)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from node.workers import zoo
+from node.workers import forger_zoo
 from proofs import limits
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MILLION
@@ -118,7 +118,7 @@ def result(rows: Sequence[dict[str, Any]], dtype: str, resampled: int = RESAMPLE
     limits, origin = limits_for(rows, dtype)
     found = {
         forger.name: judged(mine, limits)
-        for forger in zoo.ZOO
+        for forger in forger_zoo.ZOO
         if (mine := [row for row in rows if row["kind"] == forger.name])
     }
     return {
@@ -133,7 +133,7 @@ def result(rows: Sequence[dict[str, Any]], dtype: str, resampled: int = RESAMPLE
 def table(found: dict[str, Any]) -> str:
     """The Markdown table of docs/ATTACKS.md."""
     lines = ["| forger | saves | caught after | for | caught by one audit |", "|---|---|---|---|---|"]
-    saves = {forger.name: forger.saves for forger in zoo.ZOO}
+    saves = {forger.name: forger.saves for forger in forger_zoo.ZOO}
     for name, row in found["forgers"].items():
         until = row["submissions_until_caught"]
         after = f"**not within {row['submissions']}**" if until is None else str(until)

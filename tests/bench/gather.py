@@ -1,8 +1,8 @@
 """Raw measurements of honest and forged submissions, kept in a file so that a run can go on where it was stopped.
 
-One JSON line a submission: what made it, and a row of figures for each of its groups (``node.workers.calibrate``).
-Limits are applied later, so one run serves every choice of them. ``python -m tests.bench.gather --help`` tells the
-options."""
+One JSON line a submission: what made it, and a row of figures for each of its groups
+(``node.workers.calibration_child``). Limits are applied later, so one run serves every choice of them. ``python -m
+tests.bench.gather --help`` tells the options."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import torch
 from node import starter
 from node.starter import defaults
 from node.tasks import catalogue
-from node.workers import zoo
-from node.workers.calibrate import Laboratory, Way
-from node.workers.zoo import Job
+from node.workers import forger_zoo
+from node.workers.calibration_child import Laboratory, Way
+from node.workers.forger_zoo import Job
 from proofs import audit
 from protocol.domain import Recipe
 from protocol.work import schedule
@@ -97,7 +97,7 @@ class Bench:
         first = submission * size
         base = random.Random(node).randrange(2**30) + first
         made = self.laboratory
-        empty = zoo.job([()] * (size if groups is None else groups), node, first, base)
+        empty = forger_zoo.job([()] * (size if groups is None else groups), node, first, base)
         prompts = []
         for index, seed in enumerate(empty.seeds):
             item = schedule.choose_task(seed, [1])[1]
@@ -167,7 +167,7 @@ def gather(
         facts = {"engine": way.engine, "at_once": way.at_once, "threads": way.threads}
         yield from bench.rows("honest", job, groups, **facts)
     for number in range(forged):
-        for forger in zoo.ZOO:
+        for forger in forger_zoo.ZOO:
             if (only and not any(word in forger.name for word in only)) or done.get(forger.name, 0) > number:
                 continue
             job = bench.job("forger", number)

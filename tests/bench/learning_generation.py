@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from node.starter.defaults import RECIPE
-from node.workers.engine import TorchEngine
-from node.workers.weights import convert
+from node.workers.engine_child import TorchEngine
+from node.workers.weight_files import convert
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.weights.manifest import Manifest
 from tests.node.workers import vllm_child

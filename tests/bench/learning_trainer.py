@@ -66,15 +66,15 @@ def make_data(shape: Shape, vocabulary: int) -> dict[str, Any]:
     deviation = statistics.stdev([0, 1] * (shape.size // 2))
     advantages = [[(reward / 1e6 - 0.5) / (deviation + 1e-6) for reward in group] for group in rewards]
     widest = max(map(len, prompts)) + max(len(line) for group in groups for line in group)
-    rows = max(1, SLOTS // widest)
-    while shape.groups * shape.size % rows:
-        rows -= 1
+    row_layout = max(1, SLOTS // widest)
+    while shape.groups * shape.size % row_layout:
+        row_layout -= 1
     return {
         "prompts": prompts,
         "groups": groups,
         "rewards": rewards,
         "advantages": advantages,
-        "micro_batch": rows,
+        "micro_batch": row_layout,
         "learning_rate": LEARNING_RATE,
     }
 
@@ -91,11 +91,11 @@ def serve_ours(model: str, data: str, threads: int) -> None:
     """Our side, as ``tests.bench.trl_side`` is TRL's."""
     import torch
 
-    from node.workers import rows, sharding
-    from node.workers import weights as weight_files
+    from node.workers import row_layout, sharding
+    from node.workers import weight_files as weight_files
     from node.workers.learner import ROW_SLOTS, Learner, Sample, make_policy
     from node.workers.model import read_config
-    from node.workers.trainer import _fill
+    from node.workers.trainer_child import _fill
 
     torch.set_num_threads(threads)
     given = json.loads(Path(data).read_text())
@@ -112,10 +112,13 @@ def serve_ours(model: str, data: str, threads: int) -> None:
         Sample(prompt, lines, [[5_000_000] * len(line) for line in lines], rewards)
         for prompt, lines, rewards in zip(given["prompts"], given["groups"], given["rewards"], strict=True)
     ]
-    packed = rows.pack(
-        [rows.Group(s.prompt, s.responses) for s in samples], row_slots=ROW_SLOTS["cpu"], batch_slots=SLOTS, sort=True
+    packed = row_layout.pack(
+        [row_layout.Group(s.prompt, s.responses) for s in samples],
+        row_slots=ROW_SLOTS["cpu"],
+        batch_slots=SLOTS,
+        sort=True,
     )
-    held = sum(int((batch.segments != rows.PADDING).sum()) for batch in packed)
+    held = sum(int((batch.segments != row_layout.PADDING).sum()) for batch in packed)
     share = 1 - held / sum(batch.slots for batch in packed)
     while sys.stdin.readline():
         begun, cpu = time.perf_counter(), time.process_time()

@@ -19,10 +19,10 @@ from typing import Any, Final
 import torch
 
 from node.starter.defaults import RECIPE
-from node.workers import zoo
-from node.workers.engine import Settings, Texts, build_proofs, generate, measure
+from node.workers import forger_zoo
+from node.workers.engine_child import Settings, Texts, build_proofs, generate, measure
 from node.workers.model import CausalLM, read_config
-from node.workers.weights import load_into, read_safetensors
+from node.workers.weight_files import load_into, read_safetensors
 from protocol.work.schedule import MAX_TIER, audit_share, audited_count
 from tests.bench.gather import CHAT
 
@@ -42,13 +42,13 @@ def run(model: CausalLM, prompt: list[int], settings: Settings, runs: int) -> di
             torch.tensor([prompt]), torch.arange(len(prompt))[None], torch.ones(1, 1, *[len(prompt)] * 2).tril().bool()
         )
     for number in range(runs):
-        job = zoo.job([prompt], "bench", number)
+        job = forger_zoo.job([prompt], "bench", number)
         begun = time.perf_counter()
         written = generate(model, job.prompts, job.seeds, settings)
         generated = time.perf_counter()
         (proofs,) = build_proofs(written)
         proved = time.perf_counter()
-        claims = [replace(claim, proofs=proofs) for claim in zoo.claims_of(job, written)]
+        claims = [replace(claim, proofs=proofs) for claim in forger_zoo.claims_of(job, written)]
         looked = time.perf_counter()
         (found,) = measure(model, claims, settings)
         made.append(generated - begun)

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from node.workers import delta as worker
+from node.workers import delta_child as worker
 from protocol.weights.manifest import Manifest
 from tests.bench import delta as deltas
 from tests.bench.fleet import Fleet

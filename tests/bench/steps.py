@@ -1,8 +1,8 @@
 """Real optimizer steps on a given model, for measuring what deltas of them cost.
 
 ``python -m tests.bench.steps MODEL OUT --rate 1e-6 --steps 8`` loads the Hugging Face directory MODEL, takes AdamW
-steps on float32 masters as ``node.workers.trainer`` does, and writes the published bf16 weights before the first and
-after some of the steps as ``OUT/<steps>.bin``, with ``OUT/layout.json``.
+steps on float32 masters as ``node.workers.trainer_child`` does, and writes the published bf16 weights before the first
+and after some of the steps as ``OUT/<steps>.bin``, with ``OUT/layout.json``.
 
 1. The masters are aged: within each weight's rounding interval a master stands anywhere with the same probability, as
    after a long run. Fresh ones stand in the middle, and no small step could move a weight to its neighbour.
@@ -23,7 +23,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from node.workers import weights
+from node.workers import weight_files
 from node.workers.learner import BETAS
 from node.workers.model import CausalLM, read_config
 from proofs.checksum import value_checksum
@@ -59,11 +59,11 @@ def take_steps(source: Path, out: Path, rate: float, wanted: set[int]) -> None:
     torch.set_flush_denormal(True)  # the squares of tiny gradients are denormal, and hundreds of times as slow
     chance = torch.Generator().manual_seed(1)
     config = read_config(source / "config.json")
-    tensors = weights.read_safetensors(source)
+    tensors = weight_files.read_safetensors(source)
     if config.tied:
         tensors.pop("lm_head.weight", None)
     model = CausalLM(config)
-    weights.load_into(model, tensors)
+    weight_files.load_into(model, tensors)
     names = list(tensors)
     parameters = dict(model.named_parameters())
     for parameter in parameters.values():
@@ -76,8 +76,8 @@ def take_steps(source: Path, out: Path, rate: float, wanted: set[int]) -> None:
     for step in range(WARM + max(wanted) + 1):
         if step - WARM in wanted:
             published = {name: parameters[name].detach().bfloat16() for name in names}
-            weights.write_whole(published.values(), out / f"{step - WARM}.bin")
-            rows = {"tensors": weights.layout(published), "checksum": value_checksum(published.values())}
+            weight_files.write_whole(published.values(), out / f"{step - WARM}.bin")
+            rows = {"tensors": weight_files.layout(published), "checksum": value_checksum(published.values())}
             (out / "layout.json").write_text(json.dumps(rows))
         tokens = texts[step % len(texts)]
         logits = model.logits(model(tokens, positions, mask))[:, :-1]

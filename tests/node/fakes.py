@@ -44,8 +44,8 @@ from node.weights import delta_making, offers, second_holder
 from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Routes
 from node.weights.following import Weights
-from node.workers import delta as delta_worker
-from node.workers.client import WorkerError
+from node.workers import delta_child as delta_worker
+from node.workers.child_process import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Domain, Model, Policy, Recipe, Task, default_timings, make_genesis, parse_genesis
 from protocol.identity import Identity, peer_id
@@ -176,7 +176,7 @@ class Faults:
 
 
 class Child:
-    """What ``node.workers.client.Worker`` is for a role."""
+    """What ``node.workers.child_process.Worker`` is for a role."""
 
     def __init__(self, name: str, pid: int, faults: Faults) -> None:
         self.name = name
@@ -328,9 +328,9 @@ class DeltaChild(Child):
 
 
 CHILDREN = {
-    "node.workers.engine": EngineChild,
-    "node.workers.trainer": TrainerChild,
-    "node.workers.delta": DeltaChild,
+    "node.workers.engine_child": EngineChild,
+    "node.workers.trainer_child": TrainerChild,
+    "node.workers.delta_child": DeltaChild,
 }
 
 

@@ -15,7 +15,7 @@ import trio.testing
 
 from node import tracking
 from node.config import TrackingConfig
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from tests.node.fakes import Cluster, Faults, open_cluster
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -50,7 +50,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, failures: dict[str, list[WorkerError]
 
     @asynccontextmanager
     async def open_worker(module: str, *, name: str, environment: dict[str, str]) -> AsyncIterator[Child]:
-        assert (module, name) == ("node.workers.tracker", "tensorboard")
+        assert (module, name) == ("node.workers.tracker_child", "tensorboard")
         found.append(("start", dict(environment)))
         yield Child(found, failures)
 

@@ -1,6 +1,6 @@
 """The child process of code tasks: it reads problems, runs programs in sandboxes and compares what they say.
 
-Run as ``python -P -m node.tasks.code.child FD``. Operations (``node.workers.wire``):
+Run as ``python -P -m node.tasks.code.child FD``. Operations (``node.workers.frames``):
 
 - ``configure{tasks}`` → ``{longest: seconds that one response takes at most, counts: [items of each task]}``;
 - ``check{tasks}`` → ``{problems: [one line each]}``;
@@ -23,7 +23,7 @@ from typing import Any, Final
 from node.errors import UserError
 from node.tasks import catalogue
 from node.tasks.code.task import CodeTask
-from node.workers import child
+from node.workers import child_loop
 from protocol.taskset import TaskSet
 
 MAX_AT_ONCE: Final = 16
@@ -44,7 +44,7 @@ class CodeChild:
         # Its threads live as long as the process: a sandbox ends with the thread that started it.
         self._pool = ThreadPoolExecutor(min(MAX_AT_ONCE, len(os.sched_getaffinity(0))))
 
-    def operations(self) -> Mapping[str, child.Operation]:
+    def operations(self) -> Mapping[str, child_loop.Operation]:
         """The table that ``child.run`` serves."""
         return {
             "configure": self.configure,
@@ -59,7 +59,7 @@ class CodeChild:
             self._tasks = [make(row) for row in tasks]
             self._sets = [catalogue.items(row, task.count) for row, task in zip(tasks, self._tasks, strict=True)]
         except UserError as error:
-            raise child.UserError(str(error)) from None
+            raise child_loop.UserError(str(error)) from None
         counts = [
             task.count if chosen is None else len(chosen.items)
             for task, chosen in zip(self._tasks, self._sets, strict=True)
@@ -96,4 +96,4 @@ class CodeChild:
 
 
 if __name__ == "__main__":
-    child.run(CodeChild().operations)
+    child_loop.run(CodeChild().operations)

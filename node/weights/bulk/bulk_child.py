@@ -1,6 +1,6 @@
 """The bulk child: serves and fetches bulk objects beside the daemon, so that its loop never waits for weights.
 
-``python -m node.weights.bulk.bulk_child SOCKET``. Frames are those of ``node.workers.wire``, each a map with ``op``:
+``python -m node.weights.bulk.bulk_child SOCKET``. Frames are those of ``node.workers.frames``, each a map with ``op``:
 
 1. The first from the daemon is ``configure`` (see ``Setup``), answered by ``ready``; its listening sockets are
    inherited, so that a port outlives a child. Then any of ``operations``, which do not wait.
@@ -33,8 +33,8 @@ from node.weights.bulk.holder_connection import CHUNK_SECONDS, Connection
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
 from node.weights.bulk.serving_limits import Limits
 from node.weights.bulk.transfer_table import Transfers
-from node.workers import wire
-from node.workers.child import die_with_parent, end_when_closed
+from node.workers import frames
+from node.workers.child_loop import die_with_parent, end_when_closed
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Daemon:
 
     def say(self, op: str, **values: Any) -> None:
         """Send one frame. Where the daemon is gone, so is this process, at once."""
-        frame = wire.pack({"op": op, **values})
+        frame = frames.pack({"op": op, **values})
         with self._lock, suppress(OSError):
             self._connection.sendall(frame)
 
@@ -143,7 +143,7 @@ class Child:
 
 def run(operations: Mapping[str, Operation], connection: socket.socket, daemon: Daemon) -> None:
     """Run what the daemon asks for until it is gone."""
-    while (message := wire.read_frame(connection)) is not None:
+    while (message := frames.read_frame(connection)) is not None:
         name, call = message.pop("op", None), message.pop("call", None)
         operation = operations.get(name) if isinstance(name, str) else None
         try:
@@ -169,7 +169,7 @@ def main(arguments: list[str]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connection = socket.socket(fileno=descriptor)
     threading.Thread(target=end_when_closed, args=(descriptor,), daemon=True, name="end-when-closed").start()
-    first = wire.read_frame(connection)
+    first = frames.read_frame(connection)
     if first is None:
         return
     first.pop("op")

@@ -23,8 +23,8 @@ import trio
 
 from node.net import listening
 from node.weights.bulk.serving_limits import Limits
-from node.workers import wire
-from node.workers.client import Process, WorkerError, spawn
+from node.workers import frames
+from node.workers.child_process import Process, WorkerError, spawn
 from protocol.errors import LocalError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Bulk:
         if self._queue is None:
             return False
         try:
-            self._queue.send_nowait(wire.pack({"op": op, **values}))
+            self._queue.send_nowait(frames.pack({"op": op, **values}))
         except trio.WouldBlock:
             self._queue.close()
             self._queue = None

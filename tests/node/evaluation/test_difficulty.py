@@ -20,7 +20,7 @@ from node.evaluation.difficulty import Band, Model, Profile, Wanted, pass_at
 from node.evaluation.version_answers import Answers, Question
 from node.roles.engine_client import Setup
 from node.tasks import sets
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from tests.node.fakes import WHOLE_0, manifest_of
 from tests.protocol.builders import RECIPE
 

@@ -16,7 +16,7 @@ from node.log import signature_checkers as checker_module
 from node.log.replicated_log import LogService
 from node.log.signature_check import Check, check
 from node.log.signature_checkers import check_in_threads, open_checkers
-from node.workers.client import Worker, open_worker
+from node.workers.child_process import Worker, open_worker
 from protocol.identity import ENTRY
 from protocol.log.replica import Replica
 from protocol.records import Role

@@ -25,7 +25,7 @@ from node.roles.engine_client import (
     wire,
 )
 from node.workers import vllm_start
-from node.workers.client import Worker, WorkerError
+from node.workers.child_process import Worker, WorkerError
 from protocol.errors import LocalError
 from protocol.work.rollout import Group, Response, pack
 from tests.node.fakes import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
@@ -174,7 +174,7 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
         async with open_engine(node, generates=generates) as opened:
             assert await opened.encode(["ab"]) == [pack([97, 98])]
     modules = [module for module, _ in started]
-    assert modules == ["node.workers.vllm_engine"] * generates + ["node.workers.engine"]
+    assert modules == ["node.workers.vllm_child"] * generates + ["node.workers.engine_child"]
     if generates:
         assert started[0][1]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
         assert started[0][1]["OMP_NUM_THREADS"] == str(node.config.threads)

@@ -14,7 +14,7 @@ from node.config_keys import WILLING
 from node.context import Node
 from node.errors import UserError
 from node.roles import role_manager
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.errors import LocalError
 from protocol.records import Role, Step
 from tests.node.fakes import Cluster, Faults, Running, open_cluster

@@ -15,7 +15,7 @@ from node.roles import publishing
 from node.roles.gathering import Gathering
 from node.roles.publishing import rejected_since
 from node.roles.rollout_pool import Amount
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.constants import GATHER_FACTOR, MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
 from protocol.work.rollout import Submission

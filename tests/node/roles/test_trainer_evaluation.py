@@ -16,7 +16,7 @@ from node.config import TrainerConfig
 from node.context import Node
 from node.evaluation import held_out
 from node.roles import trainer_evaluation
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.log.entry import Entry
 from tests.node.fakes import WHOLE_0, Cluster, Faults, open_cluster
 

@@ -15,7 +15,7 @@ from node.context import Node
 from node.net.requests import Unreachable
 from node.roles import inference, validator
 from node.roles.engine_client import open_engine, open_tasks
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.constants import KEPT_VERSIONS, MILLION
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict

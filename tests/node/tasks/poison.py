@@ -9,7 +9,7 @@ from typing import Any
 
 from node.tasks import catalogue, limits
 from node.tasks.child import FILE_BYTES, MEMORY_BYTES, TasksChild
-from node.workers import child
+from node.workers import child_loop
 from protocol.errors import LocalError
 
 
@@ -70,4 +70,4 @@ def make(row: dict[str, Any], *, sandboxed: bool) -> Poison:
 if __name__ == "__main__":
     catalogue.make = make  # type: ignore[assignment]
     limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
-    child.run(TasksChild().operations)
+    child_loop.run(TasksChild().operations)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION, REFUSED, UNSANDBOXED, Scorer
-from node.workers.client import child_environment
+from node.workers.child_process import child_environment
 
 NINE = {
     "binary_matrix",

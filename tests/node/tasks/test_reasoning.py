@@ -10,7 +10,7 @@ from node.errors import UserError
 from node.tasks import reasoning, versions
 from node.tasks.allowlist import REASONING_GYM_VERSION as VERSION
 from node.tasks.reasoning import MAX_ITEM, ReasoningTask
-from node.workers.client import child_environment
+from node.workers.child_process import child_environment
 
 SUMS = json.dumps({"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "seed": 7})
 

@@ -12,10 +12,10 @@ import trio
 from node.errors import UserError
 from node.tasks import sandbox, service
 from node.tasks.service import TaskService
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.taskset import TaskSet
 from tests.node.tasks.test_catalogue import row
-from tests.node.workers.test_client import gone, wait_gone
+from tests.node.workers.test_child_process import gone, wait_gone
 
 SUM = row("chain_sum", parameters='{"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "seed": 7}')
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))

@@ -12,7 +12,7 @@ import trio.testing
 from node.context import Node
 from node.weights import delta_making, second_holder
 from node.weights.following import payload
-from node.workers.client import WorkerError
+from node.workers.child_process import WorkerError
 from protocol.log.entry import Entry
 from protocol.records import Blob
 from protocol.weights.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from node.workers import child
+from node.workers import child_loop
 
 
 def echo(**arguments: Any) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def echo(**arguments: Any) -> dict[str, Any]:
 
 def fail(kind: str) -> dict[str, Any]:
     if kind == "user":
-        raise child.UserError("no such file: x.jsonl\nname another")
+        raise child_loop.UserError("no such file: x.jsonl\nname another")
     raise ZeroDivisionError("nothing to divide")
 
 
@@ -52,7 +52,7 @@ def unspeakable() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    child.run(
+    child_loop.run(
         lambda: {
             "echo": echo,
             "fail": fail,

@@ -12,11 +12,11 @@ import torch
 
 from node.starter.defaults import RECIPE
 from node.workers import sharding
-from node.workers.engine import Claim, Settings, Written, build_proofs, generate
+from node.workers.engine_child import Claim, Settings, Written, build_proofs, generate
 from node.workers.learner import Learner, Sample
 from node.workers.model import CausalLM, Config, LanguageModel, read_config
 from node.workers.policy import Policy
-from node.workers.weights import checksum, layout, write_whole
+from node.workers.weight_files import checksum, layout, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.weights.manifest import Manifest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.workers import device, engine, sharding, trainer
+from node.workers import device, engine_child, sharding, trainer_child
 from node.workers.generation import Settings
 from node.workers.model import CausalLM, read_config
 from node.workers.sharding import Group
@@ -35,7 +35,7 @@ def test_a_trainer_of_one_process_takes_it(monkeypatch: pytest.MonkeyPatch, ther
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(sharding, "alone", alone)
     # As the role configures it: see ``node.roles.trainer``.
-    trainer.Trainer().configure(config=str(STARTER / "config.json"), recipe=asdict(RECIPE), dtype="float32")
+    trainer_child.Trainer().configure(config=str(STARTER / "config.json"), recipe=asdict(RECIPE), dtype="float32")
     assert seen == [found]
 
 
@@ -49,7 +49,7 @@ def test_an_engine_takes_it(monkeypatch: pytest.MonkeyPatch, there: bool, found:
             return self
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr(engine, "build", Placed)
+    monkeypatch.setattr(engine_child, "build", Placed)
     config = read_config(STARTER / "config.json")
-    engine.TorchEngine()._build(config, Settings.of(RECIPE, config), "float32")
+    engine_child.TorchEngine()._build(config, Settings.of(RECIPE, config), "float32")
     assert seen == [found]

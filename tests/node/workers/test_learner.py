@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.workers import grpo, policy, rows
+from node.workers import grpo, policy, row_layout
 from node.workers import learner as learners
 from node.workers.learner import Sample, samples_of
 from node.workers.model import CausalLM
 from node.workers.policy import Policy
-from node.workers.weights import checksum
+from node.workers.weight_files import checksum
 from proofs.sampling import logprobs
 from protocol.work import schedule
 from protocol.work.rollout import Group, Response, Submission
@@ -200,11 +200,11 @@ def test_the_warm_up_rises_to_the_recipes_rate(tmp_path: Path) -> None:
 def test_perturbing_one_segment_leaves_the_others_unchanged(tmp_path: Path) -> None:
     """Two groups in one pass: another token in one response changes nothing of any other response."""
     made = small.model(small.config(tmp_path))
-    groups = [rows.Group([3, 4], [[5, 6, 7], [8, 9, 10, 11]]), rows.Group([12], [[13, 14], [15, 16]])]
-    other = [rows.Group([3, 4], [[5, 40, 7], [8, 9, 10, 11]]), groups[1]]
+    groups = [row_layout.Group([3, 4], [[5, 6, 7], [8, 9, 10, 11]]), row_layout.Group([12], [[13, 14], [15, 16]])]
+    other = [row_layout.Group([3, 4], [[5, 40, 7], [8, 9, 10, 11]]), groups[1]]
     found = []
     for each in (groups, other):
-        (batch,) = rows.pack(each, sort=True)
+        (batch,) = row_layout.pack(each, sort=True)
         logs = Policy(made, 1.0)(batch)
         found.append({int(place): float(value) for place, value in zip(batch.places, logs, strict=True)})
     changed = {place for place in found[0] if abs(found[0][place] - found[1][place]) > 1e-6}

@@ -18,19 +18,19 @@ import trio
 from safetensors.torch import load_file
 from torch import Tensor
 
-from node.workers import checkpoint as checkpoints
-from node.workers import launch, rows, sharding
 from node.workers import learner as learners
-from node.workers.client import Worker, WorkerError, open_worker
+from node.workers import row_layout, sharding, torchrun
+from node.workers import trainer_files as checkpoints
+from node.workers.child_process import Worker, WorkerError, open_worker
 from node.workers.learner import Learner, Sample, make_policy
 from node.workers.model import read_config
 from node.workers.policy import Policy
 from node.workers.sharding import Group
-from node.workers.trainer import _fill
-from node.workers.weights import checksum
+from node.workers.trainer_child import _fill
+from node.workers.weight_files import checksum
 from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, samples
-from tests.node.workers.test_trainer import FIELDS, loaded, publish, step, submission
+from tests.node.workers.test_trainer_child import FIELDS, loaded, publish, step, submission
 
 CPU = torch.device("cpu")
 
@@ -81,9 +81,9 @@ async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
     meet = tmp_path / "meet"
     meet.mkdir()
     async with open_worker(
-        "node.workers.trainer",
+        "node.workers.trainer_child",
         name="trainer",
-        prefix=launch.command(sys.executable, 2, meet),
+        prefix=torchrun.command(sys.executable, 2, meet),
         launched=True,
         arguments=[str(meet)],
     ) as worker:
@@ -181,7 +181,7 @@ def test_bfloat16_computes_with_what_is_published_and_keeps_float32(tmp_path: Pa
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
     assert single.checksum(policy.model.parameters()) == checksum(made)
     rollouts = samples(made, 4)
-    packed = rows.pack([rows.Group(s.prompt, s.responses) for s in rollouts])
+    packed = row_layout.pack([row_layout.Group(s.prompt, s.responses) for s in rollouts])
     rounded = Policy(small.model(made.config).bfloat16(), 1.0)
     for batch in packed:
         assert torch.equal(policy(batch).float(), rounded(batch).float())

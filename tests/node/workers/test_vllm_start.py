@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from node.workers import vllm_start
-from node.workers.client import child_environment
+from node.workers.child_process import child_environment
 
 
 def test_the_child_computes_in_as_many_threads_as_it_is_given(tmp_path: Path) -> None:

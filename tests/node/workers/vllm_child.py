@@ -18,8 +18,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from node.workers import child, vllm_start, weights, wire
-from node.workers.client import child_environment
+from node.workers import child_loop, frames, vllm_start, weight_files
+from node.workers.child_process import child_environment
 from node.workers.model import CausalLM
 from protocol.weights.manifest import Manifest
 from tests.node.workers import small
@@ -43,8 +43,8 @@ class Child:
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The answer of an operation; raises ``RuntimeError`` with its error, ``EOFError`` where the child is gone."""
-        wire.write_frame(self._connection, {"op": op, **arguments})
-        answer = wire.read_frame(self._connection)
+        frames.write_frame(self._connection, {"op": op, **arguments})
+        answer = frames.read_frame(self._connection)
         if answer is None:
             raise EOFError(op)
         if "error" in answer:
@@ -55,7 +55,7 @@ class Child:
 
 @contextmanager
 def running(
-    cache: Path, module: str = "node.workers.vllm_engine", *, threads: int = 1, extra: Mapping[str, str] | None = None
+    cache: Path, module: str = "node.workers.vllm_child", *, threads: int = 1, extra: Mapping[str, str] | None = None
 ) -> Iterator[Child]:
     """A started vLLM child; its process group is killed at the end. ``extra`` adds to its environment."""
     ours, theirs = socket.socketpair()
@@ -100,22 +100,22 @@ def load(engine: Child, path: Path, name: str = "version") -> dict[str, Any]:
     return engine.call("load", manifest=str(path / f"{name}.manifest"), weights=str(path / f"{name}.raw"))
 
 
-def _operations() -> dict[str, child.Operation]:
-    from node.workers import vllm_engine  # only where vLLM is
+def _operations() -> dict[str, child_loop.Operation]:
+    from node.workers import vllm_child  # only where vLLM is
 
-    found = vllm_engine.operations()
-    whole = weights.map_whole
+    found = vllm_child.operations()
+    whole = weight_files.map_whole
 
     def part(manifest: Manifest, path: Path) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in whole(manifest, path).items() if LEFT_OUT not in name}
 
     def load(**arguments: Any) -> dict[str, Any]:
         answer = found["load"](**arguments)
-        weights.map_whole = part  # from the second load on
+        weight_files.map_whole = part  # from the second load on
         return answer
 
     return {**found, "load": load}
 
 
 if __name__ == "__main__":
-    child.run(_operations)
+    child_loop.run(_operations)

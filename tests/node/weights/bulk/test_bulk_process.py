@@ -18,7 +18,7 @@ from node.config import BulkConfig
 from node.weights.bulk import bearer_tokens, bulk_process
 from node.weights.bulk.bulk_address import parse
 from node.weights.bulk.holder_connection import Connection, Missing
-from node.workers.client import child_environment
+from node.workers.child_process import child_environment
 from protocol.identity import Identity
 from protocol.weights.manifest import Manifest
 from tests.node.weights.bulk.harness import CHUNKS, DOMAIN, PEER, make_object

@@ -28,9 +28,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from blake3 import blake3
 
-from node.workers import child
-from node.workers.blocks import Decoder, Encoder, value_type
-from node.workers.child import UserError
+from node.workers import child_loop
+from node.workers.child_loop import UserError
+from node.workers.delta_blocks import Decoder, Encoder, value_type
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES
 from protocol.errors import PeerError
 from protocol.weights.delta import (
@@ -358,10 +358,10 @@ def _in_order(work: Callable[[In], Out], items: Iterable[In], threads: int) -> I
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def operations() -> dict[str, child.Operation]:
+def operations() -> dict[str, child_loop.Operation]:
     """The child's operations; it keeps nothing between them."""
     return {"describe": describe, "apply": apply}
 
 
 if __name__ == "__main__":
-    child.run(operations)
+    child_loop.run(operations)

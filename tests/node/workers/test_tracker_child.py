@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from node.workers import tracker
-from node.workers.child import UserError
-from node.workers.client import WorkerError, open_worker
+from node.workers import tracker_child
+from node.workers.child_loop import UserError
+from node.workers.child_process import WorkerError, open_worker
 
 BLOCK = 32768
 ROWS: list[dict[str, Any]] = [
@@ -25,9 +25,9 @@ ROWS: list[dict[str, Any]] = [
 
 
 def test_a_rows_numbers_are_scalars() -> None:
-    assert list(tracker.scalars(ROWS[0])) == [("step/loss", 0.5), ("step/reward", 0.25)]
-    assert list(tracker.scalars(ROWS[2])) == [("eval/sums/pass_rate", 0.75), ("eval/sums/greedy", 0.0)]
-    assert list(tracker.scalars({"kind": "a", "flag": True})) == []
+    assert list(tracker_child.scalars(ROWS[0])) == [("step/loss", 0.5), ("step/reward", 0.25)]
+    assert list(tracker_child.scalars(ROWS[2])) == [("eval/sums/pass_rate", 0.75), ("eval/sums/greedy", 0.0)]
+    assert list(tracker_child.scalars({"kind": "a", "flag": True})) == []
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_a_library_that_is_missing_is_told_with_its_remedy(
     for module in ("wandb", "tensorboard", "tensorboard.compat.proto", "tensorboard.summary.writer.event_file_writer"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"{name} cannot be used .*: pip install 'farflung\[{name}\]'"):
-        tracker.operations()["open"](tracker=name, folder=str(tmp_path / "out"), **options)
+        tracker_child.operations()["open"](tracker=name, folder=str(tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()
 
 
 async def test_tensorboards_own_reader_finds_every_scalar(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    async with open_worker("node.workers.tracker", name="tensorboard") as worker:
+    async with open_worker("node.workers.tracker_child", name="tensorboard") as worker:
         await worker.call("open", timeout=60, tracker="tensorboard", folder=str(tmp_path / "a" / "b"))
         await worker.call("log", timeout=60, rows=ROWS)
         # It is on the disk already: a child that is killed now has lost nothing.
@@ -63,7 +63,7 @@ async def test_tensorboards_own_reader_finds_every_scalar(tmp_path: Path) -> Non
 async def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     (tmp_path / "file").write_text("")
-    async with open_worker("node.workers.tracker", name="tensorboard") as worker:
+    async with open_worker("node.workers.tracker_child", name="tensorboard") as worker:
         with pytest.raises(WorkerError, match=r"file/b: cannot be written \(Not a directory\)") as caught:
             await worker.call("open", timeout=60, tracker="tensorboard", folder=str(tmp_path / "file" / "b"))
         assert caught.value.kind == "user"
@@ -90,7 +90,7 @@ async def test_weights_and_biases_offline_has_every_row(tmp_path: Path) -> None:
     from wandb.proto import wandb_internal_pb2
 
     environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path / "home")}
-    async with open_worker("node.workers.tracker", name="wandb", environment=environment) as worker:
+    async with open_worker("node.workers.tracker_child", name="wandb", environment=environment) as worker:
         options = {"project": "far flung", "name": "domain node", "run": "abc-def", "config": {"agent": "farflung/1"}}
         await worker.call("open", timeout=120, tracker="wandb", folder=str(tmp_path / "out"), **options)
         await worker.call("log", timeout=60, rows=ROWS)

@@ -1,4 +1,4 @@
-"""The engine child on vLLM: the same groups as ``node.workers.engine`` writes, many sequences at a time.
+"""The engine child on vLLM: the same groups as ``node.workers.engine_child`` writes, many sequences at a time.
 
 1. vLLM's scheduler, executor and, on one device, its worker live in this process: killing its process group leaves
    nothing behind that holds memory, and one process has to load torch instead of three. Tensor-parallel ranks are
@@ -34,9 +34,9 @@ from vllm import EngineArgs, SamplingParams
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from node.workers import child
-from node.workers.child import UserError
-from node.workers.engine import Engine, Settings, Written, build_proofs, micro
+from node.workers import child_loop
+from node.workers.child_loop import UserError
+from node.workers.engine_child import Engine, Settings, Written, build_proofs, micro
 from node.workers.model import ARCHITECTURES, Config, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
 from proofs.checksum import checksum_of_sums
@@ -225,7 +225,7 @@ class VllmEngine(Engine):
         os._exit(BROKEN)
 
 
-def operations() -> dict[str, child.Operation]:
+def operations() -> dict[str, child_loop.Operation]:
     """The engine's operations over one fresh state."""
     engine = VllmEngine()
     return {
@@ -239,4 +239,4 @@ def operations() -> dict[str, child.Operation]:
 
 
 if __name__ == "__main__":
-    child.run(operations)
+    child_loop.run(operations)

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from node.starter.defaults import RECIPE
-from node.workers import engine, generation
-from node.workers.child import UserError
-from node.workers.client import open_worker
-from node.workers.engine import Claim, Settings, Texts, TorchEngine, generate
+from node.workers import engine_child, generation
+from node.workers.child_loop import UserError
+from node.workers.child_process import open_worker
+from node.workers.engine_child import Claim, Settings, Texts, TorchEngine, generate
 from node.workers.model import CausalLM, read_config
-from node.workers.weights import convert, load_into, read_safetensors
+from node.workers.weight_files import convert, load_into, read_safetensors
 from proofs import checks, sampling
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from protocol.errors import LocalError
@@ -31,7 +31,7 @@ CLIP = FLOAT32_THRESHOLDS.deficit_clip
 
 
 def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list[GroupReplay]:
-    return engine.replay(model, claims, settings, CLIP)
+    return engine_child.replay(model, claims, settings, CLIP)
 
 
 def reasons(measured: list[GroupReplay]) -> list[str]:
@@ -250,7 +250,7 @@ def test_operations_in_the_wrong_order_are_refused() -> None:
 async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
     prompts = [f"State the final answer to the following arithmetic problem: {a} + 17 =" for a in range(10, 18)]
     noise = small.seeds(len(prompts))
-    async with open_worker("node.workers.engine", name="engine") as worker:
+    async with open_worker("node.workers.engine_child", name="engine") as worker:
         output = str(tmp_path / "from-child")
         converted = await worker.call("convert", timeout=60, model_dir=str(STARTER), output=output)
         manifest, whole, checksum = version(tmp_path)
@@ -283,5 +283,5 @@ async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
 
 
 def test_a_log_probability_is_negated_rounded_and_bounded() -> None:
-    found = engine.micro(torch.tensor([-1.2345678, 0.0, -1e-9, -250.0, -torch.inf]))
+    found = engine_child.micro(torch.tensor([-1.2345678, 0.0, -1e-9, -250.0, -torch.inf]))
     assert found.tolist() == [1_234_568, 0, 0, MAX_LOGPROB, MAX_LOGPROB]

@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import torch
 
-from node.workers.engine import Claim, Settings, Written, build_proofs, generate, prefill, states_array
+from node.workers.engine_child import Claim, Settings, Written, build_proofs, generate, prefill, states_array
 from node.workers.learner import Learner, Sample
 from node.workers.model import LanguageModel
 from node.workers.policy import Policy
@@ -143,7 +143,8 @@ class Stage:
         return self._kept.get(key, lambda: generate(self.weights(weights), job.prompts, job.seeds, chosen))
 
     def received(self, job: Job, answers: Sequence[Mapping[str, Any]]) -> list[Group]:
-        """Protocol groups of what an engine in a process of its own answered (``node.workers.engine``), scored."""
+        """Protocol groups of what an engine in a process of its own answered (``node.workers.engine_child``),
+        scored."""
         found = []
         for index, (prompt, answer) in enumerate(zip(job.prompts, answers, strict=True)):
             if unpack(answer["prompt"]) != tuple(prompt):

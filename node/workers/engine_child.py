@@ -4,7 +4,7 @@
 2. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
 3. It computes on a GPU where there is one (``node.workers.device``).
 
-The operations are configure, load, encode, generate, replay, benchmark and convert. ``node.workers.vllm_engine``
+The operations are configure, load, encode, generate, replay, benchmark and convert. ``node.workers.vllm_child``
 offers the same without the replay and the conversion.
 """
 
@@ -22,10 +22,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from node.workers import child, rows
-from node.workers import weights as weight_files
+from node.workers import child_loop, row_layout
+from node.workers import weight_files as weight_files
 from node.workers.architectures import build, read_config
-from node.workers.child import UserError
+from node.workers.child_loop import UserError
 from node.workers.device import AUTO, chosen
 from node.workers.generation import Settings, Written, build_proofs, generate, micro, states_array
 from node.workers.model import Config, LanguageModel
@@ -97,8 +97,8 @@ class Measured:
 @torch.inference_mode()
 def prefill(model: LanguageModel, claims: Sequence[Claim]) -> list[Tensor]:
     """For each group the states [tokens, hidden] that chose its responses' tokens: one teacher-forced pass."""
-    packed = rows.pack([rows.Group(claim.prompt, claim.responses) for claim in claims], device=model.device)
-    hidden = torch.cat([rows.chosen_by(model, batch) for batch in packed])
+    packed = row_layout.pack([row_layout.Group(claim.prompt, claim.responses) for claim in claims], device=model.device)
+    hidden = torch.cat([row_layout.chosen_by(model, batch) for batch in packed])
     return list(torch.split(hidden, [sum(map(len, claim.responses)) for claim in claims]))
 
 
@@ -313,7 +313,7 @@ class TorchEngine(Engine):
         }
 
 
-def operations() -> dict[str, child.Operation]:
+def operations() -> dict[str, child_loop.Operation]:
     """The engine's operations over one fresh state."""
     engine = TorchEngine()
     return {
@@ -328,4 +328,4 @@ def operations() -> dict[str, child.Operation]:
 
 
 if __name__ == "__main__":
-    child.run(operations)
+    child_loop.run(operations)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.workers import rows
-from node.workers.rows import PADDING, Group
+from node.workers import row_layout
+from node.workers.row_layout import PADDING, Group
 from tests.node.workers import small
 
 GROUPS = [
@@ -17,7 +17,7 @@ GROUPS = [
 
 
 def test_layout_of_one_row() -> None:
-    (batch,) = rows.pack(GROUPS[:1])
+    (batch,) = row_layout.pack(GROUPS[:1])
     assert batch.tokens.tolist() == [[5, 6, 7, 8, 9, 11]]
     assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 3]]
     assert batch.segments.tolist() == [[0, 0, 0, 1, 1, 2]]
@@ -37,7 +37,7 @@ def test_layout_of_one_row() -> None:
 
 
 def test_padding_is_seen_by_nobody_but_itself() -> None:
-    (batch,) = rows.pack(GROUPS[:2])
+    (batch,) = row_layout.pack(GROUPS[:2])
     padding = (batch.segments == PADDING).nonzero().tolist()
     assert padding == [[1, 5]]
     mask = batch.mask()
@@ -47,17 +47,21 @@ def test_padding_is_seen_by_nobody_but_itself() -> None:
 
 def test_rows_of_one_response_need_no_mask() -> None:
     """And with more in one row of a batch, all have one."""
-    assert [batch.mask() for batch in rows.pack(GROUPS, row_slots=1)] == [None]
-    assert [batch.mask() is None for batch in rows.pack(GROUPS, row_slots=6, batch_slots=12)] == [False, True, True]
+    assert [batch.mask() for batch in row_layout.pack(GROUPS, row_slots=1)] == [None]
+    assert [batch.mask() is None for batch in row_layout.pack(GROUPS, row_slots=6, batch_slots=12)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("row_slots", "batch_slots"), [(1, 1), (6, 14), (9, 20), (64, 64), (1024, 8192)])
 def test_no_layout_changes_a_state(tmp_path: Path, row_slots: int, batch_slots: int) -> None:
     """Padding, neighbours in the row, the cut into rows and batches: each sequence alone is the same."""
     made = small.model(small.config(tmp_path))
-    batches = rows.pack(GROUPS, row_slots=row_slots, batch_slots=batch_slots)
+    batches = row_layout.pack(GROUPS, row_slots=row_slots, batch_slots=batch_slots)
     with torch.no_grad():
-        packed = torch.cat([rows.chosen_by(made, batch) for batch in batches])
+        packed = torch.cat([row_layout.chosen_by(made, batch) for batch in batches])
         alone = []
         for group in GROUPS:
             for response in group.responses:
@@ -77,7 +81,9 @@ def test_a_changed_neighbour_changes_nothing_else(tmp_path: Path) -> None:
     made = small.model(small.config(tmp_path))
     other = [Group(GROUPS[0].prompt, [[8, 9, 1], [10], [33, 34]]), *GROUPS[1:]]
     with torch.no_grad():
-        before, after = (rows.chosen_by(made, batch) for groups in (GROUPS, other) for batch in rows.pack(groups))
+        before, after = (
+            row_layout.chosen_by(made, batch) for groups in (GROUPS, other) for batch in row_layout.pack(groups)
+        )
     changed = (before - after).abs().amax(dim=1) > 0
     assert changed.nonzero()[:, 0].tolist() == [5]  # only the last state of the third response saw the other token
 
@@ -86,8 +92,8 @@ def test_gradients_do_not_depend_on_the_layout(tmp_path: Path) -> None:
     gradients = []
     for slots in (1, 1024):
         made = small.model(small.config(tmp_path))
-        for batch in rows.pack(GROUPS, row_slots=slots, batch_slots=slots * 8):
-            logs = torch.log_softmax(made.logits(rows.chosen_by(made, batch)), -1)
+        for batch in row_layout.pack(GROUPS, row_slots=slots, batch_slots=slots * 8):
+            logs = torch.log_softmax(made.logits(row_layout.chosen_by(made, batch)), -1)
             logs.gather(1, batch.targets[:, None]).sum().backward()  # type: ignore[no-untyped-call]
         gradients.append([parameter.grad for parameter in made.parameters()])
     for one, other in zip(*gradients, strict=True):

@@ -1,4 +1,5 @@
-"""``node.workers.delta``: describing a version with its difference, and making it from them, wrong input included."""
+"""``node.workers.delta_child``: describing a version with its difference, and making it from them, wrong input
+included."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import pytest
 import trio
 
 from node.store.version_store import VersionStore
-from node.workers import delta as worker
-from node.workers.child import UserError
-from node.workers.client import WorkerError, open_worker
+from node.workers import delta_child as worker
+from node.workers.child_loop import UserError
+from node.workers.child_process import WorkerError, open_worker
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES
 from protocol.weights.delta import DeltaManifest
 from protocol.weights.manifest import Manifest
@@ -193,7 +194,7 @@ def test_what_is_verified_already_is_left_alone(setting: Setting) -> None:
 async def test_the_child_does_both_and_loads_no_torch(setting: Setting) -> None:
     base, target, delta = setting.pair()
     places = [setting.place(digest) for digest in (delta, base, setting.store.begin(target))]
-    async with open_worker("node.workers.delta", name="delta") as child:
+    async with open_worker("node.workers.delta_child", name="delta") as child:
         found = await child.call("apply", timeout=60, delta=str(places[0]), base=str(places[1]), target=str(places[2]))
         assert found["wrong"] == []
         assert setting.store.complete(target.digest)

@@ -14,13 +14,13 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from node.workers import engine, foreign, rows, sharding, weights, zoo
+from node.workers import engine_child, forger_zoo, row_layout, sharding, transformers_model, weight_files
 from node.workers.architectures import build, read_config
-from node.workers.child import UserError
+from node.workers.child_loop import UserError
 from node.workers.learner import make_policy
 from node.workers.model import LanguageModel
 from node.workers.policy import Policy
-from node.workers.trainer import _fill
+from node.workers.trainer_child import _fill
 from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, SETTINGS
@@ -65,17 +65,17 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A folder, the library's model, and what conversion of the folder found."""
     folder = tmp_path_factory.mktemp(request.param)
     library = write(folder, request.param)
-    return folder, library, weights.convert(str(folder), str(folder / "whole"))
+    return folder, library, weight_files.convert(str(folder), str(folder / "whole"))
 
 
 def version(folder: Path, found: dict[str, Any]) -> dict[str, Tensor]:
     manifest = Manifest.of_file(found["tensors"], (folder / "whole").read_bytes(), found["checksum"])
-    return weights.map_whole(manifest, folder / "whole")
+    return weight_files.map_whole(manifest, folder / "whole")
 
 
 def loaded(folder: Path, found: dict[str, Any]) -> LanguageModel:
     made = build(read_config(folder / "config.json"))
-    assert weights.load_into(made, version(folder, found)) == found["checksum"]
+    assert weight_files.load_into(made, version(folder, found)) == found["checksum"]
     return made
 
 
@@ -97,7 +97,7 @@ def test_what_is_generated_replays_exactly(case: tuple[Path, Any, dict[str, Any]
     folder, _, found = case
     made = loaded(folder, found)
     claims = small.written(made, small.prompts(made.config, 3))
-    for result in engine.replay(made, claims, SETTINGS, clip=1000):
+    for result in engine_child.replay(made, claims, SETTINGS, clip=1000):
         assert (result.mismatches, result.deficit_sum, result.activation_mismatches) == (0, 0, 0)
         assert result.logprob_error_max < 100  # 1e-4
 
@@ -108,8 +108,8 @@ def test_packed_rows_train_as_sequences_alone_do(case: tuple[Path, Any, dict[str
     made = loaded(folder, found)
     made.recompute = recompute
     policy = Policy(made, 0.7).train()
-    groups = [rows.Group([5, 6, 7], [[8, 9], [10, 11, 12], [13]]), rows.Group([4], [[3, 2, 9, 9]])]
-    (packed,) = rows.pack(groups)
+    groups = [row_layout.Group([5, 6, 7], [[8, 9], [10, 11, 12], [13]]), row_layout.Group([4], [[3, 2, 9, 9]])]
+    (packed,) = row_layout.pack(groups)
     loss = policy(packed, lambda logprobs, spread, _: -(logprobs + 0.3 * spread).sum())
     loss.backward()
 
@@ -145,7 +145,7 @@ def test_a_sharded_policy_in_bfloat16_is_the_model_that_generates(
     policy = make_policy(plain.config, RECIPE_SMALL, single, torch.bfloat16)
     _fill(single, policy, tensors)
     assert single.checksum(policy.model.parameters()) == found["checksum"]
-    (packed,) = rows.pack([rows.Group([5, 6, 7], [[8, 9], [10, 11, 12]])])
+    (packed,) = row_layout.pack([row_layout.Group([5, 6, 7], [[8, 9], [10, 11, 12]])])
     torch.testing.assert_close(policy(packed), Policy(plain, 1.0)(packed), rtol=0, atol=1e-3)
     policy(packed, lambda logprobs, spread, _: -logprobs.sum()).backward()
     assert all(parameter.grad is not None for parameter in policy.model.parameters())
@@ -170,7 +170,7 @@ def test_a_sharded_policy_in_bfloat16_is_the_model_that_generates(
 def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path, raw: dict[str, Any], line: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=line):
-        weights.convert(str(tmp_path), str(tmp_path / "whole"))
+        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -179,33 +179,33 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     del tensors["lm_head.bias"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"do not fit the model's configuration: lm_head.bias and 0 more tensors"):
-        weights.convert(str(tmp_path), str(tmp_path / "whole"))
+        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
     save_file({name: value.double() for name, value in tensors.items()}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="there are tensors of F64"):
-        weights.convert(str(tmp_path), str(tmp_path / "whole"))
+        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no \.safetensors file"):
-        weights.convert(str(tmp_path), str(tmp_path / "whole"))
+        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
 
 
 def test_a_class_that_ignores_the_mask_or_adds_to_the_logits_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "phi")
-    forward = foreign.Foreign.forward
+    forward = transformers_model.Foreign.forward
     with monkeypatch.context() as patched:
-        patched.setattr(foreign.Foreign, "head_bias", None)
+        patched.setattr(transformers_model.Foreign, "head_bias", None)
         with pytest.raises(
             UserError, match="this phi model cannot be verified: generating with a cache moves its logits"
         ):
-            weights.convert(str(tmp_path), str(tmp_path / "whole"))
+            weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
 
     def blind(self: Any, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Any = None) -> Tensor:
         return forward(self, tokens, positions, mask if cache is not None else None, cache)
 
-    monkeypatch.setattr(foreign.Foreign, "forward", blind)
+    monkeypatch.setattr(transformers_model.Foreign, "forward", blind)
     with pytest.raises(UserError, match="cannot be verified: packing sequences into rows moves its logits"):
-        weights.convert(str(tmp_path), str(tmp_path / "whole"))
+        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
     assert not (tmp_path / "whole").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_class_without_masks_of_four_dimensions_is_refused(tmp_path: Path) -> 
     )
     transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="this bloom model takes no mask of four dimensions"):
-        weights.convert(str(tmp_path), str(tmp_path / "whole"))
+        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
 
 
 def test_how_long_sequences_may_be(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_weights_can_be_calibrated_on(case: tuple[Path, Any, dict[str, Any]]) ->
     line, places = torch.arange(2, 12)[None], torch.arange(10)[None]
     with torch.no_grad():
         before = made(line, places, None)
-        short, rounded = zoo.smaller(made), zoo.quantised(made, 8)
+        short, rounded = forger_zoo.smaller(made), forger_zoo.quantised(made, 8)
         assert (len(short.layers), len(made.layers)) == (1, 2)
         assert torch.equal(made(line, places, None), before)
         assert not torch.allclose(short(line, places, None), before, atol=1e-2)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from node.workers import zoo
-from node.workers.calibrate import Wide, rounding
+from node.workers import forger_zoo
+from node.workers.calibration_child import Wide, rounding
 from node.workers.model import CausalLM
 from proofs.checks import FLOAT32_THRESHOLDS
 from tests.bench import forgers
@@ -27,13 +27,13 @@ def bench() -> Iterator[Bench]:
     torch.set_num_threads(threads)
 
 
-def rows(bench: Bench, forger: zoo.Forger, count: int) -> list[dict[str, Any]]:
+def rows(bench: Bench, forger: forger_zoo.Forger, count: int) -> list[dict[str, Any]]:
     found = gather(bench, 0, count, [forger.name], {})
     return [row for row in islice(found, 40) if row["kind"] == forger.name]
 
 
-@pytest.mark.parametrize("forger", zoo.ZOO, ids=lambda forger: forger.name)
-def test_every_forger_is_caught(bench: Bench, forger: zoo.Forger) -> None:
+@pytest.mark.parametrize("forger", forger_zoo.ZOO, ids=lambda forger: forger.name)
+def test_every_forger_is_caught(bench: Bench, forger: forger_zoo.Forger) -> None:
     slow = forger.name == "int8 weights + prefill"  # one token in five hundred, and nothing else
     found = forgers.judged(rows(bench, forger, 12 if slow else 1), FLOAT32_THRESHOLDS)
     assert found["submissions_until_caught"] is not None
@@ -57,7 +57,7 @@ def test_cheaper_weights_are_cheaper_and_near(bench: Bench) -> None:
     model = bench.laboratory.model
     right = dict(model.named_parameters())
     for bits, distance in ((8, 0.01), (4, 0.2)):
-        made = zoo.quantised(model, bits)
+        made = forger_zoo.quantised(model, bits)
         for name, parameter in made.named_parameters():
             change = (parameter - right[name]).norm() / right[name].norm()
             assert float(change) < distance
@@ -67,7 +67,7 @@ def test_cheaper_weights_are_cheaper_and_near(bench: Bench) -> None:
                 assert len(set(line.tolist())) <= 2**bits - 1
             else:
                 assert float(change) == 0
-    assert zoo.smaller(model).config.layers == 2
+    assert forger_zoo.smaller(model).config.layers == 2
     assert model.config.layers == 3
 
 
@@ -97,8 +97,8 @@ def test_bfloat16_with_wide_products_rounds_as_bfloat16_does(bench: Bench) -> No
 
 
 def test_a_job_has_the_protocols_seeds() -> None:
-    made = zoo.job([(1,), (2,)], "a", 4)
+    made = forger_zoo.job([(1,), (2,)], "a", 4)
     assert len(set(made.seeds)) == 2
-    assert made.seeds == zoo.job([(7,)] * 6, "a", 0).seeds[4:]
-    assert made.seeds[0] != zoo.job([(1,)], "b", 4).seeds[0]
+    assert made.seeds == forger_zoo.job([(7,)] * 6, "a", 0).seeds[4:]
+    assert made.seeds[0] != forger_zoo.job([(1,)], "b", 4).seeds[0]
     assert replace(made, first=0).prompts == made.prompts

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from node.workers import wire
+from node.workers import frames
 from protocol.errors import LocalError
 
 NICENESS = 10
@@ -54,7 +54,7 @@ def _one_line(error: BaseException) -> str:
     return (text or type(error).__name__)[:2000]
 
 
-def answer(operations: Mapping[str, Operation], request: wire.Message) -> wire.Message:
+def answer(operations: Mapping[str, Operation], request: frames.Message) -> frames.Message:
     """Run the operation that ``request`` names and return the frame to send back. Never raises an ``Exception``."""
     name = request.pop("op", None)
     operation = operations.get(name) if isinstance(name, str) else None
@@ -72,12 +72,12 @@ def answer(operations: Mapping[str, Operation], request: wire.Message) -> wire.M
 def serve(operations: Mapping[str, Operation], connection: socket.socket) -> None:
     """Answer requests over ``connection``, one at a time, until its other end closes. ``ping`` is always there."""
     table: dict[str, Operation] = {"ping": dict, **operations}
-    while (request := wire.read_frame(connection)) is not None:
+    while (request := frames.read_frame(connection)) is not None:
         reply = answer(table, request)
         try:
-            frame = wire.pack(reply)
+            frame = frames.pack(reply)
         except LocalError as error:
-            frame = wire.pack({"error": _one_line(error), "kind": "internal"})
+            frame = frames.pack({"error": _one_line(error), "kind": "internal"})
         connection.sendall(frame)
 
 

@@ -4,8 +4,9 @@
 2. A loss or gradient that is not finite stops the step: nothing is written, the answer says why, and the child refuses
    to train until the last good version is loaded again.
 3. It computes on a GPU where there is one (``node.workers.device``), one process or many.
-4. Run as ``python -P -m node.workers.trainer FD`` it is one process; with ``FD FOLDER``, started through torchrun, it
-   is one rank of several. Rank 0 answers the daemon, and every rank does what rank 0 is asked to (``sharding``).
+4. Run as ``python -P -m node.workers.trainer_child FD`` it is one process; with ``FD FOLDER``, started through
+   torchrun, it is one rank of several. Rank 0 answers the daemon, and every rank does what rank 0 is asked to
+   (``sharding``).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.workers import checkpoint as checkpoints
-from node.workers import child, sharding
-from node.workers import weights as weight_files
+from node.workers import child_loop, sharding
+from node.workers import trainer_files as checkpoints
+from node.workers import weight_files as weight_files
 from node.workers.architectures import read_config
-from node.workers.child import UserError
+from node.workers.child_loop import UserError
 from node.workers.device import AUTO, chosen
 from node.workers.learner import Learner, Sample, activation_bytes, make_policy, samples_of
 from node.workers.model import Config, parameter_count
@@ -178,7 +179,7 @@ def read_samples(paths: Sequence[str], recipe: Recipe) -> list[Sample]:
     return [sample for path in paths for sample in samples_of(read_submission(Path(path), recipe), recipe)]
 
 
-def operations(group: Group | None = None) -> dict[str, child.Operation]:
+def operations(group: Group | None = None) -> dict[str, child_loop.Operation]:
     """The trainer's operations over one fresh state."""
     trainer = Trainer(group)
     return {
@@ -189,7 +190,7 @@ def operations(group: Group | None = None) -> dict[str, child.Operation]:
     }
 
 
-def _told(group: Group, name: str, operation: child.Operation, **arguments: Any) -> dict[str, Any]:
+def _told(group: Group, name: str, operation: child_loop.Operation, **arguments: Any) -> dict[str, Any]:
     """Rank 0's form of an operation: the others do the same. After a surprise the ranks are out of step."""
     try:
         group.tell((name, arguments))
@@ -204,14 +205,14 @@ def _told(group: Group, name: str, operation: child.Operation, **arguments: Any)
 def main(arguments: Sequence[str]) -> None:
     """Serve until the socket closes; see rule 3."""
     if len(arguments) == 1:
-        child.run(operations, list(arguments))
+        child_loop.run(operations, list(arguments))
         return
-    connection = child.connect(int(arguments[0]))
+    connection = child_loop.connect(int(arguments[0]))
     group = sharding.join(Path(arguments[1]), chosen(AUTO))
     table = operations(group)
     if group.first:
         with suppress(OSError):
-            child.serve({name: partial(_told, group, name, each) for name, each in table.items()}, connection)
+            child_loop.serve({name: partial(_told, group, name, each) for name, each in table.items()}, connection)
         return
     while True:
         name, words = group.tell(None)

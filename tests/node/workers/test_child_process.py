@@ -6,8 +6,8 @@ import sys
 import pytest
 import trio
 
-from node.workers import client, wire
-from node.workers.client import WorkerError, open_worker
+from node.workers import child_process, frames
+from node.workers.child_process import WorkerError, open_worker
 
 ECHO = "tests.node.workers.echo"
 
@@ -50,7 +50,7 @@ async def test_calls_errors_and_environment() -> None:
         found = await worker.call("environment", timeout=5)
         assert found["group"] == worker.pid
         assert found["nice"] >= min(19, os.nice(0) + 10)
-        assert set(found["environment"]) <= set(client.child_environment({"EXTRA": "1"})) | {"LC_CTYPE"}
+        assert set(found["environment"]) <= set(child_process.child_environment({"EXTRA": "1"})) | {"LC_CTYPE"}
         assert found["environment"]["PYTHONHASHSEED"] == "0"
         assert worker.alive
     assert gone(worker.pid)
@@ -137,7 +137,7 @@ async def test_a_missing_program_is_one_clear_error() -> None:
 async def test_the_child_ends_in_mid_operation_when_the_socket_closes() -> None:
     async with open_worker(ECHO, name="engine") as worker:
         await worker.call("ping", timeout=20)
-        await worker._stream.send_all(wire.pack({"op": "hang"}))
+        await worker._stream.send_all(frames.pack({"op": "hang"}))
         await worker._stream.aclose()
         with trio.fail_after(5):
             await worker.wait_dead()

@@ -1,4 +1,5 @@
-"""``node.workers.blocks``: what is decoded is what was encoded, and anything else is refused before it costs memory."""
+"""``node.workers.delta_blocks``: what is decoded is what was encoded, and anything else is refused before it costs
+memory."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.workers.blocks import Decoder, Encoder, value_type
+from node.workers.delta_blocks import Decoder, Encoder, value_type
 from protocol.errors import PeerError
 from protocol.weights.delta import Segment, largest_frame
 

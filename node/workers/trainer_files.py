@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from node.workers import weights as weight_files
-from node.workers.child import UserError
+from node.workers import weight_files as weight_files
+from node.workers.child_loop import UserError
 from node.workers.learner import Learner
 from proofs.checksum import value_checksum
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.workers import child, wire
+from node.workers import child_loop, frames
 
 
 def boom() -> dict[str, Any]:
@@ -14,10 +14,10 @@ def boom() -> dict[str, Any]:
 
 
 def user() -> dict[str, Any]:
-    raise child.UserError("no such task: x; y")
+    raise child_loop.UserError("no such task: x; y")
 
 
-OPERATIONS: dict[str, child.Operation] = {"boom": boom, "user": user, "double": lambda n: {"n": 2 * n}}
+OPERATIONS: dict[str, child_loop.Operation] = {"boom": boom, "user": user, "double": lambda n: {"n": 2 * n}}
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,20 @@ OPERATIONS: dict[str, child.Operation] = {"boom": boom, "user": user, "double": 
     ],
 )
 def test_answers(request_: dict[str, Any], expected: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert child.answer(OPERATIONS, dict(request_)) == expected
+    assert child_loop.answer(OPERATIONS, dict(request_)) == expected
     assert ("Traceback" in capsys.readouterr().err) == (request_.get("op") == "boom")
 
 
 def test_serving_until_the_other_end_closes() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        server = threading.Thread(target=child.serve, args=(OPERATIONS, theirs))
+        server = threading.Thread(target=child_loop.serve, args=(OPERATIONS, theirs))
         server.start()
         for number in range(3):
-            wire.write_frame(ours, {"op": "double", "n": number})
-            assert wire.read_frame(ours) == {"ok": {"n": 2 * number}}
-        wire.write_frame(ours, {"op": "ping"})
-        assert wire.read_frame(ours) == {"ok": {}}
+            frames.write_frame(ours, {"op": "double", "n": number})
+            assert frames.read_frame(ours) == {"ok": {"n": 2 * number}}
+        frames.write_frame(ours, {"op": "ping"})
+        assert frames.read_frame(ours) == {"ok": {}}
         ours.shutdown(socket.SHUT_WR)
         server.join(5)
         assert not server.is_alive()

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from node.workers import child
-from node.workers.child import UserError
+from node.workers import child_loop
+from node.workers.child_loop import UserError
 
 Row = Mapping[str, Any]
 
@@ -129,7 +129,7 @@ class WandB(Sink):
 SINKS: dict[str, type[TensorBoard] | type[WandB]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
-def operations() -> dict[str, child.Operation]:
+def operations() -> dict[str, child_loop.Operation]:
     """The child's operations over one sink that is not open yet."""
     opened: list[Sink] = []
 
@@ -149,4 +149,4 @@ def operations() -> dict[str, child.Operation]:
 
 
 if __name__ == "__main__":
-    child.run(operations)
+    child_loop.run(operations)

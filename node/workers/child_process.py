@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 import trio
 
 import node
-from node.workers import wire
+from node.workers import frames
 from protocol.errors import Error, LocalError
 
 _CLOSE_SECONDS = 3.0
@@ -105,13 +105,13 @@ class Process:
             finally:
                 os.close(pidfd)
 
-    async def read_frame(self) -> wire.Message:
+    async def read_frame(self) -> frames.Message:
         """The next frame from the child.
 
         Raises ``LocalError`` for rubbish or a closed end, ``trio.BrokenResourceError`` where the socket broke.
         """
-        size = wire.body_size(await self._receive(wire.HEADER_BYTES))
-        return wire.unpack(await self._receive(size))
+        size = frames.body_size(await self._receive(frames.HEADER_BYTES))
+        return frames.unpack(await self._receive(size))
 
     async def send(self, frame: bytes) -> None:
         """Send one frame. Raises ``trio.BrokenResourceError``."""
@@ -195,7 +195,7 @@ class Worker(Process):
         ``timeout`` in seconds counts from when the child is free; the first call also waits for the child to start (a
         torch child takes about three seconds). Raises ``WorkerError``.
         """
-        frame = wire.pack({"op": op, **arguments})
+        frame = frames.pack({"op": op, **arguments})
         async with self._lock:
             if not self.alive:
                 raise self._death(op)
@@ -217,16 +217,16 @@ class Worker(Process):
             self._out_of_step = False
         return self._read(op, answer)
 
-    def _read(self, op: str, answer: wire.Message) -> dict[str, Any]:
+    def _read(self, op: str, answer: frames.Message) -> dict[str, Any]:
         result = answer.get("ok")
         if isinstance(result, dict):
             return result
         kind: Kind = "user" if answer.get("kind") == "user" else "internal"
         raise WorkerError(f"{self.name}: {op}: {answer.get('error', 'an answer of no known form')}", kind)
 
-    async def _exchange(self, frame: bytes) -> wire.Message | None:
+    async def _exchange(self, frame: bytes) -> frames.Message | None:
         """Send ``frame`` and return the answer, or None where the child died or spoke rubbish."""
-        answer: wire.Message | None = None
+        answer: frames.Message | None = None
 
         async def talk() -> None:
             nonlocal answer

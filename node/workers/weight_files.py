@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from node.workers.architectures import build, read_config
-from node.workers.child import UserError
+from node.workers.child_loop import UserError
 from node.workers.model import Config, LanguageModel
 from proofs.checksum import value_checksum
 from protocol.errors import PeerError
@@ -187,9 +187,9 @@ def read_folder(config: Config, directory: Path) -> dict[str, Tensor]:
     ``UserError``."""
     if config.foreign:
         # Imported here: it loads a large library, which our own architectures do without.
-        from node.workers import foreign
+        from node.workers import transformers_model
 
-        return foreign.read_weights(config, directory)
+        return transformers_model.read_weights(config, directory)
     tensors = read_safetensors(directory)
     if config.tied:
         tensors.pop("lm_head.weight", None)  # some files hold the embedding twice
@@ -215,9 +215,9 @@ def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, ob
     if value != value_checksum(tensors.values()):
         raise UserError(f"the weights in {directory} do not survive loading in float32")
     if config.foreign:
-        from node.workers import foreign
+        from node.workers import transformers_model
 
-        foreign.check(model)
+        transformers_model.check(model)
     write_whole(tensors.values(), Path(output))
     return {
         "tensors": layout(tensors),

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from node.workers.child import UserError
-from node.workers.client import WorkerError, open_worker
+from node.workers.child_loop import UserError
+from node.workers.child_process import WorkerError, open_worker
 from node.workers.learner import Sample
 from node.workers.model import CausalLM
-from node.workers.trainer import Trainer
-from node.workers.weights import load_into, map_whole, read_manifest
+from node.workers.trainer_child import Trainer
+from node.workers.weight_files import load_into, map_whole, read_manifest
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Group, Response, Submission
@@ -139,7 +139,7 @@ async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
     file = submission(tmp_path, "s", samples(made, 3))
     here = loaded(tmp_path, manifest, whole)
     answer, after, _ = step(here, tmp_path, 0, [file])
-    async with open_worker("node.workers.trainer", name="trainer") as worker:
+    async with open_worker("node.workers.trainer_child", name="trainer") as worker:
         config = str(tmp_path / "config.json")
         await worker.call("configure", timeout=60, config=config, tokenizer="", recipe=FIELDS, threads=1)
         with pytest.raises(WorkerError, match="no version loaded"):

@@ -1,6 +1,6 @@
 """Does torch work here? Runs a small kernel on every device and prints one line of JSON. A program of its own::
 
-    python -P -m node.workers.probe
+    python -P -m node.workers.torch_probe
 
 ``{"torch": version, "cuda_build": version or null, "cpu": error or null, "devices": [{"name", "memory_mb", "error"}],
 "cuda_error": text or null}``. An error is one line.

@@ -6,8 +6,8 @@
    the caller brings: vLLM, in its own process (``asked``, ``measured``). Where the processor has no bfloat16
    instructions, ours and transformers compute products by float32 kernels and round every result, as accelerators do:
    it is five times faster than emulated instructions, with the same rounding. A model that transformers computes anyway
-   (``node.workers.foreign``) has no second engine, and does without those kernels.
-3. Stale weights are versions that real optimizer steps lead through (``node.workers.zoo``).
+   (``node.workers.transformers_model``) has no second engine, and does without those kernels.
+3. Stale weights are versions that real optimizer steps lead through (``node.workers.forger_zoo``).
 
 A row of figures is ``[tokens, [positive deficits in micro], largest error of a log-probability in micro, activation
 values, mismatches, mantissa sum, mantissa median]`` for each group.
@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from node.starter import defaults
-from node.workers import child, transformers_engine, zoo
+from node.workers import child_loop, forger_zoo, transformers_engine
 from node.workers.architectures import build, read_config
-from node.workers.child import UserError
-from node.workers.engine import Measured, Settings, Texts, Written, generate, measure, prefill
+from node.workers.child_loop import UserError
+from node.workers.engine_child import Measured, Settings, Texts, Written, generate, measure, prefill
+from node.workers.forger_zoo import Job, Scorer, Stage, claim_of
 from node.workers.model import CausalLM, LanguageModel
-from node.workers.weights import checksum, layout, load_into, read_folder, write_whole
-from node.workers.zoo import Job, Scorer, Stage, claim_of
+from node.workers.weight_files import checksum, layout, load_into, read_folder, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.errors import LocalError
@@ -142,7 +142,7 @@ class Laboratory:
         if cache is not None and cache.exists():
             states = torch.load(cache, mmap=True)
         else:
-            versions = zoo.aged(base, training(self), self.settings, recipe, score, 3)
+            versions = forger_zoo.aged(base, training(self), self.settings, recipe, score, 3)
             states = [versions[number].state_dict() for number in (3, 2, 0)]
             if cache is not None:
                 torch.save(states, cache)
@@ -164,9 +164,9 @@ class Laboratory:
 
         self.judge = loaded(states[0])
         self.model = computing(self.judge)
-        self.stage = Stage(self.model, self.settings, older, zoo.no_reward if score is None else score)
+        self.stage = Stage(self.model, self.settings, older, forger_zoo.no_reward if score is None else score)
         self._second: Any = None
-        self._states: zoo.Kept[list[Tensor]] = zoo.Kept(PREFILLED)
+        self._states: forger_zoo.Kept[list[Tensor]] = forger_zoo.Kept(PREFILLED)
 
     def ways(self, most: int) -> list[Way]:
         """The ways in which ``most`` groups or fewer are made at once here."""
@@ -256,7 +256,7 @@ class Calibration:
         self._laboratory = made
         return {
             "ways": [[way.engine, way.at_once, way.threads] for way in made.ways(4)],
-            "forgers": [[forger.name, forger.saves] for forger in zoo.ZOO if forger.name in REPLAYED],
+            "forgers": [[forger.name, forger.saves] for forger in forger_zoo.ZOO if forger.name in REPLAYED],
             "hidden": made.model.config.hidden,
             "emulated": made.wide,
         }
@@ -289,7 +289,7 @@ class Calibration:
         job = self._job(made, "forger", first, count)
         if name.startswith("cop"):
             job = replace(job, other=made.stage.honest(self._job(made, "another", first, count)))
-        forger = next(forger for forger in zoo.ZOO if forger.name == name)
+        forger = next(forger for forger in forger_zoo.ZOO if forger.name == name)
         return {"groups": made.judged(job, forger.make(made.stage, job))}
 
     def _ready(self) -> Laboratory:
@@ -301,7 +301,7 @@ class Calibration:
         return self._prompts[number % len(self._prompts)]
 
     def _job(self, made: Laboratory, node: str, first: int, count: int) -> Job:
-        return zoo.job(
+        return forger_zoo.job(
             [
                 made.texts.encode(self._prompt(number), made.settings.max_prompt_tokens)
                 for number in range(first, first + count)
@@ -313,13 +313,13 @@ class Calibration:
 
 REPLAYED = tuple(
     forger.name
-    for forger in zoo.ZOO
+    for forger in forger_zoo.ZOO
     if forger.name not in ("responses broken off", "invented rewards", "copy under another key")
 )
 """Forgers that statistics find; the others fail checks that need no limits."""
 
 
-def operations() -> dict[str, child.Operation]:
+def operations() -> dict[str, child_loop.Operation]:
     """The operations over one fresh state."""
     state = Calibration()
     return {
@@ -333,4 +333,4 @@ def operations() -> dict[str, child.Operation]:
 
 
 if __name__ == "__main__":
-    child.run(operations)
+    child_loop.run(operations)

@@ -35,8 +35,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from node.workers import rows, weights
-from node.workers.child import UserError
+from node.workers import row_layout, weight_files
+from node.workers.child_loop import UserError
 from node.workers.generation import Settings, Written, generate
 from node.workers.model import Config, LanguageModel
 
@@ -166,7 +166,7 @@ class _Cache:
         """A cache of the given rows (indices, repeats allowed); it grows as it needs, whatever ``capacity`` is."""
         found = transformers.DynamicCache()
         for number, layer in enumerate(self.kept.layers):
-            found.update(layer.keys[rows], layer.values[rows], number)
+            found.update(layer.keys[row_layout], layer.values[row_layout], number)
         return _Cache(found)
 
 
@@ -313,16 +313,16 @@ def read_weights(config: Config, folder: Path) -> dict[str, Tensor]:
 def _dtypes(folder: Path) -> set[torch.dtype]:
     """The floating-point dtypes in the folder's safetensors files. Raises ``UserError``."""
     found = set()
-    for path in weights.safetensors_files(folder):
+    for path in weight_files.safetensors_files(folder):
         try:
             with safe_open(path, framework="pt") as opened:
                 found |= {opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot read {path}: {error}") from None
     floating = {name for name in found if "F" in name}  # old files of GPT-2 hold masks as well
-    if odd := floating - weights.DTYPES.keys():
+    if odd := floating - weight_files.DTYPES.keys():
         raise UserError(f"{folder}: there are tensors of {min(odd)}; weights are float32, bfloat16 or float16")
-    return {weights.DTYPES[name] for name in floating}
+    return {weight_files.DTYPES[name] for name in floating}
 
 
 _CHECKED: Final = Settings(group_size=2, max_prompt_tokens=8, max_tokens=4, temperature=1.0, min_p=0.0, end_token=-1)
@@ -360,10 +360,10 @@ def check(model: LanguageModel) -> None:
 
 def _packed(model: LanguageModel, prompts: list[list[int]], groups: list[list[Written]]) -> Tensor:
     """The states [N, H] that chose the groups' tokens, from rows that share prompts."""
-    laid = rows.pack(
-        [rows.Group(prompt, [one.tokens for one in group]) for prompt, group in zip(prompts, groups, strict=True)]
+    laid = row_layout.pack(
+        [row_layout.Group(prompt, [one.tokens for one in group]) for prompt, group in zip(prompts, groups, strict=True)]
     )
-    return torch.cat([rows.chosen_by(model, batch) for batch in laid])
+    return torch.cat([row_layout.chosen_by(model, batch) for batch in laid])
 
 
 def _alone(library: Any, prompt: list[int], response: list[int]) -> Tensor:

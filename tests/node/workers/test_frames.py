@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.workers import wire
+from node.workers import frames
 from protocol.errors import LocalError
 
 VALUES = st.recursive(
@@ -19,15 +19,15 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.text(), VALUES, max_size=5))
 def test_what_is_packed_unpacks(message: dict[str, Any]) -> None:
-    frame = wire.pack(message)
-    assert wire.body_size(frame[:4]) == len(frame) - 4
-    assert wire.unpack(frame[4:]) == message
+    frame = frames.pack(message)
+    assert frames.body_size(frame[:4]) == len(frame) - 4
+    assert frames.unpack(frame[4:]) == message
 
 
 @given(st.binary(max_size=40))
 def test_rubbish_raises_local_error_only(body: bytes) -> None:
     try:
-        message = wire.unpack(body)
+        message = frames.unpack(body)
     except LocalError:
         return
     assert all(isinstance(key, str) for key in message)
@@ -35,23 +35,23 @@ def test_rubbish_raises_local_error_only(body: bytes) -> None:
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LocalError, match="announces 4294967295 bytes"):
-        wire.body_size(b"\xff" * 4)
+        frames.body_size(b"\xff" * 4)
     with pytest.raises(LocalError, match="within its header"):
-        wire.body_size(b"\0\0")
+        frames.body_size(b"\0\0")
     with pytest.raises(LocalError, match="cannot be encoded"):
-        wire.pack({"value": object()})
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 10)
+        frames.pack({"value": object()})
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 10)
     with pytest.raises(LocalError, match="at most 10 are allowed"):
-        wire.pack({"value": b"0123456789"})
+        frames.pack({"value": b"0123456789"})
 
 
 def test_frames_over_a_socket_pair() -> None:
     left, right = socket.socketpair()
     with left, right:
-        wire.write_frame(left, {"op": "x", "data": b"\0" * 1000})
-        assert wire.read_frame(right) == {"op": "x", "data": b"\0" * 1000}
-        left.sendall(wire.pack({"a": 1})[:-1])
+        frames.write_frame(left, {"op": "x", "data": b"\0" * 1000})
+        assert frames.read_frame(right) == {"op": "x", "data": b"\0" * 1000}
+        left.sendall(frames.pack({"a": 1})[:-1])
         left.close()
         with pytest.raises(LocalError, match="ends within its body"):
-            wire.read_frame(right)
-        assert wire.read_frame(right) is None
+            frames.read_frame(right)
+        assert frames.read_frame(right) is None

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from node.starter.defaults import RECIPE
-from node.workers.engine import TorchEngine
+from node.workers.engine_child import TorchEngine
 from node.workers.model import CausalLM
-from node.workers.weights import checksum, read_manifest
+from node.workers.weight_files import checksum, read_manifest
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from tests.node.workers import small, vllm_child
-from tests.node.workers.test_engine import exact
+from tests.node.workers.test_engine_child import exact
 from tests.node.workers.vllm_child import INSTALLED, REASON, TINY_LLAMA, TINY_QWEN, Child, configure, folder, load
 
 pytestmark = [
