@@ -197,7 +197,7 @@ async def _measure(
     from node.domain import pinned_files
     from node.evaluation import held_out
     from node.evaluation.version_answers import open_sampler, sampling
-    from node.tasks.service import TaskService
+    from node.tasks.task_service import TaskService
     from node.workers.child_process import WorkerError
     from protocol.weights.manifest import Manifest
 

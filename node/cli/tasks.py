@@ -26,9 +26,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _ls(arguments: argparse.Namespace) -> int:
     # Imported here, so that other commands start without loading what they do not use.
-    from node.tasks import listing
+    from node.tasks import task_kinds
 
-    rows = listing.kinds()
+    rows = task_kinds.kinds()
     if arguments.json:
         options.print_json({"kinds": rows})
     else:

@@ -17,7 +17,7 @@ import trio
 from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.store.data_directory import DataDirectory
 from node.tasks import sandbox
-from node.tasks.code import runner
+from node.tasks.code import program_runner
 from node.workers.child_process import child_environment
 
 PYTHON: Final = (3, 11)
@@ -117,8 +117,8 @@ async def sandboxed() -> list[Finding]:
             found, remedy = problem, "let this user make user namespaces (sysctl kernel.unprivileged_userns_clone=1)"
         only = "only data sets whose scorers run no code, and texts, can be judged"
         return [Finding("sandbox", WARNING, f"{found}; {only}", remedy)]
-    own = runner.own_version()
-    problem = await trio.to_thread.run_sync(lambda: runner.available(own), abandon_on_cancel=True)  # type: ignore[call-arg]
+    own = program_runner.own_version()
+    problem = await trio.to_thread.run_sync(lambda: program_runner.available(own), abandon_on_cancel=True)  # type: ignore[call-arg]
     if problem is not None:
         found = f"bubblewrap works, but the programs of code tasks do not: {problem}"
         return [Finding("sandbox", WARNING, found, "take part in domains without code tasks, or mend it")]

@@ -7,13 +7,13 @@ A devnet and ``farflung domain create`` differ in the ``Founding`` that they ask
     name = "chain_sum"
     weight = 2                                  # its share of the mix; 1 where left out
     parameters = { min_terms = 2, max_terms = 2 }
-    set = "chain_sum.txt"                       # the items to ask (node.tasks.sets); all where left out
+    set = "chain_sum.txt"                       # the items to ask (node.tasks.task_sets); all where left out
 
     [[task]]
     kind = "jsonl"                              # questions with answers; "reasoning-gym" where left out
     name = "homework"
     file = "homework.parquet"                   # JSON lines or Parquet, beside the TOML file
-    columns = { question = "problem" }          # as in node.tasks.convert; the usual names where left out
+    columns = { question = "problem" }          # as in node.tasks.question_conversion; the usual names where left out
     skip = true                                 # leave out rows that cannot be judged
     parameters = { check = "exact" }            # "math" where left out
 
@@ -23,12 +23,12 @@ A devnet and ``farflung domain create`` differ in the ``Founding`` that they ask
     file = "programs.jsonl"
 
     [[task]]
-    kind = "package"                            # of an installed package (node.tasks.package)
+    kind = "package"                            # of an installed package (node.tasks.package_tasks)
     name = "riddles"
     package = "farflung-riddles"                # only where several packages have a task of that name
 
-Files are converted to one form (``node.tasks.convert``), which is what a genesis names. Versions of what questions and
-scores come from are pinned as they are here.
+Files are converted to one form (``node.tasks.question_conversion``), which is what a genesis names. Versions of what
+questions and scores come from are pinned as they are here.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from node.starter import defaults
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
-from node.tasks import catalogue, service, sets
-from node.tasks import convert as conversion
+from node.tasks import catalogue, task_service, task_sets
+from node.tasks import question_conversion as conversion
 from node.workers.child_process import WorkerError, open_worker
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MAX_BLOB_BYTES
@@ -171,7 +171,7 @@ def _row(task: Mapping[str, Any], folder: Path, where: str, notes: list[str] | N
         "parameters": parameters,
         "version": version,
         "data": None if data is None else str(data),
-        "items": None if chosen is None else sets.read(folder / chosen).encode(),
+        "items": None if chosen is None else task_sets.read(folder / chosen).encode(),
     }
 
 
@@ -253,7 +253,7 @@ def of_file(file: DomainFile, notes: list[str] | None = None) -> Founding:
 async def check(founding: Founding) -> None:
     """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used."""
     try:
-        await service.check(founding.tasks)
+        await task_service.check(founding.tasks)
     except WorkerError as error:
         raise UserError(f"the tasks cannot be checked: {error}") from None
 

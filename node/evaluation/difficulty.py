@@ -8,8 +8,8 @@ sandboxed scoring. Of n answers to a question c are right: earn the whole reward
 is the unbiased estimate of the chance that one of k answers is right (Chen et al., https://arxiv.org/abs/2107.03374);
 for k = 1 the share of right answers. The questions from ``low`` to ``high`` are kept, the bounds included.
 
-1. The folder gets ``profile.jsonl``, with a line for each question, and for each task a set (``node.tasks.sets``) that
-   a domain's task names as its ``set``.
+1. The folder gets ``profile.jsonl``, with a line for each question, and for each task a set (``node.tasks.task_sets``)
+   that a domain's task names as its ``set``.
 2. ``profile.jsonl`` is written as it goes: a run that was interrupted goes on where it stopped, one with other bounds,
    another k or more items asks only what is missing. What the answers depend on stands in its first line; a run that
    differs in it is refused.
@@ -41,8 +41,8 @@ from node.evaluation import version_answers
 from node.evaluation.version_answers import Answers, Question, answer, open_sampler, sampling
 from node.roles.engine_client import Setup
 from node.store.hashing import hash_bytes
-from node.tasks import sets
-from node.tasks.service import TaskService
+from node.tasks import task_sets
+from node.tasks.task_service import TaskService
 from node.workers.child_process import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -298,7 +298,7 @@ def _write(wanted: Wanted, found: Profile, out: Path) -> None:
     ]
     try:
         if found.kept:
-            path.write_text(sets.text(found.kept, about), encoding="utf-8")
+            path.write_text(task_sets.text(found.kept, about), encoding="utf-8")
         else:
             path.unlink(missing_ok=True)
     except OSError as error:

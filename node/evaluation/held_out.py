@@ -26,7 +26,7 @@ from node.evaluation import intervals
 from node.evaluation.intervals import Estimate
 from node.evaluation.version_answers import Answers, Progress, Question, Sampler, answer
 from node.store.hashing import hash_bytes
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from protocol.constants import MILLION
 from protocol.domain import Domain, Task
 from protocol.errors import PeerError

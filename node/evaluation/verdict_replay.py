@@ -25,7 +25,7 @@ from node.roles.engine_client import LOAD_TIMEOUT, Prefill, load_timeout
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from node.workers.child_process import WorkerError, open_worker
 from proofs.audit import AuditResult
 from protocol.credit.verdict_draws import check_draw

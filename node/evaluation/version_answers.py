@@ -18,7 +18,7 @@ from typing import Any, Final
 import trio
 
 from node.roles.engine_client import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from node.workers.child_process import Worker
 from protocol.domain import Recipe
 from protocol.errors import LocalError

@@ -17,7 +17,7 @@ import trio
 
 from node.context import Node
 from node.errors import UserError
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from node.workers import vllm_start
 from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.domain import Domain

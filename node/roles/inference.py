@@ -18,7 +18,7 @@ from node.context import Node
 from node.roles import cheats
 from node.roles.engine_client import Engine, open_engine, open_tasks
 from node.roles.role_figures import lengths
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from node.weights.following import payload as weights_payload
 from protocol.constants import MILLION
 from protocol.log.entry import Entry

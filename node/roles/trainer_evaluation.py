@@ -24,7 +24,7 @@ from node.evaluation.held_out import Plan, Source
 from node.evaluation.version_answers import Question, Sampler, open_sampler, sampling
 from node.net.requests import Unreachable
 from node.roles.engine_client import model_bytes, open_tasks, setup_of, task_table
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from node.weights.following import payload
 from protocol.errors import Error
 from protocol.log.entry import Entry

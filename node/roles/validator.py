@@ -22,7 +22,7 @@ from node.context import Node
 from node.net.requests import Unreachable
 from node.roles import auditing
 from node.roles.engine_client import Engine, open_engine, open_tasks
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from node.workers.child_process import WorkerError
 from proofs import audit, checks, duplicates
 from protocol import identity

@@ -5,7 +5,7 @@
    reading the scorers of ``REASONING_GYM_VERSION`` and trying hostile answers on each; a test does the latter again.
 2. Nine scorers hand the response to ``eval`` or to sympy's parser, which evaluates as well: ``LITERAL``,
    ``ARITHMETIC`` and ``EXPRESSION``. They load inside a sandbox only, and read no answer beyond the form that
-   ``node.tasks.bounds`` allows them.
+   ``node.tasks.answer_bounds`` allows them.
 3. ``UNSANDBOXED`` is what remains where there is no sandbox: scorers that compare texts or read numbers, JSON or
    lines with a parser that cannot run code and whose time is bounded by the answer's length.
 4. ``REFUSED`` names data sets that reasoning-gym has and no domain may use, each with the reason.

@@ -1,14 +1,14 @@
 """From a row of a domain's task table to a task, and what is wrong with a table.
 
 A row is a map of ``kind`` (one of ``KINDS``), ``name``, ``weight``, ``parameters`` (JSON text), ``version`` (what
-questions and rewards rest on, see ``node.tasks.versions``), ``data``, the local path of the file that a "jsonl" or
+questions and rewards rest on, see ``node.tasks.task_versions``), ``data``, the local path of the file that a "jsonl" or
 "code" task has, else None, and ``items``, the bytes of a task set (``protocol.taskset``), None or left out where all
 items are asked. ``paths``, where it is there, are folders to import a package's code from.
 
 1. What a person got wrong becomes one line that names the task and the remedy.
 2. With a set, an item's number stands for the item of the set at its place (``Chosen``), in questions and scores alike.
 3. ``names_checked`` needs no task library and is all that a daemon uses of this module; ``make`` and ``problems``
-   import what the tasks need, in a child. Code tasks have a child of their own (``node.tasks.code.child``).
+   import what the tasks need, in a child. Code tasks have a child of their own (``node.tasks.code.code_child``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from node.errors import UserError
-from node.tasks import jsonl, limits, package, versions
+from node.tasks import package_tasks, process_limits, question_tasks, task_versions
 from node.tasks.allowlist import REASONING_GYM_VERSION
-from node.tasks.code.runner import own_version
-from node.tasks.jsonl import JsonlTask
-from node.tasks.package import PackageTask
-from node.tasks.reasoning import MAX_ITEM, ReasoningTask, check_name, close_match
+from node.tasks.code.program_runner import own_version
+from node.tasks.package_tasks import PackageTask
+from node.tasks.question_tasks import JsonlTask
+from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask, check_name, close_match
 from protocol.errors import PeerError
 from protocol.taskset import TaskSet
 
@@ -79,9 +79,9 @@ def package_version(kind: str, parameters: str = "{}", *, name: str = "", of: st
     Raises ``UserError`` where parameters or the package do not serve.
     """
     if kind == "jsonl":
-        return versions.EXACT if jsonl.check_of(name, parameters) == "exact" else versions.MATH
+        return task_versions.EXACT if question_tasks.check_of(name, parameters) == "exact" else task_versions.MATH
     if kind == "package":
-        return package.choose(name, of).pin
+        return package_tasks.choose(name, of).pin
     return {"reasoning-gym": REASONING_GYM_VERSION, "code": f"python=={own_version()}"}[kind]
 
 
@@ -117,7 +117,7 @@ def _unsandboxed(row: Row) -> None:
         raise UserError(f"the code task {name} runs programs, and so needs a sandbox")
     elif kind == "package":
         raise UserError(f"the task {name} of a package runs its code, and so needs a sandbox")
-    elif jsonl.check_of(name, row["parameters"]) != "exact":
+    elif question_tasks.check_of(name, row["parameters"]) != "exact":
         raise UserError(f"the JSONL task {name} is scored with sympy, and so needs a sandbox")
 
 
@@ -171,10 +171,10 @@ def probe(name: str, task: Task) -> None:
     """Ask ``task`` for a few questions. Raises ``UserError`` where it does not make them in bearable time."""
     for item in PROBED_ITEMS:
         try:
-            with limits.time_limit(PROBE_SECONDS):
+            with process_limits.time_limit(PROBE_SECONDS):
                 question = task.question(item)
                 task.score(item, "")
-        except limits.OutOfTime:
+        except process_limits.OutOfTime:
             raise UserError(f"{name} takes more than {PROBE_SECONDS:g} s for a question", "make it easier") from None
         except Exception as error:
             raise UserError(

@@ -224,7 +224,7 @@ class Laboratory:
 def starter_prompts() -> list[str]:
     """Questions of the task that the starter model is trained on."""
     # Imported here: whoever brings prompts need not wait for it.
-    from node.tasks.reasoning import ReasoningTask
+    from node.tasks.reasoning_tasks import ReasoningTask
 
     task = defaults.TASKS[0]
     made = ReasoningTask(task.name, task.parameters, task.version, sandboxed=False)

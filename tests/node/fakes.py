@@ -287,7 +287,7 @@ class TrainerChild(Child):
 
 
 class Tasks:
-    """What ``node.tasks.service.TaskService`` is for a role: an even answer to an even item is right."""
+    """What ``node.tasks.task_service.TaskService`` is for a role: an even answer to an even item is right."""
 
     def __init__(self, table: Sequence[dict[str, Any]], faults: Faults) -> None:
         self.table = table

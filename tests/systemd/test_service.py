@@ -196,7 +196,7 @@ def test_systemd_accepts_the_unit(world: World) -> None:
 
 def test_it_works_inside_its_sandbox(world: World) -> None:
     """A role with torch and with bubblewrap around the tasks: both run as the service's children."""
-    wait("a role's children", lambda: world.child("node.workers.") and world.child("node.tasks.child"), 2 * WELL)
+    wait("a role's children", lambda: world.child("node.workers.") and world.child("node.tasks.task_child"), 2 * WELL)
     assert "peers" in world.show("StatusText")
     status = world.machine.out("systemctl", "status", "--no-pager", "farflung")
     assert "active (running)" in status

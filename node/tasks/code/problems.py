@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.errors import UserError
-from node.tasks import bounds
-from node.tasks.code.runner import Input
-from node.tasks.files import MAX_QUESTION, lines
+from node.tasks import answer_bounds
+from node.tasks.code.program_runner import Input
+from node.tasks.question_files import MAX_QUESTION, lines
 
 TOLERANCE: Final = 1e-6
 MAX_TESTS: Final = 200
@@ -58,7 +58,7 @@ class Problem:
 
 def program_of(response: str) -> str | None:
     """The last fenced code block of ``response``, None without one or where it is too long."""
-    if len(response) > bounds.MAX_RESPONSE:
+    if len(response) > answer_bounds.MAX_RESPONSE:
         return None
     fences = list(_FENCE.finditer(response))
     if len(fences) < 2:

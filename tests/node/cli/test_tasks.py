@@ -8,20 +8,20 @@ import pytest
 
 from node.cli import main
 from node.tasks import catalogue, sandbox
-from node.tasks.code import runner
+from node.tasks.code import program_runner
 
 
 @pytest.fixture
 def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "available", lambda: "there is no sandbox: install it")
-    monkeypatch.setattr(runner, "available", lambda _version: "there is no sandbox: install it")
+    monkeypatch.setattr(program_runner, "available", lambda _version: "there is no sandbox: install it")
 
 
 def test_kinds_with_what_a_new_domain_would_pin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sandbox, "available", lambda: None)
-    monkeypatch.setattr(runner, "available", lambda _version: None)
+    monkeypatch.setattr(program_runner, "available", lambda _version: None)
     assert main.main(["tasks", "ls", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["kinds"]
     found = {(row["kind"], row["version"]) for row in rows}

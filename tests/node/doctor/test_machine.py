@@ -16,7 +16,7 @@ from node.doctor import machine
 from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.store.data_directory import DataDirectory
 from node.tasks import sandbox
-from node.tasks.code import runner
+from node.tasks.code import program_runner
 
 CPU: dict[str, Any] = {"torch": "2.13.0+cpu", "cuda_build": None, "cpu": None, "devices": [], "cuda_error": None}
 DEVICE = {"name": "GPU", "memory_mb": 1000, "error": None}
@@ -67,7 +67,7 @@ async def test_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 async def test_sandbox(problem: str | None, severity: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "available", lambda: problem)
-    monkeypatch.setattr(runner, "available", lambda _version: None)
+    monkeypatch.setattr(program_runner, "available", lambda _version: None)
     (found,) = await machine.sandboxed()
     assert found.severity == severity
     assert remedy in found.remedy
@@ -75,7 +75,7 @@ async def test_sandbox(problem: str | None, severity: str, remedy: str, monkeypa
 
 async def test_programs_that_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "available", lambda: None)
-    monkeypatch.setattr(runner, "available", lambda _version: "the sandbox ended: no more namespaces")
+    monkeypatch.setattr(program_runner, "available", lambda _version: "the sandbox ended: no more namespaces")
     (found,) = await machine.sandboxed()
     assert found.severity == WARNING
     assert "the programs of code tasks do not: the sandbox ended: no more namespaces" in found.found

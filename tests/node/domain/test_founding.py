@@ -15,12 +15,12 @@ from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from node.tasks.allowlist import REASONING_GYM_VERSION
-from node.tasks.code.runner import own_version
-from node.tasks.versions import MATH
+from node.tasks.code.program_runner import own_version
+from node.tasks.task_versions import MATH
 from protocol.domain import parse_genesis
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
-from tests.node.tasks.test_package import install
+from tests.node.tasks.test_package_tasks import install
 
 TABLE = """
 [[task]]

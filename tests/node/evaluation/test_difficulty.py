@@ -19,7 +19,7 @@ from node.evaluation import difficulty, version_answers
 from node.evaluation.difficulty import Band, Model, Profile, Wanted, pass_at
 from node.evaluation.version_answers import Answers, Question
 from node.roles.engine_client import Setup
-from node.tasks import sets
+from node.tasks import task_sets
 from node.workers.child_process import WorkerError
 from tests.node.fakes import WHOLE_0, manifest_of
 from tests.protocol.builders import RECIPE
@@ -119,7 +119,7 @@ async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Mo
     assert found.kept == [item for item in range(40) if item % 5 in (1, 2) and item != 13]
     assert (found.undecided, found.questions) == (1, 39)
     assert found.counts == {0: 8, 1: 8, 2: 8, 3: 7, 4: 8}
-    assert sets.read(out / "sums.txt").items == tuple(found.kept)
+    assert task_sets.read(out / "sums.txt").items == tuple(found.kept)
     assert [row["items"] for row in children.rows] == [None]
     assert len({question.seed for question in children.asked}) == 40
 

@@ -16,7 +16,7 @@ from node.evaluation import held_out, intervals
 from node.evaluation.held_out import Plan, Source, compare, figures, scores
 from node.evaluation.version_answers import Answers, Question
 from node.store.hashing import hash_bytes
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from protocol.domain import Task, parse_genesis
 from protocol.records import Blob
 from protocol.taskset import TaskSet

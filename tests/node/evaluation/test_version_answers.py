@@ -12,7 +12,7 @@ import trio
 
 from node.evaluation import version_answers
 from node.evaluation.version_answers import Answers, Question, Sampler, answer, sampling
-from node.tasks.service import TaskService
+from node.tasks.task_service import TaskService
 from node.workers.child_process import Worker
 from protocol.errors import LocalError
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH, pack

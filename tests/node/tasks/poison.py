@@ -7,8 +7,8 @@ import socket
 import time
 from typing import Any
 
-from node.tasks import catalogue, limits
-from node.tasks.child import FILE_BYTES, MEMORY_BYTES, TasksChild
+from node.tasks import catalogue, process_limits
+from node.tasks.task_child import FILE_BYTES, MEMORY_BYTES, TasksChild
 from node.workers import child_loop
 from protocol.errors import LocalError
 
@@ -69,5 +69,5 @@ def make(row: dict[str, Any], *, sandboxed: bool) -> Poison:
 
 if __name__ == "__main__":
     catalogue.make = make  # type: ignore[assignment]
-    limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
+    process_limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
     child_loop.run(TasksChild().operations)

@@ -12,9 +12,9 @@ import os
 import sys
 from typing import Any
 
-from node.tasks import bounds, limits
+from node.tasks import answer_bounds, process_limits
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION
-from node.tasks.reasoning import MAX_ITEM, ReasoningTask
+from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask
 
 ITEMS = (3, 501, MAX_ITEM)
 SLOW = ("futoshiki", "knight_swap", "puzzle24")
@@ -40,7 +40,7 @@ def survey(name: str, backward: bool, marker: str) -> dict[str, Any]:
     if not backward:
         for answer in hostile(marker):
             try:
-                with limits.time_limit(5):
+                with process_limits.time_limit(5):
                     task._data.score_answer(answer, task._entry(ITEMS[0]))
             except Exception:
                 touched |= os.path.exists(marker)
@@ -51,7 +51,7 @@ def survey(name: str, backward: bool, marker: str) -> dict[str, Any]:
         "digest": hashlib.sha256(text.encode()).hexdigest(),
         "oracle": [rows[item][2] for item in items],
         "longest": max(len(rows[item][1]) for item in items),
-        "nesting": max(bounds.nesting(rows[item][1]) for item in items),
+        "nesting": max(answer_bounds.nesting(rows[item][1]) for item in items),
         "touched": touched,
     }
 

@@ -8,8 +8,8 @@ import pytest
 
 from node.errors import UserError
 from node.tasks import catalogue
-from node.tasks.jsonl import JsonlTask
-from node.tasks.reasoning import ReasoningTask
+from node.tasks.question_tasks import JsonlTask
+from node.tasks.reasoning_tasks import ReasoningTask
 from protocol.taskset import TaskSet
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.errors import UserError
-from node.tasks import bounds
+from node.tasks import answer_bounds
 from node.tasks.code import problems
-from node.tasks.code.inside import encode
+from node.tasks.code.inside_sandbox import encode
 from node.tasks.code.problems import Test as Check
 from node.tasks.code.problems import program_of, right, same
 
@@ -34,7 +34,7 @@ VALUES = st.recursive(
         ("```python\nx = 1", None),
         ("```\n\0\n```", None),
         ("```\n" + "#" * (problems.MAX_PROGRAM + 1) + "\n```", None),
-        ("x" * bounds.MAX_RESPONSE + "```\na\n```", None),
+        ("x" * answer_bounds.MAX_RESPONSE + "```\na\n```", None),
         ("", None),
     ],
 )

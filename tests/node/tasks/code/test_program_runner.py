@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 
 from node.tasks import sandbox
-from node.tasks.code import runner
-from node.tasks.code.runner import Input, Limits, Status
+from node.tasks.code import program_runner
+from node.tasks.code.program_runner import Input, Limits, Status
 
-VERSION = runner.own_version()
-pytestmark = pytest.mark.skipif(runner.available(VERSION) is not None, reason=str(runner.available(VERSION)))
+VERSION = program_runner.own_version()
+pytestmark = pytest.mark.skipif(
+    program_runner.available(VERSION) is not None, reason=str(program_runner.available(VERSION))
+)
 LIMITS = Limits(seconds=1, total=5, memory=256 << 20, output=10_000)
 
 
 def run(program: str, *tests: Input, limits: Limits = LIMITS) -> list[tuple[Status, bytes]]:
-    python = runner.find_python(VERSION)
+    python = program_runner.find_python(VERSION)
     assert python is not None
-    return list(runner.run(python, program, tests or [("stdin", "")], limits))
+    return list(program_runner.run(python, program, tests or [("stdin", "")], limits))
 
 
 def printed(program: str) -> str:
@@ -220,9 +222,11 @@ except RuntimeError:
 
 
 def test_stopping_early_ends_everything_in_the_sandbox() -> None:
-    python = runner.find_python(VERSION)
+    python = program_runner.find_python(VERSION)
     assert python is not None
-    results = runner.run(python, "import time\nif input(): time.sleep(60)", [("stdin", "\n"), ("stdin", "x\n")], LIMITS)
+    results = program_runner.run(
+        python, "import time\nif input(): time.sleep(60)", [("stdin", "\n"), ("stdin", "x\n")], LIMITS
+    )
     assert next(results)[0] == "ok"
     began = time.monotonic()
     results.close()
@@ -230,12 +234,12 @@ def test_stopping_early_ends_everything_in_the_sandbox() -> None:
 
 
 def test_what_is_said_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    available = runner.available.__wrapped__
+    available = program_runner.available.__wrapped__
     assert available("3.1") == "there is no Python 3.1: install python3.1"
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert available(VERSION) == "there is no system call filter for riscv64"
     monkeypatch.undo()
-    runner.command.cache_clear()
+    program_runner.command.cache_clear()
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -243,4 +247,4 @@ def test_what_is_said_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert available(VERSION) == "the sandbox ended: bwrap: No permissions to create new namespace"
     monkeypatch.setenv("PATH", "/nowhere")
     assert available(VERSION) == f"there is no sandbox: {sandbox.REMEDY}"
-    runner.command.cache_clear()
+    program_runner.command.cache_clear()

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
-from node.tasks import sets
+from node.tasks import task_sets
 from protocol.taskset import MAX_ITEM
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "set.txt"
-    file.write_text(sets.text([5, 0, MAX_ITEM], ["made by hand", "yesterday"]))
+    file.write_text(task_sets.text([5, 0, MAX_ITEM], ["made by hand", "yesterday"]))
     assert file.read_text().splitlines()[:3] == ["# made by hand", "# yesterday", "0"]
-    assert sets.read(file).items == (0, 5, MAX_ITEM)
+    assert task_sets.read(file).items == (0, 5, MAX_ITEM)
 
 
 def test_lines_may_be_in_any_order_and_commented(tmp_path: Path) -> None:
     file = tmp_path / "set.txt"
     file.write_text("\n 12  # a hard one\n#3\n4")
-    assert sets.read(file).items == (4, 12)
+    assert task_sets.read(file).items == (4, 12)
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_a_mistake_is_one_line(tmp_path: Path, content: bytes, words: str) -> No
     file = tmp_path / "set.txt"
     file.write_bytes(content)
     with pytest.raises(UserError, match=words) as caught:
-        sets.read(file)
+        task_sets.read(file)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the task set .* No such file"):
-        sets.read(tmp_path / "nothing.txt")
+        task_sets.read(tmp_path / "nothing.txt")

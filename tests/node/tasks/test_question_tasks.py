@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
-from node.tasks import jsonl
-from node.tasks.jsonl import JsonlTask, final_text
-from node.tasks.reasoning import MAX_ITEM
-from node.tasks.versions import EXACT
-from node.tasks.versions import MATH as VERSION
+from node.tasks import question_tasks
+from node.tasks.question_tasks import JsonlTask, final_text
+from node.tasks.reasoning_tasks import MAX_ITEM
+from node.tasks.task_versions import EXACT
+from node.tasks.task_versions import MATH as VERSION
 
 ROWS = [
     ("What is 1+1?", "2"),
@@ -128,7 +128,7 @@ def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "maths.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
-        jsonl.read_lines("maths", path)
+        question_tasks.read_lines("maths", path)
 
 
 def test_missing_file_version_parameters_and_sandbox(tmp_path: Path) -> None:

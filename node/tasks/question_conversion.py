@@ -1,6 +1,6 @@
 """From a founder's own file, JSON lines or Parquet, to the form in which a question set is pinned and travels.
 
-1. The form is lines of ``{"question", "answer"}`` or ``{"question", "tests"}`` (``node.tasks.jsonl``,
+1. The form is lines of ``{"question", "answer"}`` or ``{"question", "tests"}`` (``node.tasks.question_tasks``,
    ``node.tasks.code.problems``) in the order of the rows, with nothing else in them: so nodes need no Parquet, and
    columns that are not used do not travel.
 2. ``columns`` says which column holds the question, the answer or the tests; a dot leads into one ("reward_model.
@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.errors import UserError
-from node.tasks import files, jsonl
+from node.tasks import question_files, question_tasks
 from node.tasks.code import problems
-from node.tasks.code.inside import encode
+from node.tasks.code.inside_sandbox import encode
 from protocol.constants import MAX_BLOB_BYTES
 
 USUAL: Final[Mapping[str, tuple[str, ...]]] = {
@@ -63,7 +63,7 @@ class Source:
 def convert(source: Source) -> tuple[bytes, list[str]]:
     """The file in the form that is pinned, and why each row that was left out was. Raises ``UserError``."""
     parts = PARTS[source.kind]
-    check = jsonl.check_of(source.name, source.parameters) if source.kind == "jsonl" else ""
+    check = question_tasks.check_of(source.name, source.parameters) if source.kind == "jsonl" else ""
     if unknown := set(source.columns) - set(parts):
         raise UserError(f"{source.name}: columns has no key {min(unknown)!r}", f"it has {' and '.join(parts)}")
     made, left_out, size = [], [], 0
@@ -98,7 +98,7 @@ def _value(row: Mapping[str, Any], columns: Mapping[str, str], where: str, check
     """One row in the form that is pinned. Raises ``UserError``."""
     question = _question(_at(row, columns["question"]), where)
     if "answer" in columns:
-        question, answer = jsonl.pair(
+        question, answer = question_tasks.pair(
             {"question": question, "answer": _answer(_at(row, columns["answer"]))}, where, check
         )
         return {"question": question, "answer": answer}
@@ -118,7 +118,7 @@ def _value(row: Mapping[str, Any], columns: Mapping[str, str], where: str, check
 def _rows(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row with the words that name it, at least one."""
     if source.path.suffix not in PARQUET:
-        for number, value in files.lines(source.name, source.path):
+        for number, value in question_files.lines(source.name, source.path):
             yield f"line {number} of {source.name}", value
         return
     try:
@@ -188,7 +188,7 @@ def _answer(value: Any) -> Any:
         return value
     if "####" in value:
         return value.rpartition("####")[2].strip()
-    return jsonl.boxed(value) or value
+    return question_tasks.boxed(value) or value
 
 
 def _number(value: float | Decimal) -> str | None:

@@ -6,8 +6,8 @@ Rewards are consensus, so a node with another version must not take part.
    mathematics (``MATH``), the Python that runs programs ("python==3.11": the minor version decides what is a valid
    program), the package that a task came in.
 2. Questions whose answers are compared as texts rest on no package; their pin is the version of the rule, ``EXACT``.
-3. The packages of ``MATH`` are those whose hostile inputs ``node.tasks.bounds`` was tried with: others are refused
-   whatever a genesis says.
+3. The packages of ``MATH`` are those whose hostile inputs ``node.tasks.answer_bounds`` was tried with: others are
+   refused whatever a genesis says.
 """
 
 from __future__ import annotations

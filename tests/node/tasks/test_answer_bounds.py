@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.tasks import bounds
+from node.tasks import answer_bounds
 
 CALL = "__import__('os').system('touch x')"
 
@@ -22,31 +22,31 @@ CALL = "__import__('os').system('touch x')"
         ("a\tb\nc", "a\tb\nc"),
         ("a\0b", None),
         ("a\x1bb", None),
-        ("(" * bounds.MAX_NESTING, "(" * bounds.MAX_NESTING),
-        ("(" * (bounds.MAX_NESTING + 1), None),
+        ("(" * answer_bounds.MAX_NESTING, "(" * answer_bounds.MAX_NESTING),
+        ("(" * (answer_bounds.MAX_NESTING + 1), None),
         ("(" * 3000 + ")" * 3000, None),
-        ("x" * bounds.MAX_ANSWER, "x" * bounds.MAX_ANSWER),
-        ("x" * (bounds.MAX_ANSWER + 1), None),
-        (" " * bounds.MAX_RESPONSE, ""),
-        (" " * (bounds.MAX_RESPONSE + 1), None),
+        ("x" * answer_bounds.MAX_ANSWER, "x" * answer_bounds.MAX_ANSWER),
+        ("x" * (answer_bounds.MAX_ANSWER + 1), None),
+        (" " * answer_bounds.MAX_RESPONSE, ""),
+        (" " * (answer_bounds.MAX_RESPONSE + 1), None),
     ],
 )
 def test_answer_of_a_response(response: str, answer: str | None) -> None:
-    assert bounds.answer_of(response) == answer
+    assert answer_bounds.answer_of(response) == answer
 
 
 def test_many_open_tags_take_no_time() -> None:
-    assert bounds.answer_of("<answer>" * 30_000 + "</answer>") == ""
+    assert answer_bounds.answer_of("<answer>" * 30_000 + "</answer>") == ""
 
 
 @pytest.mark.parametrize(("text", "depth"), [("", 0), ("a(b[c]d)", 2), (")))(", 1), ("()()", 1), ("([{", 3)])
 def test_nesting(text: str, depth: int) -> None:
-    assert bounds.nesting(text) == depth
+    assert answer_bounds.nesting(text) == depth
 
 
 @pytest.mark.parametrize("answer", ["[1, 2]", "['a', 'b']", "[[0, -1], (2, '')]", "'abc'", "[" * 40 + "]" * 40])
 def test_literals(answer: str) -> None:
-    assert bounds.is_literal(answer)
+    assert answer_bounds.is_literal(answer)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_literals(answer: str) -> None:
     ],
 )
 def test_no_literals(answer: str) -> None:
-    assert not bounds.is_literal(answer)
+    assert not answer_bounds.is_literal(answer)
 
 
 @pytest.mark.parametrize("answer", ["1", "(1+2)*3 - 4/5", "-1 + 2", "99999999999999999999", "24/(3-8/3)"])
 def test_arithmetic(answer: str) -> None:
-    assert bounds.is_arithmetic(answer)
+    assert answer_bounds.is_arithmetic(answer)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_arithmetic(answer: str) -> None:
     ],
 )
 def test_no_arithmetic(answer: str) -> None:
-    assert not bounds.is_arithmetic(answer)
+    assert not answer_bounds.is_arithmetic(answer)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_no_arithmetic(answer: str) -> None:
     ],
 )
 def test_expressions(answer: str) -> None:
-    assert bounds.is_expression(answer)
+    assert answer_bounds.is_expression(answer)
 
 
 @pytest.mark.parametrize(
@@ -150,17 +150,17 @@ def test_expressions(answer: str) -> None:
     ],
 )
 def test_no_expressions(answer: str) -> None:
-    assert not bounds.is_expression(answer)
+    assert not answer_bounds.is_expression(answer)
 
 
 @pytest.mark.parametrize("answer", ["1/3", "0.5", "-2", "1e-3", "1,000", "1 / 3", "+7"])
 def test_numbers(answer: str) -> None:
-    assert bounds.is_number(answer)
+    assert answer_bounds.is_number(answer)
 
 
 @pytest.mark.parametrize("answer", ["1e999999999", "1e-9999", "nan", "", "x", "1/2/3", "1/1e9", "9" * 2000])
 def test_no_numbers(answer: str) -> None:
-    assert not bounds.is_number(answer)
+    assert not answer_bounds.is_number(answer)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_no_numbers(answer: str) -> None:
     ],
 )
 def test_latex(answer: str) -> None:
-    assert bounds.is_latex(answer)
+    assert answer_bounds.is_latex(answer)
 
 
 @pytest.mark.parametrize(
@@ -226,11 +226,17 @@ def test_latex(answer: str) -> None:
     ],
 )
 def test_no_latex(answer: str) -> None:
-    assert not bounds.is_latex(answer)
+    assert not answer_bounds.is_latex(answer)
 
 
 @given(st.text() | st.text(alphabet="0123456789+-*/()[]{}^!eExX\\ \n'\",.", max_size=60))
 def test_no_text_raises(text: str) -> None:
-    bounds.answer_of(text)
-    for check in (bounds.is_literal, bounds.is_arithmetic, bounds.is_expression, bounds.is_number, bounds.is_latex):
+    answer_bounds.answer_of(text)
+    for check in (
+        answer_bounds.is_literal,
+        answer_bounds.is_arithmetic,
+        answer_bounds.is_expression,
+        answer_bounds.is_number,
+        answer_bounds.is_latex,
+    ):
         check(text)

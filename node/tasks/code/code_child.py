@@ -1,14 +1,14 @@
 """The child process of code tasks: it reads problems, runs programs in sandboxes and compares what they say.
 
-Run as ``python -P -m node.tasks.code.child FD``. Operations (``node.workers.frames``):
+Run as ``python -P -m node.tasks.code.code_child FD``. Operations (``node.workers.frames``):
 
 - ``configure{tasks}`` → ``{longest: seconds that one response takes at most, counts: [items of each task]}``;
 - ``check{tasks}`` → ``{problems: [one line each]}``;
 - ``prompts{items: [[task index, item]…]}`` → ``{questions: [str]}``;
 - ``score{items: [[task index, item, response]…], patient}`` → ``{rewards: [millionths | None]}``.
 
-1. It is not in a sandbox itself: it makes them, one for each program (``node.tasks.code.runner``). Of what strangers
-   wrote it only finds the program in a response and compares outputs; no scorer and no expression runs in it.
+1. It is not in a sandbox itself: it makes them, one for each program (``node.tasks.code.program_runner``). Of what
+   strangers wrote it only finds the program in a response and compares outputs; no scorer and no expression runs in it.
 2. As many programs run at once as the process may use processors.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from node.errors import UserError
 from node.tasks import catalogue
-from node.tasks.code.task import CodeTask
+from node.tasks.code.code_tasks import CodeTask
 from node.workers import child_loop
 from protocol.taskset import TaskSet
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from node.tasks import limits
+from node.tasks import process_limits
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +21,7 @@ def burn() -> None:
 
 def test_time_is_bounded_and_the_timers_end_with_the_block() -> None:
     started = time.process_time()
-    with pytest.raises(limits.OutOfTime), limits.time_limit(0.05) as clock:
+    with pytest.raises(process_limits.OutOfTime), process_limits.time_limit(0.05) as clock:
         burn()
     assert clock.expired
     assert time.process_time() - started < 0.5
@@ -31,7 +31,7 @@ def test_time_is_bounded_and_the_timers_end_with_the_block() -> None:
 
 
 def test_work_in_time_is_left_alone() -> None:
-    with limits.time_limit(5) as clock:
+    with process_limits.time_limit(5) as clock:
         value = sum(range(1000))
     assert value == 499_500
     assert not clock.expired
@@ -40,7 +40,7 @@ def test_work_in_time_is_left_alone() -> None:
 
 def test_a_swallowed_exception_comes_again_and_is_remembered() -> None:
     swallowed = 0
-    with limits.time_limit(0.02) as clock:
+    with process_limits.time_limit(0.02) as clock:
         while swallowed < 2:
             try:
                 burn()

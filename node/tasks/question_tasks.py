@@ -2,12 +2,12 @@
 
 1. Each line is a JSON object with the texts ``question`` and ``answer`` and nothing else that counts. Item n is line n
    modulo the number of lines. ``parameters`` is a JSON object that may say ``check``: "math" (the default) or "exact".
-   What compares must be installed in the versions that the domain's genesis pins (``node.tasks.versions``).
+   What compares must be installed in the versions that the domain's genesis pins (``node.tasks.task_versions``).
 2. What is compared is the text in the response's last ``<answer>…</answer>``, else in its last ``\\boxed{…}``, else
    its last line that is not blank. A text equal to the answer is right.
 3. "exact": texts are equal up to the amount of white space. That runs no code and needs no sandbox.
-4. "math": any other text reaches math-verify only within the bounds of ``node.tasks.bounds.is_latex`` and scores 0
-   beyond them, and so must every answer in the file lie within them.
+4. "math": any other text reaches math-verify only within the bounds of ``node.tasks.answer_bounds.is_latex`` and scores
+   0 beyond them, and so must every answer in the file lie within them.
 5. math-verify's own timeouts are off: they rest on signals, and say "wrong" where a machine was slow. The caller bounds
    the time, and a reward that took too long is undecidable. sympy's random generator is seeded before each comparison,
    and the sandbox has it compute with Python's integers, whatever faster ones are installed.
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.errors import UserError
-from node.tasks import bounds, files, versions
-from node.tasks.reasoning import MAX_ITEM
+from node.tasks import answer_bounds, question_files, task_versions
+from node.tasks.reasoning_tasks import MAX_ITEM
 from protocol.constants import MILLION
 
 CHECKS: Final = ("math", "exact")
@@ -36,7 +36,7 @@ _WORD: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
 
 def final_text(response: str) -> str | None:
     """What of ``response`` is compared (rule 2), or None where it is out of the bounds of ``bounds.answer_of``."""
-    answer = bounds.answer_of(response)
+    answer = answer_bounds.answer_of(response)
     if not answer:
         return answer
     inner = boxed(answer)
@@ -62,7 +62,7 @@ def _braced(text: str, start: int) -> str | None:
 
 def check_of(name: str, parameters: str) -> str:
     """How the answers of a question set are compared: one of ``CHECKS``. Raises ``UserError``."""
-    values = versions.parameters(name, parameters)
+    values = task_versions.parameters(name, parameters)
     if unknown := set(values) - {"check"}:
         raise UserError(f"the question set {name} has no parameter {min(unknown)!r}", "it has check")
     check = values.get("check", "math")
@@ -73,7 +73,7 @@ def check_of(name: str, parameters: str) -> str:
 
 def read_lines(name: str, path: Path, check: str = "math") -> list[tuple[str, str]]:
     """The (question, answer) pairs of a JSONL file. Raises ``UserError`` that names the first bad line."""
-    return [pair(value, f"line {number} of {name}", check) for number, value in files.lines(name, path)]
+    return [pair(value, f"line {number} of {name}", check) for number, value in question_files.lines(name, path)]
 
 
 def pair(value: Mapping[str, Any], where: str, check: str) -> tuple[str, str]:
@@ -81,12 +81,12 @@ def pair(value: Mapping[str, Any], where: str, check: str) -> tuple[str, str]:
     question, answer = value.get("question"), value.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str) or not question.strip() or not answer.strip():
         raise UserError(f'{where} needs the texts "question" and "answer"')
-    if len(question) > files.MAX_QUESTION:
-        raise UserError(f"the question in {where} has more than {files.MAX_QUESTION} characters")
+    if len(question) > question_files.MAX_QUESTION:
+        raise UserError(f"the question in {where} has more than {question_files.MAX_QUESTION} characters")
     if check == "exact":
-        if len(answer.strip().splitlines()) > 1 or bounds.answer_of(answer) is None:
+        if len(answer.strip().splitlines()) > 1 or answer_bounds.answer_of(answer) is None:
             raise UserError(f"the answer in {where} is not one line of text: {answer[:60]!r}")
-    elif not bounds.is_latex(answer):
+    elif not answer_bounds.is_latex(answer):
         raise UserError(
             f"the answer in {where} cannot be judged: {answer[:60]!r}",
             "leave out lines whose answers hold integrals, sums, products, limits, text or large exponents",
@@ -96,7 +96,7 @@ def pair(value: Mapping[str, Any], where: str, check: str) -> tuple[str, str]:
 
 def _as_latex(text: str) -> str:
     """math-verify reads LaTeX only where it is marked as such; a sentence is left for it to search."""
-    sentence = any(word not in bounds.FUNCTIONS for word in _WORD.findall(text))
+    sentence = any(word not in answer_bounds.FUNCTIONS for word in _WORD.findall(text))
     return text if sentence or "$" in text else f"${text}$"
 
 
@@ -115,10 +115,10 @@ class JsonlTask:
         if data is None:
             raise UserError(f"the JSONL task {name} names no file", "give the path of a JSONL file")
         if self._check == "exact":
-            versions.check_exact(version)
+            task_versions.check_exact(version)
             self._lines = read_lines(name, data, self._check)
             return
-        versions.check_math(version)
+        task_versions.check_math(version)
         self._lines = read_lines(name, data)
         math_verify = importlib.import_module("math_verify")
 
@@ -158,7 +158,7 @@ class JsonlTask:
             return MILLION
         if self._check == "exact":
             return MILLION if text.split() == expected.split() else 0
-        if not bounds.is_latex(text):
+        if not answer_bounds.is_latex(text):
             return 0
         self._seed(0)
         right = self._library.verify(self._parse(expected), self._parse(text), timeout_seconds=None)

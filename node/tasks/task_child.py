@@ -1,4 +1,4 @@
-"""The child process that makes questions and judges responses. Run as ``python -P -m node.tasks.child FD``.
+"""The child process that makes questions and judges responses. Run as ``python -P -m node.tasks.task_child FD``.
 
 Operations (``node.workers.frames``):
 
@@ -10,8 +10,8 @@ Operations (``node.workers.frames``):
 
 1. A reward is None, undecidable, where scoring took more than ``limit`` seconds of processor time, more memory or a
    deeper stack than there is. What any other exception ends scores 0.
-2. Scoring that cannot be interrupted ends the process (``node.tasks.limits``); so do questions that take too long. The
-   daemon's side starts another one.
+2. Scoring that cannot be interrupted ends the process (``node.tasks.process_limits``); so do questions that take too
+   long. The daemon's side starts another one.
 3. The process has no torch and only the task libraries that its tasks need.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from node.errors import UserError
-from node.tasks import catalogue, limits, seccomp
+from node.tasks import catalogue, process_limits, seccomp
 from node.workers import child_loop
 
 QUESTION_SECONDS: Final = 20.0
@@ -52,7 +52,7 @@ class TasksChild:
         except UserError as error:
             raise child_loop.UserError(str(error)) from None
         if sandboxed:  # outside, the limit would count all processes of this user
-            limits.bound_processes(PROCESSES)
+            process_limits.bound_processes(PROCESSES)
         return {"filter": seccomp.install(), "counts": [task.count for task in self._tasks]}
 
     def check(self, tasks: list[dict[str, Any]], sandboxed: bool) -> dict[str, Any]:
@@ -65,9 +65,9 @@ class TasksChild:
 
     def _question(self, index: int, item: int) -> str:
         try:
-            with limits.time_limit(QUESTION_SECONDS):
+            with process_limits.time_limit(QUESTION_SECONDS):
                 return self._tasks[index].question(item)
-        except limits.OutOfTime:
+        except process_limits.OutOfTime:
             raise TimeoutError(f"task {index} took more than {QUESTION_SECONDS:g} s for item {item}") from None
 
     def score(self, items: list[tuple[int, int, str]], limit: float) -> dict[str, Any]:
@@ -80,9 +80,9 @@ class TasksChild:
 
     def _reward(self, task: catalogue.Task, item: int, response: str, limit: float) -> int | None:
         try:
-            with limits.time_limit(limit) as clock:
+            with process_limits.time_limit(limit) as clock:
                 reward = task.score(item, response)
-        except (limits.OutOfTime, MemoryError, RecursionError):
+        except (process_limits.OutOfTime, MemoryError, RecursionError):
             return None
         except Exception:
             return None if clock.expired else 0
@@ -92,7 +92,7 @@ class TasksChild:
 
 def main() -> None:
     """Bound the process and serve until the socket closes."""
-    limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
+    process_limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
     child_loop.run(TasksChild().operations)
 
 

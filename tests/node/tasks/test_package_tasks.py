@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from node.errors import UserError
-from node.tasks import package, sandbox, service
-from node.tasks.package import PackageTask
-from node.tasks.service import TaskService
+from node.tasks import package_tasks, sandbox, task_service
+from node.tasks.package_tasks import PackageTask
+from node.tasks.task_service import TaskService
 from tests.node.tasks.test_catalogue import row
 
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
@@ -75,40 +75,40 @@ def riddles(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_is_offered_is_found_without_importing_it(installed: Path) -> None:
-    (offer,) = [offer for offer in package.offers() if offer.name == "riddles"]
+    (offer,) = [offer for offer in package_tasks.offers() if offer.name == "riddles"]
     assert offer.pin == "farflung-riddles==1.2.0"
-    assert package.choose("riddles", None) == package.pinned("riddles", offer.pin) == offer
-    files, paths = package.locate(offer)
+    assert package_tasks.choose("riddles", None) == package_tasks.pinned("riddles", offer.pin) == offer
+    files, paths = package_tasks.locate(offer)
     assert files == [installed / "farflung_riddles", installed / "farflung_riddles-1.2.0.dist-info"]
     assert set(paths) == {installed}
 
 
 def test_what_is_not_there_is_told_in_one_line(installed: Path) -> None:
     with pytest.raises(UserError, match=r"no installed package has a task 'riddle' \(did you mean riddles\?\)"):
-        package.choose("riddle", None)
+        package_tasks.choose("riddle", None)
     with pytest.raises(UserError, match="no installed package has a task 'riddles' of other"):
-        package.choose("riddles", "other")
+        package_tasks.choose("riddles", "other")
     with pytest.raises(
         UserError, match=r"riddles comes in a package: farflung-riddles 1\.2\.0 is .* install farflung-rid"
     ):
-        package.pinned("riddles", "farflung-riddles==1.3.0")
+        package_tasks.pinned("riddles", "farflung-riddles==1.3.0")
     with pytest.raises(UserError, match="nowhere is not installed; install nowhere==1"):
-        package.pinned("riddles", "nowhere==1")
+        package_tasks.pinned("riddles", "nowhere==1")
     with pytest.raises(UserError, match="instead of one package"):
-        package.pinned("riddles", "a==1 b==1")
+        package_tasks.pinned("riddles", "a==1 b==1")
     install(installed, "other-riddles")
     with pytest.raises(
         UserError, match="farflung-riddles and other-riddles both have a task 'riddles'; write package ="
     ):
-        package.choose("riddles", None)
-    assert package.choose("riddles", "other-riddles").pin == "other-riddles==1.2.0"
+        package_tasks.choose("riddles", None)
+    assert package_tasks.choose("riddles", "other-riddles").pin == "other-riddles==1.2.0"
 
 
 def test_code_that_is_gone_is_named(installed: Path) -> None:
-    offer = package.choose("riddles", None)
+    offer = package_tasks.choose("riddles", None)
     (installed / "farflung_riddles").rename(installed / "gone")
     with pytest.raises(UserError, match=r"names farflung_riddles\.tasks:Riddles, which is not there"):
-        package.locate(offer)
+        package_tasks.locate(offer)
 
 
 @pytest.mark.usefixtures("installed")
@@ -140,7 +140,7 @@ async def test_what_it_says_of_its_parameters_is_passed_on() -> None:
         r"the task riddles of farflung-riddles==1\.2\.0 does not start with its parameters: ValueError: most is less"
     )
     with pytest.raises(UserError, match=message):
-        await service.check([riddles(parameters='{"most": 0}')])
+        await task_service.check([riddles(parameters='{"most": 0}')])
     with pytest.raises(
         UserError, match=r"farflung-riddles 1\.2\.0 is installed, the domain pins 2\.0; install farflung-riddles==2\.0"
     ):

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 
 from node.errors import UserError
-from node.tasks.code import runner
-from node.tasks.code import task as task_module
-from node.tasks.code.runner import Lost
-from node.tasks.code.task import MAX_ITEM, CodeTask, Settings
+from node.tasks.code import code_tasks as task_module
+from node.tasks.code import program_runner
+from node.tasks.code.code_tasks import MAX_ITEM, CodeTask, Settings
+from node.tasks.code.program_runner import Lost
 
-VERSION = f"python=={runner.own_version()}"
+VERSION = f"python=={program_runner.own_version()}"
 ADD = {
     "question": "Read two numbers, print their sum.",
     "tests": [{"stdin": "1 2", "stdout": "3"}, {"stdin": "5 5", "stdout": "10"}],
 }
 SECRET = {"question": "Guess.", "tests": [{"stdin": "public-1234567", "stdout": "secret-1234567"}]}
 needs_sandbox = pytest.mark.skipif(
-    runner.available(runner.own_version()) is not None, reason=str(runner.available(runner.own_version()))
+    program_runner.available(program_runner.own_version()) is not None,
+    reason=str(program_runner.available(program_runner.own_version())),
 )
 
 
@@ -95,7 +96,7 @@ def test_a_sandbox_that_ends_decides_nothing(tmp_path: Path, monkeypatch: pytest
         yield from ()
         raise Lost("the sandbox ended")
 
-    monkeypatch.setattr(runner, "run", lost)
+    monkeypatch.setattr(program_runner, "run", lost)
     assert task.score(0, block("print(3)")) is None
 
 
@@ -123,6 +124,6 @@ def test_what_a_machine_lacks_is_told_in_one_line(tmp_path: Path, monkeypatch: p
         CodeTask("adds", "{}", "sympy==1", tmp_path / "x")
     with pytest.raises(UserError, match="the code task adds names no file"):
         CodeTask("adds", "{}", VERSION, None)
-    monkeypatch.setattr(runner, "available", lambda _version: None)
+    monkeypatch.setattr(program_runner, "available", lambda _version: None)
     with pytest.raises(UserError, match="cannot read adds"):
         CodeTask("adds", "{}", VERSION, tmp_path / "nothing")

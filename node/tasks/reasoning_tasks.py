@@ -10,8 +10,8 @@
 4. The global random generator is seeded with the item before a question is made and before a response is scored, and
    the process has PYTHONHASHSEED=0 (five generators iterate over sets of strings).
 5. A reward is the scorer's, rounded to millionths and put between 0 and one million. What is out of the bounds of
-   ``node.tasks.bounds``, an exception and a NaN score 0. ``MemoryError`` and ``RecursionError`` depend on the machine
-   and are passed on: the reward is undecidable.
+   ``node.tasks.answer_bounds``, an exception and a NaN score 0. ``MemoryError`` and ``RecursionError`` depend on the
+   machine and are passed on: the reward is undecidable.
 
 Importing this module imports no reasoning-gym; making a task does.
 """
@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.errors import UserError
-from node.tasks import bounds, versions
+from node.tasks import answer_bounds, task_versions
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION, REFUSED, UNSANDBOXED, DataSet, Scorer
 from protocol.constants import MILLION
 
@@ -97,16 +97,18 @@ class ReasoningTask:
 
     def __init__(self, name: str, parameters: str, version: str, *, sandboxed: bool) -> None:
         data_set = check_name(name, sandboxed=sandboxed)
-        versions.check_gym(version)
+        task_versions.check_gym(version)
         if data_set.scorer in (Scorer.ARITHMETIC, Scorer.EXPRESSION):
-            versions.check(versions.ALGEBRA)
+            task_versions.check(task_versions.ALGEBRA)
         self.name = name
         self._scorer = data_set.scorer
         _install_shells()
         importlib.import_module(f"reasoning_gym.{data_set.module}")
         factory = importlib.import_module("reasoning_gym.factory")
         dataset_class, config_class = factory.DATASETS[name]
-        self._data = dataset_class(_configure(name, config_class, versions.parameters(name, parameters), sandboxed))
+        self._data = dataset_class(
+            _configure(name, config_class, task_versions.parameters(name, parameters), sandboxed)
+        )
         self._count: int = len(self._data) if data_set.finite else MAX_ITEM + 1
         self._pickled = functools.lru_cache(maxsize=_KEPT_ENTRIES)(self._make)
 
@@ -141,7 +143,7 @@ class ReasoningTask:
 
     def score(self, item: int, response: str) -> int:
         """The reward of ``response`` in millionths, 0…1,000,000 (rule 5)."""
-        answer = bounds.answer_of(response)
+        answer = answer_bounds.answer_of(response)
         if answer is None:
             return 0
         entry = self._entry(item)
@@ -160,13 +162,13 @@ class ReasoningTask:
         match self._scorer:
             case Scorer.LITERAL:
                 known = (entry["answer"].strip(), *entry["metadata"].get("valid_answers", ()))
-                return answer in known or bounds.is_literal(answer)
+                return answer in known or answer_bounds.is_literal(answer)
             case Scorer.ARITHMETIC:
-                return bounds.is_arithmetic(answer)
+                return answer_bounds.is_arithmetic(answer)
             case Scorer.EXPRESSION:
-                return bounds.is_expression(answer)
+                return answer_bounds.is_expression(answer)
             case Scorer.FRACTION:
-                return bounds.is_number(answer)
+                return answer_bounds.is_number(answer)
         return self.name not in _TRUSTS_NAN or "nan" not in answer.lower()
 
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.errors import UserError
-from node.tasks import bounds, versions
-from node.tasks.reasoning import MAX_ITEM, close_match
+from node.tasks import answer_bounds, task_versions
+from node.tasks.reasoning_tasks import MAX_ITEM, close_match
 from protocol.constants import MILLION
 
 GROUP: Final = "farflung.tasks"
@@ -73,10 +73,10 @@ def choose(name: str, package: str | None) -> Offer:
 
 def pinned(name: str, pin: str) -> Offer:
     """The installed offer that a genesis pins. Raises ``UserError`` that says what to install."""
-    pairs = versions.requirements(pin)
+    pairs = task_versions.requirements(pin)
     if len(pairs) != 1:
         raise UserError(f"the task {name} pins {pin!r} instead of one package", "ask the domain's creator")
-    if (problem := versions.problem(pairs)) is not None:
+    if (problem := task_versions.problem(pairs)) is not None:
         raise UserError(f"the task {name} comes in a package: {problem[0]}", problem[1])
     return choose(name, pairs[0][0])
 
@@ -119,7 +119,7 @@ class PackageTask:
     def __init__(self, name: str, parameters: str, version: str, *, paths: Sequence[str], sandboxed: bool) -> None:
         if not sandboxed:
             raise UserError(f"the task {name} of a package runs its code, and so needs a sandbox")
-        values = versions.parameters(name, parameters)
+        values = task_versions.parameters(name, parameters)
         sys.path += [path for path in paths if path not in sys.path]
         offer = pinned(name, version)
         self.name = name
@@ -143,7 +143,7 @@ class PackageTask:
 
     def score(self, item: int, response: str) -> int | None:
         """The reward of ``response`` in millionths; None is undecidable (rule 4)."""
-        if len(response) > bounds.MAX_RESPONSE:
+        if len(response) > answer_bounds.MAX_RESPONSE:
             return 0
         random.seed(item)
         try:

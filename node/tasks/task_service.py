@@ -1,8 +1,8 @@
 """The daemon's side of tasks: sandboxed children that make questions and score responses, kept alive.
 
-1. No task library is imported here. One child (``node.tasks.child``) starts inside ``node.tasks.sandbox`` where that
-   works; elsewhere only tasks whose scorers run no code are allowed. Code tasks have another child
-   (``node.tasks.code.child``), which starts a sandbox for each program.
+1. No task library is imported here. One child (``node.tasks.task_child``) starts inside ``node.tasks.sandbox`` where
+   that works; elsewhere only tasks whose scorers run no code are allowed. Code tasks have another child
+   (``node.tasks.code.code_child``), which starts a sandbox for each program.
 2. Responses are scored in batches. Where one kills the child or keeps it beyond its time, the batch is scored again
    response by response, so that only the culprit's reward is undecidable (None). After ``MAX_DEATHS`` deaths in one
    call what is left of it is undecidable as well: score the responses of one author in one call, so that an attacker
@@ -24,12 +24,12 @@ from typing import Any, Final, Self
 import trio
 
 from node.errors import UserError
-from node.tasks import catalogue, package, sandbox
-from node.tasks.limits import WALL_FACTOR
+from node.tasks import catalogue, package_tasks, sandbox
+from node.tasks.process_limits import WALL_FACTOR
 from node.workers.child_process import Worker, WorkerError, open_worker
 
-CHILD: Final = "node.tasks.child"
-CODE_CHILD: Final = "node.tasks.code.child"
+CHILD: Final = "node.tasks.task_child"
+CODE_CHILD: Final = "node.tasks.code.code_child"
 LIMIT_SECONDS: Final = 2.0
 """Processor time that scoring one response may take, where it is no program."""
 START_SECONDS: Final = 120.0
@@ -63,7 +63,7 @@ class _Table:
             readable += [] if data is None or not os.path.exists(data) else [Path(data)]
             rows.append({**row, "data": data})
             if row["kind"] == "package":
-                files, paths = package.locate(package.pinned(row["name"], row["version"]))
+                files, paths = package_tasks.locate(package_tasks.pinned(row["name"], row["version"]))
                 readable += files
                 rows[-1]["paths"] = [str(path) for path in paths]
         return cls(rows, readable)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from node.errors import UserError
-from node.tasks import versions
-from node.tasks.code import problems, runner
-from node.tasks.code.inside import WALL_FACTOR
-from node.tasks.code.runner import Limits
+from node.tasks import task_versions
+from node.tasks.code import problems, program_runner
+from node.tasks.code.inside_sandbox import WALL_FACTOR
+from node.tasks.code.program_runner import Limits
 from protocol.constants import MILLION
 
 MAX_ITEM: Final = 2**31 - 1
@@ -43,7 +43,7 @@ class Settings:
     @classmethod
     def parse(cls, name: str, text: str) -> Settings:
         """Read JSON text. Raises ``UserError``."""
-        values = versions.parameters(name, text)
+        values = task_versions.parameters(name, text)
         known = {"reward": REWARDS, "seconds": range(1, 61), "memory": range(64, 4097)}
         for key, value in values.items():
             if key not in known:
@@ -66,10 +66,10 @@ class CodeTask:
             raise UserError(f"the code task {name} names no file", "give the path of a file of problems")
         self.name = name
         self.settings = Settings.parse(name, parameters)
-        pinned = versions.pinned_python(name, version)
-        if (problem := runner.available(pinned)) is not None:
+        pinned = task_versions.pinned_python(name, version)
+        if (problem := program_runner.available(pinned)) is not None:
             raise UserError(f"the code task {name} cannot run programs here: {problem}")
-        python = runner.find_python(pinned)
+        python = program_runner.find_python(pinned)
         assert python is not None
         self._python = python
         self._problems = problems.read(name, data)
@@ -77,7 +77,7 @@ class CodeTask:
     @property
     def longest(self) -> float:
         """Seconds of wall time that scoring one response takes at most, without patience."""
-        return self.settings.seconds * (TOTAL_FACTOR + 1) * WALL_FACTOR + runner.START_SECONDS
+        return self.settings.seconds * (TOTAL_FACTOR + 1) * WALL_FACTOR + program_runner.START_SECONDS
 
     @property
     def count(self) -> int:
@@ -109,7 +109,7 @@ class CodeTask:
         )
         passed = 0
         try:
-            with closing(runner.run(self._python, program, [test.given for test in tests], limits)) as results:
+            with closing(program_runner.run(self._python, program, [test.given for test in tests], limits)) as results:
                 for test, (status, output) in zip(tests, results, strict=True):
                     if status == "lost" or (status == "time" and patient):
                         return None
@@ -117,6 +117,6 @@ class CodeTask:
                         passed += 1
                     elif settings.reward == "all":
                         return 0
-        except runner.Lost:
+        except program_runner.Lost:
             return None
         return MILLION * passed // len(tests)

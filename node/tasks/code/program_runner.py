@@ -3,7 +3,7 @@
 1. The sandbox (bubblewrap): no network, no other process in sight, no capabilities, nothing to write to, and to be
    read only this Python, its standard library and the system's shared libraries; no installed package. It ends with
    whoever started it, and everything in it ends with it.
-2. ``node.tasks.code.inside`` runs in it as the only other process. It forks one process a test, with limits on
+2. ``node.tasks.code.inside_sandbox`` runs in it as the only other process. It forks one process a test, with limits on
    processor time, memory, file sizes and threads, and the system call filter of ``node.tasks.seccomp``.
 3. Nothing in the sandbox knows what a test expects. Output comes back test by test, bounded in size, so the caller can
    stop early.
@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from node.tasks import sandbox, seccomp
-from node.tasks.code import inside
+from node.tasks.code import inside_sandbox
 
-INSIDE: Final = Path(inside.__file__)
+INSIDE: Final = Path(inside_sandbox.__file__)
 START_SECONDS: Final = 20.0
 """Wall time beyond the programs' own that starting a sandbox on a busy machine may take."""
 _ENVIRONMENT: Final = {
@@ -165,7 +165,7 @@ def run(
         end = time.monotonic() + START_SECONDS
         reader = _Reader(process.stdout.fileno())
         for _ in tests:
-            end += limits.seconds * inside.WALL_FACTOR
+            end += limits.seconds * inside_sandbox.WALL_FACTOR
             yield reader.frame(end)
     finally:
         with suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
 """Runs one program against the inputs of its tests, inside the sandbox. A file by itself: the standard library only.
 
-Started as ``python -P -s -S inside.py`` by ``node.tasks.code.runner``, which see for the sandbox around it. A request
-comes as JSON on standard input: ``{program, tests: [["stdin", text] | ["call", expression]…], seconds, total, memory,
-output, filter, number}``. For each test one frame goes to standard output: ``status size\\n`` and the output.
+Started as ``python -P -s -S inside.py`` by ``node.tasks.code.program_runner``, which see for the sandbox around it. A
+request comes as JSON on standard input: ``{program, tests: [["stdin", text] | ["call", expression]…], seconds, total,
+memory, output, filter, number}``. For each test one frame goes to standard output: ``status size\\n`` and the output.
 
 1. What a test expects is not here: the other side compares. So a program finds nothing to read or to forge.
 2. Each test is a process of its own, forked from this one before the program was read, under resource limits and a

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from node.errors import UserError
-from node.tasks import reasoning, versions
+from node.tasks import reasoning_tasks, task_versions
 from node.tasks.allowlist import REASONING_GYM_VERSION as VERSION
-from node.tasks.reasoning import MAX_ITEM, ReasoningTask
+from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask
 from node.workers.child_process import child_environment
 
 SUMS = json.dumps({"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "seed": 7})
@@ -77,7 +77,7 @@ def test_a_generator_that_gives_up_is_asked_for_the_next_item(monkeypatch: pytes
     own = task("chain_sum", SUMS)
     monkeypatch.setattr(own, "_data", GivesUp())
     assert own.question(2) == "5"
-    monkeypatch.setattr(reasoning, "_ATTEMPTS", 3)
+    monkeypatch.setattr(reasoning_tasks, "_ATTEMPTS", 3)
     with pytest.raises(ValueError, match="no puzzle"):
         own.question(1)
 
@@ -190,7 +190,7 @@ def test_versions() -> None:
 
 
 def test_algebra_needs_the_sympy_that_it_was_tried_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "ALGEBRA", (("sympy", "1.13.0"),))
+    monkeypatch.setattr(task_versions, "ALGEBRA", (("sympy", "1.13.0"),))
     assert task("chain_sum").question(0)
     with pytest.raises(UserError, match=r"sympy 1\.14\.0 is installed, the domain pins 1\.13\.0; install sympy==1\.13"):
         task("countdown")
@@ -198,9 +198,9 @@ def test_algebra_needs_the_sympy_that_it_was_tried_with(monkeypatch: pytest.Monk
 
 def test_only_what_a_task_needs_is_imported() -> None:
     code = (
-        "import sys\nimport node.tasks.service, node.tasks.catalogue\n"
+        "import sys\nimport node.tasks.task_service, node.tasks.catalogue\n"
         "print([m for m in ('reasoning_gym', 'sympy', 'math_verify', 'numpy', 'torch') if m in sys.modules])\n"
-        "from node.tasks.reasoning import ReasoningTask\n"
+        "from node.tasks.reasoning_tasks import ReasoningTask\n"
         f"ReasoningTask('chain_sum', '', '{VERSION}', sandboxed=False)\n"
         "print([m for m in ('sympy', 'numpy', 'matplotlib', 'torch') if m in sys.modules])\n"
     )

@@ -5,33 +5,33 @@ import importlib.metadata
 import pytest
 
 from node.errors import UserError
-from node.tasks import versions
+from node.tasks import task_versions
 
 
 def test_what_is_pinned_is_what_is_installed() -> None:
-    for name, version in versions.MATH_PACKAGES:
+    for name, version in task_versions.MATH_PACKAGES:
         assert importlib.metadata.version(name) == version
-    versions.check_math(versions.MATH)
+    task_versions.check_math(task_versions.MATH)
     # It has to fit into a genesis.
-    assert len(versions.MATH) <= 200
+    assert len(task_versions.MATH) <= 200
 
 
 def test_what_is_missing_is_told_with_its_remedy() -> None:
     with pytest.raises(UserError, match=r"hypothesis .* is installed, the domain pins 0; install hypothesis==0"):
-        versions.check([("hypothesis", "0")])
+        task_versions.check([("hypothesis", "0")])
     with pytest.raises(UserError, match="no-such-package is not installed; install no-such-package==1"):
-        versions.check([("no-such-package", "1")])
+        task_versions.check([("no-such-package", "1")])
 
 
 @pytest.mark.parametrize("pinned", ["", " ", "0.9.0", "a==", "==1", "a==1==2", "a==1 b"])
 def test_other_forms_are_refused(pinned: str) -> None:
     with pytest.raises(UserError, match="which is no list of packages; ask the domain's creator"):
-        versions.requirements(pinned)
+        task_versions.requirements(pinned)
 
 
 def test_parameters() -> None:
-    assert versions.parameters("x", "") == {}
-    assert versions.parameters("x", '{"a": 1}') == {"a": 1}
+    assert task_versions.parameters("x", "") == {}
+    assert task_versions.parameters("x", '{"a": 1}') == {"a": 1}
     for text in ("[", "[1]", "3", "[" * 100_000):
         with pytest.raises(UserError, match="the parameters of x"):
-            versions.parameters("x", text)
+            task_versions.parameters("x", text)

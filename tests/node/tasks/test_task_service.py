@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from node.errors import UserError
-from node.tasks import sandbox, service
-from node.tasks.service import TaskService
+from node.tasks import sandbox, task_service
+from node.tasks.task_service import TaskService
 from node.workers.child_process import WorkerError
 from protocol.taskset import TaskSet
 from tests.node.tasks.test_catalogue import row
@@ -23,7 +23,7 @@ needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=str(s
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CHILD", "tests.node.tasks.poison")
+    monkeypatch.setattr(task_service, "CHILD", "tests.node.tasks.poison")
 
 
 async def test_questions_and_rewards_without_a_sandbox() -> None:
@@ -106,7 +106,7 @@ async def test_check_names_what_is_wrong_with_problems(tmp_path: Path) -> None:
     code = tmp_path / "code.jsonl"
     code.write_text(json.dumps({"question": "One.", "tests": []}))
     with pytest.raises(UserError, match='line 1 of one needs "tests", a list of 1 to 200'):
-        await service.check([SUM, row("one", "code", data=str(code))])
+        await task_service.check([SUM, row("one", "code", data=str(code))])
     with pytest.raises(UserError, match='line 1 of one needs "tests", a list of 1 to 200'):
         async with TaskService([row("one", "code", data=str(code))]):
             pytest.fail("it started")
@@ -143,8 +143,8 @@ async def test_code_in_a_scorer_starts_no_process_and_no_connection() -> None:
 
 @pytest.mark.usefixtures("poisoned")
 async def test_deaths_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_DEATHS", 3)
-    monkeypatch.setattr(service, "BATCH", 4)
+    monkeypatch.setattr(task_service, "MAX_DEATHS", 3)
+    monkeypatch.setattr(task_service, "BATCH", 4)
     items = [(0, 1, ""), (0, 2, "die"), (0, 2, "die"), (0, 4, ""), (0, 5, "")]
     async with TaskService([SUM], sandboxed=False) as tasks:
         assert await tasks.score(items) == [1, None, None, None, None]
@@ -213,9 +213,9 @@ async def test_check_finds_what_a_start_would_not(tmp_path: Path, monkeypatch: p
     path = tmp_path / "maths.jsonl"
     path.write_text(json.dumps({"question": "1+1", "answer": "2"}))
     monkeypatch.chdir(tmp_path)
-    await service.check([SUM, row("maths", "jsonl", data=path.name)])
+    await task_service.check([SUM, row("maths", "jsonl", data=path.name)])
     path.write_text("no JSON")
     with pytest.raises(UserError, match="line 1 of maths is not JSON"):
-        await service.check([SUM, row("maths", "jsonl", data=str(path))])
+        await task_service.check([SUM, row("maths", "jsonl", data=str(path))])
     with pytest.raises(UserError, match=r"cannot read maths \(.*/nothing\): No such file"):
-        await service.check([row("maths", "jsonl", data=str(tmp_path / "nothing"))])
+        await task_service.check([row("maths", "jsonl", data=str(tmp_path / "nothing"))])

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from node.errors import UserError
-from node.tasks import convert
+from node.tasks import question_conversion
 from node.tasks.code import problems
-from node.tasks.convert import Source
-from node.tasks.jsonl import read_lines
+from node.tasks.question_conversion import Source
+from node.tasks.question_tasks import read_lines
 
 
 def source(path: Path, kind: str = "jsonl", **changes: Any) -> Source:
@@ -35,7 +35,7 @@ def parquet(path: Path, *rows: Any) -> Path:
 
 
 def converted(made: Source) -> list[dict[str, Any]]:
-    data, left_out = convert.convert(made)
+    data, left_out = question_conversion.convert(made)
     assert left_out == []
     return [json.loads(line) for line in data.decode().splitlines()]
 
@@ -82,19 +82,19 @@ def test_a_decimal_fraction_of_parquet_is_an_answer(tmp_path: Path) -> None:
 def test_what_json_cannot_hold_is_told_in_one_line(tmp_path: Path, test: dict[str, Any]) -> None:
     path = parquet(tmp_path / "set.parquet", {"question": "Q", "tests": [test]})
     with pytest.raises(UserError, match="the tests in row 1 of own are no plain data: "):
-        convert.convert(source(path, "code"))
+        question_conversion.convert(source(path, "code"))
 
 
 def test_a_test_that_is_nested_too_deep_is_told_in_one_line(tmp_path: Path) -> None:
     test = f"assert f({'+'.join(['x'] * 900)})"
     with pytest.raises(UserError, match="the tests in line 1 of own are nested too deep"):
-        convert.convert(source(lines(tmp_path / "set.jsonl", {"question": "Q", "tests": [test]}), "code"))
+        question_conversion.convert(source(lines(tmp_path / "set.jsonl", {"question": "Q", "tests": [test]}), "code"))
 
 
 def test_both_kinds_of_files_give_the_same_bytes(tmp_path: Path) -> None:
     rows = [{"question": "Größe?", "answer": str(number), "level": number} for number in range(3000)]
-    first, _ = convert.convert(source(lines(tmp_path / "set.jsonl", *rows)))
-    second, _ = convert.convert(source(parquet(tmp_path / "set.parquet", *rows)))
+    first, _ = question_conversion.convert(source(lines(tmp_path / "set.jsonl", *rows)))
+    second, _ = question_conversion.convert(source(parquet(tmp_path / "set.parquet", *rows)))
     assert first == second
     path = tmp_path / "pinned.jsonl"
     path.write_bytes(first)
@@ -150,7 +150,7 @@ def test_columns_by_name(tmp_path: Path) -> None:
 )
 def test_tests_of_published_sets(tmp_path: Path, value: Any, tests: list[tuple[str, Any]]) -> None:
     path = lines(tmp_path / "set.jsonl", {"problem": "Q", "tests": value})
-    data, _ = convert.convert(source(path, "code"))
+    data, _ = question_conversion.convert(source(path, "code"))
     pinned = tmp_path / "pinned.jsonl"
     pinned.write_bytes(data)
     (problem,) = problems.read("own", pinned)
@@ -177,7 +177,7 @@ def test_tests_of_published_sets(tmp_path: Path, value: Any, tests: list[tuple[s
 def test_tests_that_do_not_serve(tmp_path: Path, value: Any, message: str) -> None:
     path = lines(tmp_path / "set.jsonl", {"question": "Q", "tests": value})
     with pytest.raises(UserError, match=message):
-        convert.convert(source(path, "code"))
+        question_conversion.convert(source(path, "code"))
 
 
 def test_rows_that_do_not_serve_are_named_or_left_out(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_rows_that_do_not_serve_are_named_or_left_out(tmp_path: Path) -> None:
     rows.append({"question": [{"role": "assistant", "content": "Q"}], "answer": "1"})  # type: ignore[dict-item]
     path = lines(tmp_path / "set.jsonl", *rows)
     with pytest.raises(UserError, match=r"the answer in line 2 of own cannot be judged"):
-        convert.convert(source(path))
-    data, left_out = convert.convert(source(path, skip=True))
+        question_conversion.convert(source(path))
+    data, left_out = question_conversion.convert(source(path, skip=True))
     assert data == b'{"question": "Q", "answer": "1"}\n'
     assert [line.split(";")[0].split(":")[0] for line in left_out] == [
         "the answer in line 2 of own cannot be judged",
@@ -196,7 +196,7 @@ def test_rows_that_do_not_serve_are_named_or_left_out(tmp_path: Path) -> None:
     assert len(converted(source(path, check="exact", skip=False, columns={"question": "answer"}))) == 4
     path = lines(tmp_path / "set.jsonl", rows[1])
     with pytest.raises(UserError, match=r"no row of own .* can be used; the first: the answer in line 1"):
-        convert.convert(source(path, skip=True))
+        question_conversion.convert(source(path, skip=True))
 
 
 def test_files_that_are_no_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +204,14 @@ def test_files_that_are_no_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "set.parquet"
     path.write_bytes(b"no Parquet at all")
     with pytest.raises(UserError, match=r"own \(.*set\.parquet\) is not Parquet"):
-        convert.convert(source(path))
+        question_conversion.convert(source(path))
     with pytest.raises(UserError, match=r"cannot read own \(.*nothing\.parquet\)"):
-        convert.convert(source(tmp_path / "nothing.parquet"))
+        question_conversion.convert(source(tmp_path / "nothing.parquet"))
     monkeypatch.setattr(importlib, "import_module", _no_module)
     with pytest.raises(
         UserError, match=r'reading Parquet needs pyarrow; install it: pip install "farflung\[parquet\]"'
     ):
-        convert.convert(source(path))
+        question_conversion.convert(source(path))
 
 
 def _no_module(name: str) -> Any:
@@ -220,8 +220,8 @@ def _no_module(name: str) -> Any:
 
 def test_the_form_that_is_pinned_is_a_file_with_notes(tmp_path: Path) -> None:
     path = lines(tmp_path / "set.jsonl", {"problem": "Q", "answer": 1}, {"problem": "Q", "answer": ""})
-    file, notes = convert.pinned(source(path, skip=True))
+    file, notes = question_conversion.pinned(source(path, skip=True))
     assert file.read_text() == '{"question": "Q", "answer": "1"}\n'
     assert notes == ['own: left out 1 of its rows; the first: line 2 of own needs the texts "question" and "answer"']
-    other, notes = convert.pinned(source(lines(path, {"problem": "Q", "answer": 1})))
+    other, notes = question_conversion.pinned(source(lines(path, {"problem": "Q", "answer": 1})))
     assert (other.read_bytes(), notes, other != file) == (file.read_bytes(), [], True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from node.tasks import package, sandbox, versions
+from node.tasks import package_tasks, sandbox, task_versions
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION, UNSANDBOXED
-from node.tasks.code import runner
+from node.tasks.code import program_runner
 
 
 def kinds() -> list[dict[str, Any]]:
@@ -19,15 +19,18 @@ def kinds() -> list[dict[str, Any]]:
     gym = _lacking((("reasoning-gym", REASONING_GYM_VERSION),))
     if gym is None and problem is not None:
         gym = f"{len(DATASETS) - len(UNSANDBOXED)} of {len(DATASETS)} data sets need a sandbox: {problem}"
-    own = runner.own_version()
+    own = program_runner.own_version()
     return [
         _row("reasoning-gym", "procedural puzzles, made from a seed", REASONING_GYM_VERSION, gym),
         _row(
-            "jsonl", "questions with mathematical answers", versions.MATH, _lacking(versions.MATH_PACKAGES) or problem
+            "jsonl",
+            "questions with mathematical answers",
+            task_versions.MATH,
+            _lacking(task_versions.MATH_PACKAGES) or problem,
         ),
-        _row("jsonl", 'the same, check = "exact": texts', versions.EXACT, None),
-        _row("code", "problems with tests for a program", f"python=={own}", runner.available(own)),
-        *(_row("package", offer.name, offer.pin, problem) for offer in package.offers()),
+        _row("jsonl", 'the same, check = "exact": texts', task_versions.EXACT, None),
+        _row("code", "problems with tests for a program", f"python=={own}", program_runner.available(own)),
+        *(_row("package", offer.name, offer.pin, problem) for offer in package_tasks.offers()),
     ]
 
 
@@ -36,5 +39,5 @@ def _row(kind: str, about: str, version: str, missing: str | None) -> dict[str, 
 
 
 def _lacking(requirements: tuple[tuple[str, str], ...]) -> str | None:
-    found = versions.problem(requirements)
+    found = task_versions.problem(requirements)
     return None if found is None else "; ".join(found)
