@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from node.config import Config
 from node.log.replicated_log import LogService
-from node.metrics import Metrics
 from node.net.blob_exchange import fetch_blob
 from node.net.host import Network
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
+from node.telemetry.metrics import Metrics
 from protocol.constants import MAX_DUE_VALIDATORS
 from protocol.domain import Domain
 from protocol.identity import Identity

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 import node as package
-from node import metrics, systemd, tracking, watchdog
+from node import systemd, watchdog
 from node.api import server
 from node.api.weights import Pulls
 from node.config import Config
@@ -49,6 +49,7 @@ from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from node.store.version_store import VersionStore
+from node.telemetry import metrics, tracking
 from node.weights import offers, second_holder
 from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Routes

@@ -13,8 +13,8 @@ from typing import Final
 
 from node import __version__
 from node.display import human_bytes, human_time
-from node.plot import Point, Series, legend, plot
 from node.summary import NodeRow, Rejection, StepRow, Summary
+from node.telemetry.plot import Point, Series, legend, plot
 from proofs.checks import REASONS
 
 STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="ascii")

@@ -20,9 +20,9 @@ import trio
 
 from node import __version__
 from node.errors import UserError
-from node.plot import Series, legend, plot
 from node.starter import defaults
 from node.store.durable_files import write_new
+from node.telemetry.plot import Series, legend, plot
 from node.workers import vllm_start
 from node.workers.child_process import Worker, WorkerError, open_worker
 from proofs import limits as figures

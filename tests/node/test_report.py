@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node import report
-from node.plot import Series, plot, ticks
 from node.report import Sample, Story
 from node.summary import EMPTY, EvaluationRow, NodeRow, Rejection, StepRow, Summary
+from node.telemetry.plot import Series, plot, ticks
 from proofs.checks import REASONS
 
 VOID = {"meta", "line", "polyline", "circle", "rect", "br", "link"}

@@ -5,7 +5,7 @@
 2. Recording neither waits nor fails: rows are written by a task of their own. What the disk does not take waits in
    memory, at most ``MAX_WAITING`` rows; then the oldest are lost, and a health warning says so.
 3. The file is bounded: at ``FILE_BYTES`` it becomes ``metrics.jsonl.1`` and so on, of which ``KEPT`` stay.
-4. Trackers (``node.tracking``) get the same rows through queues of their own.
+4. Trackers (``node.telemetry.tracking``) get the same rows through queues of their own.
 """
 
 from __future__ import annotations

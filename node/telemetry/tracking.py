@@ -3,7 +3,7 @@
 1. Each tracker has a child of its own (``node.workers.tracker_child``): the daemon imports none of their libraries, and
    what they do to their process is no matter of the node's.
 2. A tracker that fails, is slow or is not installed is a health warning, and is tried again after a pause. Rows wait
-   for it meanwhile (``node.metrics.Queue``); ``metrics.jsonl`` has them in any case.
+   for it meanwhile (``node.telemetry.metrics.Queue``); ``metrics.jsonl`` has them in any case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 
 from node import __version__
 from node.context import Node
-from node.metrics import Queue
+from node.telemetry.metrics import Queue
 from node.weights.following import payload
 from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.credit import reputation

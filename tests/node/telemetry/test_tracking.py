@@ -13,8 +13,8 @@ import pytest
 import trio
 import trio.testing
 
-from node import tracking
 from node.config import TrackingConfig
+from node.telemetry import tracking
 from node.workers.child_process import WorkerError
 from tests.node.fakes import Cluster, Faults, open_cluster
 

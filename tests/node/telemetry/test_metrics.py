@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from node import metrics
 from node.context import Health
-from node.metrics import Metrics, Queue, append
+from node.telemetry import metrics
+from node.telemetry.metrics import Metrics, Queue, append
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

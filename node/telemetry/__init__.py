@@ -1,0 +1,1 @@
+"""What a node measures, and where it goes: metrics, trackers, plots."""
