@@ -23,9 +23,9 @@ from safetensors.numpy import load_file, save_file
 from node.api.client import Unavailable, request
 from node.cli import main
 from node.config import write
-from node.devnet_setup import Options, prepare
+from node.devnet.fleet import Member
+from node.devnet.setup import Options, prepare
 from node.domain import founding
-from node.fleet import Member
 from node.log.offline_verification import verify
 from protocol.constants import CHUNK_BYTES
 from protocol.records import Weights

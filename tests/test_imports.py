@@ -104,7 +104,7 @@ def test_protocol_needs_no_torch() -> None:
         assert "torch" not in {name.partition(".")[0] for name in imported(ast.parse(path.read_text()))}, path
 
 
-@pytest.mark.parametrize("module", ["node.daemon", "node.devnet", "node.cli.main"])
+@pytest.mark.parametrize("module", ["node.daemon", "node.devnet.network", "node.cli.main"])
 def test_the_daemon_imports_no_torch_and_no_scorer(module: str) -> None:
     heavy = ("torch", "vllm", "transformers", "reasoning_gym", "math_verify", "sympy", "tokenizers")
     code = f"import sys, {module}; print(*(name for name in {heavy} if name in sys.modules))"

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 import trio
 
-from node import fleet, starter
+from node import starter
 from node.api.client import Unavailable, request
+from node.devnet import fleet
 from node.errors import Refused
 from node.net.blob_exchange import BLOB_PROTOCOL, CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.net.host import open_network

@@ -69,9 +69,9 @@ def _devnet(arguments: argparse.Namespace) -> int:
     import trio
     from rich.console import Console
 
-    from node import devnet
-    from node.devnet_setup import Options, default_folder
-    from node.display import open_display
+    from node.devnet import network
+    from node.devnet.live_display import open_display
+    from node.devnet.setup import Options, default_folder
 
     options = Options(
         folder=(arguments.dir or default_folder()).absolute(),
@@ -87,4 +87,4 @@ def _devnet(arguments: argparse.Namespace) -> int:
         eval_every=arguments.eval_every,
         tensorboard=arguments.tensorboard,
     )
-    leave(trio.run(devnet.run, options, lambda: open_display(Console())))
+    leave(trio.run(network.run, options, lambda: open_display(Console())))

@@ -35,7 +35,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
     from rich.table import Table
     from rich.text import Text
 
-    from node.display import ROLE_STYLES
+    from node.devnet.live_display import ROLE_STYLES
 
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=title or None, title_justify="left")
     for column in columns:
@@ -72,7 +72,7 @@ def facts(pairs: Iterable[tuple[str, str]], *, title: str = "", styles: dict[str
 
 def role_style(role: str) -> str:
     """The rich style of a role's name."""
-    from node.display import ROLE_STYLES
+    from node.devnet.live_display import ROLE_STYLES
 
     return ROLE_STYLES.get(role, "")
 

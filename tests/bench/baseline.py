@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from node import fleet
+from node.devnet import fleet
 from tests.bench.links import Links
 from tests.bench.processes import Child, Children, Missing
 

@@ -28,9 +28,9 @@ from typing import Final
 
 import trio
 
-from node import fleet
 from node.api.client import Unavailable, request
 from node.config import Config, write
+from node.devnet import fleet
 from node.store.data_directory import DataDirectory
 from protocol.domain import default_timings, make_genesis
 from protocol.identity import peer_id

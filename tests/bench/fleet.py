@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from node import fleet as daemons
 from node.config import Config, write
+from node.devnet import fleet as daemons
 from node.store.data_directory import DataDirectory
 from protocol.domain import Model, default_timings, make_genesis
 from protocol.identity import peer_id

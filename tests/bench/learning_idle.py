@@ -24,9 +24,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from node.devnet.summary import StepRow
 from node.log.offline_verification import verify
 from node.store.data_directory import DataDirectory
-from node.summary import StepRow
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
 from protocol.records import Step

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from node import service
-from node.fleet import free_ports
+from node.devnet.fleet import free_ports
 from tests.systemd.machine import Machine, booted, wait, wheelhouse
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(2000)]

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 import node
-from node import fleet, starter
+from node import starter
 from node.cli import main
+from node.devnet import fleet
 from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 

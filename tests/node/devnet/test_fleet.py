@@ -17,9 +17,9 @@ import pytest
 import trio
 import trio.testing
 
-from node import fleet
+from node.devnet import fleet
+from node.devnet.fleet import Member, Total
 from node.errors import UserError
-from node.fleet import Member, Total
 from node.store.data_directory import DataDirectory
 
 Program = Callable[[str], Member]

@@ -7,8 +7,17 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from node.display import LiveDisplay, NodeView, PlainDisplay, View, human_bytes, human_time, open_display, sparkline
-from node.summary import StepRow
+from node.devnet.live_display import (
+    LiveDisplay,
+    NodeView,
+    PlainDisplay,
+    View,
+    human_bytes,
+    human_time,
+    open_display,
+    sparkline,
+)
+from node.devnet.summary import StepRow
 
 ROW = StepRow(12, 0.4123, 0.8, 2, 256, 0, 200, 4.12, 3.0, 1.0, 0.12, 0.5)
 NODE = NodeView("node-1", "running", "trainer", 12, 345, 4, 6789, 3_200_000, 1_000, ("the disk is nearly full",))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from node import __version__
-from node.display import human_bytes, human_time
-from node.summary import NodeRow, Rejection, StepRow, Summary
+from node.devnet.live_display import human_bytes, human_time
+from node.devnet.summary import NodeRow, Rejection, StepRow, Summary
 from node.telemetry.plot import Point, Series, legend, plot
 from proofs.checks import REASONS
 

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from node.summary import StepRow
+from node.devnet.summary import StepRow
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 EVENTS: Final = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from node import summary
-from node.summary import (
+from node.devnet import summary
+from node.devnet.summary import (
     EMPTY,
     EvaluationRow,
     NodeRow,

@@ -10,11 +10,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from node import fleet
 from node.config import BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, write
 from node.config_keys import CHEATS, WILLING
+from node.devnet import fleet
+from node.devnet.fleet import Member
 from node.errors import UserError
-from node.fleet import Member
 from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 

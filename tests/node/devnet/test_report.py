@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node import report
-from node.report import Sample, Story
-from node.summary import EMPTY, EvaluationRow, NodeRow, Rejection, StepRow, Summary
+from node.devnet import report
+from node.devnet.report import Sample, Story
+from node.devnet.summary import EMPTY, EvaluationRow, NodeRow, Rejection, StepRow, Summary
 from node.telemetry.plot import Series, plot, ticks
 from proofs.checks import REASONS
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from node import devnet, devnet_setup, fleet
-from node.devnet_setup import Options
-from node.display import View
+from node.devnet import fleet, network, setup
+from node.devnet.live_display import View
+from node.devnet.setup import Options
 from node.domain import founding
 from node.domain.founding import Founding
 from node.errors import UserError
@@ -73,7 +73,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 async def run(options: Options, display: Recorder) -> int:
     with trio.fail_after(30):
-        return await devnet.run(options, lambda: display)
+        return await network.run(options, lambda: display)
 
 
 async def test_it_ends_well_when_all_nodes_agree(fakes: dict[str, str], tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_nodes_that_do_not_agree_are_exit_code_1(
     fakes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes["node-3"] = "different"
-    monkeypatch.setattr(devnet, "AGREE_DEADLINE", 0.3)
+    monkeypatch.setattr(network, "AGREE_DEADLINE", 0.3)
     display = Recorder()
     assert await run(Options(tmp_path / "run", nodes=4, steps=1), display) == 1
     assert any("did not agree" in text and "node-3 ffffffff" in text for text in display.said)
@@ -167,7 +167,7 @@ async def test_keep_running_goes_on_after_the_summary(fakes: dict[str, str], tmp
 
 
 async def test_a_stall_is_told_of(fakes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devnet, "STALL", 0.02)
+    monkeypatch.setattr(network, "STALL", 0.02)
     fakes |= {f"node-{number}": "slow" for number in range(1, 5)}
     display = Recorder()
     assert await run(Options(tmp_path / "run", nodes=4, steps=4), display) == 0
@@ -175,7 +175,7 @@ async def test_a_stall_is_told_of(fakes: dict[str, str], tmp_path: Path, monkeyp
 
 
 def test_directories_are_ready_for_daemons(tmp_path: Path) -> None:
-    members = devnet_setup.prepare(Options(tmp_path, nodes=4, steps=7, cheats=("forged-reward", "forged-reward")))
+    members = setup.prepare(Options(tmp_path, nodes=4, steps=7, cheats=("forged-reward", "forged-reward")))
     assert [member.name for member in members] == [
         *("node-1", "node-2", "node-3", "node-4"),
         *("cheat-forged-reward", "cheat-forged-reward-2"),
@@ -194,7 +194,7 @@ def test_directories_are_ready_for_daemons(tmp_path: Path) -> None:
 
 def test_a_seed_gives_the_same_keys_again(tmp_path: Path) -> None:
     def nodes(folder: str, seed: int | None) -> list[bytes]:
-        members = devnet_setup.prepare(Options(tmp_path / folder, nodes=4, seed=seed))
+        members = setup.prepare(Options(tmp_path / folder, nodes=4, seed=seed))
         return [member.directory.read_identity().node for member in members]
 
     assert nodes("a", 1) == nodes("b", 1)
@@ -233,4 +233,4 @@ async def test_a_folder_with_something_in_it_is_refused(fakes: dict[str, str], t
 
 
 def test_the_default_folder_is_below_the_working_directory() -> None:
-    assert devnet_setup.default_folder().parts[0] == "devnet"
+    assert setup.default_folder().parts[0] == "devnet"

@@ -19,20 +19,20 @@ from typing import Any, Final
 
 import trio
 
-from node import fleet, report
 from node.api.client import Unavailable
 from node.config import write
-from node.devnet_setup import Options, make_folder, prepare
-from node.display import Display, NodeView, View, human_time
+from node.devnet import fleet, report
+from node.devnet.fleet import Member
+from node.devnet.live_display import Display, NodeView, View, human_time
+from node.devnet.report import Sample, Story
+from node.devnet.setup import Options, make_folder, prepare
+from node.devnet.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
 from node.domain import domain_toml, founding
 from node.domain.founding import Founding
 from node.errors import UserError
-from node.fleet import Member
 from node.log.offline_verification import verify
-from node.report import Sample, Story
 from node.roles.engine_client import chosen
 from node.store.durable_files import write_atomic
-from node.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
 from node.workers import vllm_start
 from protocol.credit.ledger import Ledger
 
