@@ -23,7 +23,6 @@ from typing import Final
 import trio
 
 import node as package
-from node import systemd, watchdog
 from node.api import server
 from node.api.weights import Pulls
 from node.config import Config
@@ -49,6 +48,7 @@ from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from node.store.version_store import VersionStore
+from node.systemd import service_manager, watchdog
 from node.telemetry import metrics, tracking
 from node.weights import offers, second_holder
 from node.weights.bulk.bulk_process import Bulk
@@ -73,7 +73,7 @@ STOP_SECONDS: Final = 1.2
 """From the wish to stop to the end of the process. A thread that hashes or syncs a version cannot be broken off, nor
 can SQLite, and libp2p and children that are killed have seconds each; none of them need end its work: files and log are
 sound at any moment, as for a power cut, and the children end with the daemon."""
-NO_MANAGER = systemd.Manager()
+NO_MANAGER = service_manager.Manager()
 ROOM = 200 << 20
 """Free bytes without which a node does not start: a log that cannot be written would stop it at once."""
 
@@ -87,17 +87,17 @@ def run(directory: DataDirectory, config: Config | None = None) -> None:
         directory.require_room(ROOM)
         config = directory.config() if config is None else config
         directory.clean_work()
-        logging.basicConfig(level=config.log_level.upper(), handlers=[systemd.log_handler()], force=True)
+        logging.basicConfig(level=config.log_level.upper(), handlers=[service_manager.log_handler()], force=True)
         # libp2p logs every stream that a peer closed as an error, with a report of many lines.
         logging.getLogger("libp2p").setLevel(logging.CRITICAL)
-        manager = systemd.Manager.take()
+        manager = service_manager.Manager.take()
         if manager.address is not None:
             # The watchdog ends a daemon that stands still with SIGABRT: the journal then has every thread's stack.
             faulthandler.enable()
         _run(directory, config, manager)
 
 
-def _run(directory: DataDirectory, config: Config, manager: systemd.Manager) -> None:
+def _run(directory: DataDirectory, config: Config, manager: service_manager.Manager) -> None:
     try:
         trio.run(main, directory, config, manager, ending())
     except* (UserError, PortBusy, AddressError) as group:
@@ -107,7 +107,7 @@ def _run(directory: DataDirectory, config: Config, manager: systemd.Manager) -> 
 async def main(
     directory: DataDirectory,
     config: Config,
-    manager: systemd.Manager = NO_MANAGER,
+    manager: service_manager.Manager = NO_MANAGER,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops; ``on_stop`` is
@@ -183,7 +183,7 @@ def _node(
     return node
 
 
-async def _serve(node: Node, manager: systemd.Manager) -> None:
+async def _serve(node: Node, manager: service_manager.Manager) -> None:
     network, log, domain = node.network, node.log, node.domain
     sync = LogSync(log, network, interval=domain.timings.presence_ms / 1000)
     network.on_connect(sync.connected)
@@ -201,7 +201,7 @@ async def _serve(node: Node, manager: systemd.Manager) -> None:
         await _run_parts(node, manager, sync)
 
 
-async def _run_parts(node: Node, manager: systemd.Manager, sync: LogSync) -> None:
+async def _run_parts(node: Node, manager: service_manager.Manager, sync: LogSync) -> None:
     network, log = node.network, node.log
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run, node)

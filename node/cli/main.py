@@ -140,10 +140,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Imported here: most commands end without a mistake.
             import logging
 
-            from node import systemd
+            from node.systemd import service_manager
 
             line = f"farflung: {mistake}"
-            print(systemd.for_journal(line, logging.ERROR) if systemd.is_journal(sys.stderr) else line, file=sys.stderr)
+            print(
+                service_manager.for_journal(line, logging.ERROR) if service_manager.is_journal(sys.stderr) else line,
+                file=sys.stderr,
+            )
             if isinstance(error, OSError):
                 _abandon_output()
             return 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from node import service
+from node.systemd import installing
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,14 +36,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     remove.set_defaults(command=_remove)
 
 
-def _place(arguments: argparse.Namespace) -> service.Place:
-    return service.user_place() if arguments.user or os.geteuid() != 0 else service.system_place()
+def _place(arguments: argparse.Namespace) -> installing.Place:
+    return installing.user_place() if arguments.user or os.geteuid() != 0 else installing.system_place()
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    return service.install(_place(arguments), address=arguments.join, yes=arguments.yes)
+    return installing.install(_place(arguments), address=arguments.join, yes=arguments.yes)
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    service.remove(_place(arguments), purge=arguments.purge)
+    installing.remove(_place(arguments), purge=arguments.purge)
     return 0

@@ -29,7 +29,7 @@ from node.context import Node
 from node.net.requests import Unreachable
 from node.roles import trainer
 from node.store.data_directory import DataDirectory
-from node.systemd import Manager
+from node.systemd.service_manager import Manager
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.records import Blob, Weights

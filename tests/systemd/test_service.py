@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from node import service
 from node.devnet.fleet import free_ports
+from node.systemd import installing
 from tests.systemd.machine import Machine, booted, wait, wheelhouse
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(2000)]
@@ -319,7 +319,7 @@ def test_uninstalling_keeps_the_key(world: World) -> None:
     assert world.machine.run("ls", "/opt/farflung").returncode != 0
     kept = set(world.machine.out("ls", "/var/lib/farflung").split())
     assert {"identity.key", "recovery.key", "genesis", "log", "peers.json"} <= kept
-    assert not kept & set(service.LOST)
+    assert not kept & set(installing.LOST)
     world.machine.out("mkdir", "/opt/farflung")
     world.machine.out("mv", "/opt/aside", "/opt/farflung/venv")
     world.machine.out("/opt/farflung/venv/bin/farflung", "service", "install", timeout=WELL)

@@ -9,9 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from node import watchdog
 from node.roles import role_manager
 from node.roles.role_manager import RoleManager
+from node.systemd import watchdog
 from tests.node.fakes import Faults, Running, open_cluster
 
 

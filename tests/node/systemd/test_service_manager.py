@@ -15,8 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from node import systemd
-from node.systemd import Manager
+from node.systemd import service_manager
+from node.systemd.service_manager import Manager
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_manager_that_is_gone_does_no_harm(tmp_path: Path) -> None:
 def test_a_manager_that_reads_nothing_does_not_hold_the_daemon_up(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd, "SEND_PATIENCE", 0.01)
+    monkeypatch.setattr(service_manager, "SEND_PATIENCE", 0.01)
     one = manager(listener)
     assert one.tell(READY=1)
     assert not all(one.tell(STATUS=f"{number}") for number in range(100_000))
@@ -147,10 +147,10 @@ async def test_without_a_watchdog_only_the_status_is_kept(
 def test_the_journal_is_recognised_by_its_inode(tmp_path: Path) -> None:
     with (tmp_path / "stream").open("w") as stream:
         found = os.fstat(stream.fileno())
-        assert systemd.is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
-        assert not systemd.is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino + 1}"})
-        assert not systemd.is_journal(stream, {})
-    assert not systemd.is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
+        assert service_manager.is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+        assert not service_manager.is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino + 1}"})
+        assert not service_manager.is_journal(stream, {})
+    assert not service_manager.is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_journal_is_recognised_by_its_inode(tmp_path: Path) -> None:
     [(logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.DEBUG, 7)],
 )
 def test_levels_are_priorities(level: int, number: int) -> None:
-    assert systemd.priority(level) == number
+    assert service_manager.priority(level) == number
 
 
 def test_every_line_for_the_journal_has_its_priority_and_none_a_time(
@@ -168,7 +168,7 @@ def test_every_line_for_the_journal_has_its_priority_and_none_a_time(
     with path.open("w") as stream:
         found = os.fstat(stream.fileno())
         monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
-        handler = systemd.log_handler(stream)
+        handler = service_manager.log_handler(stream)
         try:
             raise ValueError("odd")
         except ValueError:
@@ -182,7 +182,7 @@ def test_every_line_for_the_journal_has_its_priority_and_none_a_time(
 def test_elsewhere_a_line_has_its_time_and_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     stream = io.StringIO()
-    systemd.log_handler(stream).emit(logging.LogRecord("farflung", logging.WARNING, "", 0, "slow", None, None))
+    service_manager.log_handler(stream).emit(logging.LogRecord("farflung", logging.WARNING, "", 0, "slow", None, None))
     text = stream.getvalue()
     assert text.endswith(" WARNING farflung: slow\n")
     assert text[:2] == "20"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from node import service
 from node.cli import main
 from node.errors import UserError
-from node.service import Place, render, system_place, template, user_place
+from node.systemd import installing
+from node.systemd.installing import Place, render, system_place, template, user_place
 
 PROGRAM = Path("/opt/farflung/venv/bin/farflung")
 
@@ -88,7 +88,7 @@ def test_a_path_is_one_word_whatever_it_holds() -> None:
 @pytest.mark.parametrize("user", [False, True])
 def test_systemd_finds_nothing_wrong(tmp_path: Path, user: bool) -> None:
     place = user_place({"HOME": "/home/x y"}) if user else system_place()
-    unit = tmp_path / service.UNIT
+    unit = tmp_path / installing.UNIT
     unit.write_text(render(template(), place, Path("/bin/true"), 252))
     words = ["systemd-analyze", *(["--user"] if user else []), "verify", "--man=no", str(unit)]
     environment = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
@@ -97,13 +97,13 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path, user: bool) -> None:
 
 
 def place_in(folder: Path) -> Place:
-    return Place(user=True, data=folder / "node", unit=folder / "units" / service.UNIT)
+    return Place(user=True, data=folder / "node", unit=folder / "units" / installing.UNIT)
 
 
 def test_without_systemd_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="no systemd runs on this machine"):
-        service.install(place_in(tmp_path), address=None, yes=True)
+        installing.install(place_in(tmp_path), address=None, yes=True)
 
 
 def systemctl(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str = "") -> Path:
@@ -131,12 +131,12 @@ def test_a_node_that_joined_is_started_and_one_that_did_not_is_refused(
 ) -> None:
     notes, place = systemctl(tmp_path, monkeypatch), place_in(tmp_path)
     with pytest.raises(UserError, match="no domain was joined yet"):
-        service.install(place, address=None, yes=True)
-    assert service.install(place, address="/ip4/127.0.0.1/tcp/1/p2p/12D3Koo", yes=True) == 7  # join's own code
+        installing.install(place, address=None, yes=True)
+    assert installing.install(place, address="/ip4/127.0.0.1/tcp/1/p2p/12D3Koo", yes=True) == 7  # join's own code
     assert not place.unit.exists()
     (place.data / "genesis").touch()
     notes.unlink()
-    assert service.install(place, address=None, yes=True) == 0
+    assert installing.install(place, address=None, yes=True) == 0
     assert str(tmp_path / "venv/bin/farflung") in place.unit.read_text()
     assert notes.read_text().splitlines() == [
         "--user show-environment",
@@ -152,7 +152,7 @@ def test_a_service_that_does_not_start_is_told_with_its_reason(tmp_path: Path, m
     place.data.mkdir()
     (place.data / "genesis").touch()
     with pytest.raises(UserError, match="the service did not start: the port is busy"):
-        service.install(place, address=None, yes=True)
+        installing.install(place, address=None, yes=True)
 
 
 @pytest.mark.parametrize("purge", [False, True])
@@ -162,10 +162,10 @@ def test_removing_keeps_the_key_and_purging_does_not(
     notes, place = systemctl(tmp_path, monkeypatch), place_in(tmp_path)
     place.unit.parent.mkdir()
     place.unit.write_text(template())
-    for name in ("identity.key", "recovery.key", "genesis", "log/log.db", "farflung.toml", *service.LOST):
+    for name in ("identity.key", "recovery.key", "genesis", "log/log.db", "farflung.toml", *installing.LOST):
         (place.data / name).parent.mkdir(parents=True, exist_ok=True)
         (place.data / name).write_text("")
-    service.remove(place, purge=purge)
+    installing.remove(place, purge=purge)
     assert "--user disable --now farflung.service" in notes.read_text()
     assert not place.unit.exists()
     if purge:
@@ -182,7 +182,7 @@ def test_a_folder_that_a_daemon_uses_is_left_alone(tmp_path: Path, monkeypatch: 
     with (place.data / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="a daemon still runs on it"):
-            service.remove(place, purge=True)
+            installing.remove(place, purge=True)
     assert place.data.exists()
 
 
@@ -192,7 +192,7 @@ def test_the_machines_service_is_roots(
     systemctl(tmp_path, monkeypatch)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(UserError, match="root's to install"):
-        service.remove(system_place(), purge=True)
+        installing.remove(system_place(), purge=True)
     # The command takes a user for one who wants a service of their own.
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main.main(["service", "install"]) == 2
@@ -201,7 +201,7 @@ def test_the_machines_service_is_roots(
 
 def test_a_program_that_the_sandbox_hides_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     systemctl(tmp_path, monkeypatch)
-    monkeypatch.setattr(service, "_manager_version", lambda place: 252)
-    monkeypatch.setattr(service, "_HIDDEN", (str(tmp_path),))
+    monkeypatch.setattr(installing, "_manager_version", lambda place: 252)
+    monkeypatch.setattr(installing, "_HIDDEN", (str(tmp_path),))
     with pytest.raises(UserError, match="which the service cannot see"):
-        service.install(system_place(), address=None, yes=True)
+        installing.install(system_place(), address=None, yes=True)

@@ -14,7 +14,7 @@ import trio
 from node.context import Node
 from node.log.replicated_log import LogService
 from node.roles.role_manager import RoleManager
-from node.systemd import Manager
+from node.systemd.service_manager import Manager
 from node.weights.following import payload
 
 ROLES_LIMIT: Final = 60.0

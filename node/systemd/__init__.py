@@ -1,0 +1,1 @@
+"""Farflung as a systemd service: installing it, and what the daemon tells the service manager."""
