@@ -23,7 +23,7 @@ from protocol.identity import Identity
 from protocol.log.entry import Entry
 
 if TYPE_CHECKING:
-    from node.api.weights import Pulls
+    from node.api.weight_requests import Pulls
     from node.log.elector import Elector
     from node.peers.presences import Presences
     from node.roles.rollout_pool import Pool

@@ -23,8 +23,8 @@ from typing import Final
 import trio
 
 import node as package
-from node.api import server
-from node.api.weights import Pulls
+from node.api import control_socket
+from node.api.weight_requests import Pulls
 from node.config import Config
 from node.context import Health, Node, innermost
 from node.domain import joining
@@ -204,7 +204,7 @@ async def _serve(node: Node, manager: service_manager.Manager) -> None:
 async def _run_parts(node: Node, manager: service_manager.Manager, sync: LogSync) -> None:
     network, log = node.network, node.log
     async with trio.open_nursery() as nursery:
-        await nursery.start(server.run, node)
+        await nursery.start(control_socket.run, node)
         await nursery.start(sync.run)
         metrics_file = node.directory.path / metrics.NAME
         nursery.start_soon(_keep, node, "metrics", partial(node.metrics.run, metrics_file, node.health))

@@ -18,7 +18,7 @@ from typing import Final
 import msgpack
 import numpy as np
 
-from node.api.words import words
+from node.api.reason_words import words
 from proofs import activation, audit, duplicates
 from protocol.domain import parse_genesis
 from protocol.errors import PeerError

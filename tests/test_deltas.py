@@ -20,7 +20,7 @@ import trio
 from blake3 import blake3
 from safetensors.numpy import load_file, save_file
 
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.cli import main
 from node.config import write
 from node.devnet.fleet import Member

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.api.client import request
+from node.api.control_client import request
 from node.log.offline_verification import LogReport, verify
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory

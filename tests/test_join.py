@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.log.offline_verification import verify
 from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger

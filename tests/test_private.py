@@ -22,7 +22,7 @@ import pytest
 import trio
 
 from node import starter
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.devnet import fleet
 from node.errors import Refused
 from node.net.blob_exchange import BLOB_PROTOCOL, CHUNK_PROTOCOL, HAVE_PROTOCOL

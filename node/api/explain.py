@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from node.api.words import remedy, words
+from node.api.reason_words import remedy, words
 from node.context import Node
 from node.weights.following import payload as weights_payload
 from proofs.checks import REASONS

@@ -11,7 +11,7 @@ import trio
 
 from node import __version__
 from node.api import explain
-from node.api.rows import account, role_rows
+from node.api.node_rows import account, role_rows
 from node.context import Node
 from node.weights.following import payload as weights_payload
 from protocol.credit import reputation

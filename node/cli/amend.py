@@ -98,8 +98,8 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
-    from node.api.client import Declined, Unavailable
-    from node.cli.asking import ask
+    from node.api.control_client import Declined, Unavailable
+    from node.cli.node_reading import ask
 
     try:
         return ask(options.existing_directory(arguments), op, **more)

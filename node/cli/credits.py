@@ -28,14 +28,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _credits(arguments: argparse.Namespace) -> int:
-    from node.cli.asking import ask_or_none, offline
+    from node.cli.node_reading import ask_or_none, offline
 
     directory = options.existing_directory(arguments)
     answer = ask_or_none(directory, "credits")
     source = "daemon"
     problems: tuple[str, ...] = ()
     if answer is None:
-        from node.api.rows import credits
+        from node.api.node_rows import credits
 
         ledger, problems = offline(directory)
         source, answer = "log", credits(ledger)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from node.cli.leaving import leave
+from node.cli.process_end import leave
 from node.config_keys import CHEATS, ENGINES
 
 

@@ -54,11 +54,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 async def _examine(directory: DataDirectory) -> list[Finding]:
-    from node.doctor import node
+    from node.doctor import node_checks
     from node.doctor.finding import gather
 
-    subject = await node.examine(directory)
-    return [*subject.findings, *await gather(node.checks(subject))]
+    subject = await node_checks.examine(directory)
+    return [*subject.findings, *await gather(node_checks.checks(subject))]
 
 
 def text(findings: list[Finding]) -> str:

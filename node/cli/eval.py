@@ -128,7 +128,7 @@ def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Doma
 
 def _held(directory: DataDirectory, wanted: Sequence[int | str]) -> list[_Held]:
     """The versions, fetched by the running daemon where they are not here. Raises ``UserError``."""
-    from node.cli.asking import lock_holder
+    from node.cli.node_reading import lock_holder
     from node.cli.weights import found_on_disk
 
     rows = found_on_disk(directory)["objects"]
@@ -149,8 +149,8 @@ def _held(directory: DataDirectory, wanted: Sequence[int | str]) -> list[_Held]:
 
 
 def _fetched(directory: DataDirectory, wanted: int | str) -> _Held:
-    from node.api.client import Declined
-    from node.cli.pulling import pull
+    from node.api.control_client import Declined
+    from node.cli.pull_progress import pull
     from node.cli.weights import found_on_disk
 
     options.note(f"{'the newest version' if wanted == -1 else f'version {wanted}'} is not here: the node fetches it")

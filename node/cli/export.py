@@ -49,7 +49,8 @@ class Chosen:
 
 
 def choose(directory: DataDirectory, rows: list[dict[str, Any]], version: int) -> Chosen:
-    """Version number ``version`` out of ``rows`` (see ``node.api.weights.objects``), -1 for the newest that is whole.
+    """Version number ``version`` out of ``rows`` (see ``node.api.weight_requests.objects``), -1 for the newest that is
+    whole.
 
     Raises ``UserError``.
     """

@@ -35,8 +35,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _leave(arguments: argparse.Namespace) -> int:
-    from node.api.client import Unavailable
-    from node.cli.asking import ask
+    from node.api.control_client import Unavailable
+    from node.cli.node_reading import ask
 
     directory = options.existing_directory(arguments)
     try:
@@ -72,7 +72,7 @@ def _settled(status: dict[str, Any]) -> bool:
 
 def _wait(directory: DataDirectory, condition: Callable[[dict[str, Any]], bool], patience: float) -> dict[str, Any]:
     """The first status that meets ``condition``, or the one after ``patience`` seconds."""
-    from node.cli.asking import ask
+    from node.cli.node_reading import ask
 
     deadline = time.monotonic() + patience
     while True:

@@ -214,7 +214,7 @@ def _values(ledger: Ledger, entry: Entry) -> dict[str, Any]:
 
 def _words(payload: Record, numbers: dict[bytes, int]) -> str:
     """What an entry says, in a phrase; ``numbers`` are the version numbers of weights entries."""
-    from node.api.words import words
+    from node.api.reason_words import words
 
     match payload:
         case Weights():

@@ -21,7 +21,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _peers(arguments: argparse.Namespace) -> int:
-    from node.cli.asking import ask_or_none
+    from node.cli.node_reading import ask_or_none
 
     directory = options.existing_directory(arguments)
     answer = ask_or_none(directory, "peers")

@@ -82,7 +82,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _values(found: Replayed) -> dict[str, Any]:
-    from node.api.words import words
+    from node.api.reason_words import words
     from protocol.records import Rollout, Verdict
 
     verdict, rollout = found.verdict.payload, found.rollout.payload

@@ -169,8 +169,8 @@ def _rebind(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, Any], Identity, dict[str, Any]]:
     """The folder, its daemon's status, the recovery key, and the node that it is the key of."""
-    from node.api.client import Unavailable
-    from node.cli.asking import ask
+    from node.api.control_client import Unavailable
+    from node.cli.node_reading import ask
     from node.keys import recovery_words
     from protocol.log.recovery import commitment
 
@@ -208,8 +208,8 @@ def _typed(file: Path | None) -> str:
 
 def _say(directory: DataDirectory, op: str, target: dict[str, Any], signature: bytes, key: Identity, done: str) -> int:
     """Have the daemon append the entry, and wait until a cut covers it."""
-    from node.api.client import Unavailable
-    from node.cli.asking import ask
+    from node.api.control_client import Unavailable
+    from node.cli.node_reading import ask
     from protocol.log.recovery import commitment
 
     public = key.node.hex()

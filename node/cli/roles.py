@@ -21,14 +21,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _roles(arguments: argparse.Namespace) -> int:
-    from node.cli.asking import ask_or_none, offline
+    from node.cli.node_reading import ask_or_none, offline
 
     directory = options.existing_directory(arguments)
     answer = ask_or_none(directory, "roles")
     source = "daemon"
     problems: tuple[str, ...] = ()
     if answer is None:
-        from node.api.rows import role_rows
+        from node.api.node_rows import role_rows
 
         ledger, problems = offline(directory)
         source = "log"

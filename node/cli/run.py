@@ -8,7 +8,7 @@ import os
 import signal
 
 from node.cli import options
-from node.cli.leaving import leave
+from node.cli.process_end import leave
 from node.errors import UserError
 
 _PR_SET_PDEATHSIG = 1

@@ -25,8 +25,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from node.api.client import Unavailable
-    from node.cli.asking import ask, lock_holder
+    from node.api.control_client import Unavailable
+    from node.cli.node_reading import ask, lock_holder
 
     directory = options.existing_directory(arguments)
     try:

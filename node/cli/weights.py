@@ -72,7 +72,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, Lineage]:
     """What the commands need of a node that does not run: its lineage's entries, none where it never ran."""
-    from node.cli.asking import offline
+    from node.cli.node_reading import offline
     from node.domain import joining
     from node.store.version_store import VersionStore
     from node.weights.retention import lineage_of
@@ -89,8 +89,8 @@ def _offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, L
 
 def found_on_disk(directory: DataDirectory) -> dict[str, Any]:
     """What is on the disk: from the daemon, else from the folder's own log."""
-    from node.api.weights import objects
-    from node.cli.asking import ask_or_none
+    from node.api.weight_requests import objects
+    from node.cli.node_reading import ask_or_none
     from node.domain import joining
     from node.weights.retention import room
 
@@ -127,11 +127,11 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from node.cli.asking import ask, lock_holder
+    from node.cli.node_reading import ask, lock_holder
 
     directory = options.existing_directory(arguments)
     if lock_holder(directory) is not None:
-        from node.api.client import Unavailable
+        from node.api.control_client import Unavailable
 
         try:
             found = ask(directory, "weights-gc", dry_run=arguments.dry_run)
@@ -158,8 +158,8 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from node.api.client import Declined
-    from node.cli.pulling import pull
+    from node.api.control_client import Declined
+    from node.cli.pull_progress import pull
 
     try:
         found = pull(options.existing_directory(arguments), arguments.version)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import trio
 
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.config import without_overrides
 from node.errors import UserError
 from node.store.data_directory import DataDirectory

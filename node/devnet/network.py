@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import trio
 
-from node.api.client import Unavailable
+from node.api.control_client import Unavailable
 from node.config import write
 from node.devnet import fleet, report
 from node.devnet.fleet import Member

@@ -28,7 +28,7 @@ from typing import Final
 
 import trio
 
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.config import Config, write
 from node.devnet import fleet
 from node.store.data_directory import DataDirectory

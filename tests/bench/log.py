@@ -35,7 +35,7 @@ import trio
 from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.config import Config
 from node.config import write as write_config
 from node.log.log_opening import load

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import trio
 
-from node.api.weights import Pulls
+from node.api.weight_requests import Pulls
 from node.config import Config, DevnetConfig
 from node.config_keys import WILLING
 from node.context import Health, Node

@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from node import daemon
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.cli.main import main
 from node.config import Config, DevnetConfig, write
 from node.errors import UserError

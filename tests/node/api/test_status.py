@@ -11,11 +11,11 @@ import pytest
 import trio
 import trio.testing
 
-from node.api import server
+from node.api import control_socket
 from node.api.explain import problems, why
-from node.api.rows import credits, role_rows
+from node.api.node_rows import credits, role_rows
+from node.api.reason_words import REMEDIES, remedy, words
 from node.api.status import ROOM, peers, roles, status
-from node.api.words import REMEDIES, remedy, words
 from node.config_keys import WILLING
 from proofs.checks import REASONS
 from protocol.domain import Policy
@@ -178,7 +178,7 @@ async def test_a_node_that_leaves_says_so_and_takes_no_role_again(
         await running(cluster, 1)
         name = cluster.role("inference")
         leaver = cluster.running[name]
-        assert server._answer(leaver.node, b'{"op": "leave"}') == {"leaving": True}
+        assert control_socket._answer(leaver.node, b'{"op": "leave"}') == {"leaving": True}
         assert status(leaver.node)["why"] == "it is leaving"
         await cluster.until(lambda: leaver.node.left)
         await trio.sleep(3)
@@ -219,6 +219,6 @@ async def test_the_reading_operations_answer_in_json(
     async with open_cluster(tmp_path) as cluster:
         node = (await cluster.node("elector")).node
         for op in ("status", "peers", "roles", "credits"):
-            answer = server._answer(node, json.dumps({"op": op}).encode())
+            answer = control_socket._answer(node, json.dumps({"op": op}).encode())
             assert "error" not in answer
             assert json.loads(json.dumps(answer)) == answer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.cli import asking, leave, main
+from node.cli import leave, main, node_reading
 from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from tests.protocol.builders import small_genesis
@@ -158,9 +158,9 @@ def test_one_that_does_not_run(directory: DataDirectory, capsys: pytest.CaptureF
 def test_one_that_starts_is_told_from_one_that_does_not_run(
     directory: DataDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert asking.lock_holder(directory) is None
+    assert node_reading.lock_holder(directory) is None
     with directory.open_locked():
-        assert asking.lock_holder(directory) is not None
+        assert node_reading.lock_holder(directory) is not None
         assert run(directory, "status") == 1
     assert "holds the folder" in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 from rich import console
 
-from node.cli import asking, main, pulling
+from node.cli import main, node_reading, pull_progress
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
@@ -90,8 +90,8 @@ def test_a_pull_shows_how_far_it_is_how_fast_from_whom_and_when_it_will_be_here(
         now[0] += 2
         return found.pop(0)
 
-    monkeypatch.setattr(asking, "ask", ask)
-    monkeypatch.setattr(pulling, "LOOK", 0)
+    monkeypatch.setattr(node_reading, "ask", ask)
+    monkeypatch.setattr(pull_progress, "LOOK", 0)
     monkeypatch.setattr(console, "monotonic", lambda: now[0])
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from node.api import server
-from node.api.client import Declined, Unavailable, request
-from node.cli import amend, asking, main, options
+from node.api import control_socket
+from node.api.control_client import Declined, Unavailable, request
+from node.cli import amend, main, node_reading, options
 from node.errors import UserError
 from protocol.log.amendment import Amendment
 from tests.node.fakes import Faults, Running, open_cluster
@@ -31,7 +31,7 @@ async def test_it_is_made_signed_carried_and_in_force(
         elector = await cluster.node("elector")
         other = await cluster.node("a")
         for running in (elector, other):
-            await running.nursery.start(server.run, running.node)
+            await running.nursery.start(control_socket.run, running.node)
         answers: list[dict[str, Any]] = []
 
         async def command(running: Running, *words: str) -> int:
@@ -80,7 +80,7 @@ async def test_it_is_made_signed_carried_and_in_force(
 async def test_nonsense_is_told(tmp_path: Path, faults: Faults) -> None:
     async with open_cluster(tmp_path) as cluster:
         running = await cluster.node("elector")
-        await running.nursery.start(server.run, running.node)
+        await running.nursery.start(control_socket.run, running.node)
         for body, why in (("zz", "hexadecimal"), (7, "hexadecimal"), ("90", "amendment"), ("", "amendment")):
             with pytest.raises(Unavailable, match=why):
                 await request(running.node.directory, "amend_sign", timeout=5, body=body)
@@ -106,7 +106,7 @@ def test_a_refusal_does_not_blame_a_missing_daemon(tmp_path: Path, capsys: pytes
         raise Declined("node-1: amendment: 2 signatures are no quorum of 4 electors")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "ask", declines)
+        patch.setattr(node_reading, "ask", declines)
         patch.setattr(options, "existing_directory", lambda arguments: None)
         file = tmp_path / "amendment.json"
         made = Amendment.make(digest("domain"), 1, [key("e1").node], THRESHOLDS)

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from node.api import weights
+from node.api import weight_requests
 from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
 
 
@@ -21,7 +21,7 @@ async def stage(cluster: Cluster) -> Running:
 
 
 async def ask(running: Running, op: str, **arguments: Any) -> dict[str, Any]:
-    return await weights.answer(running.node, {"op": op, **arguments})
+    return await weight_requests.answer(running.node, {"op": op, **arguments})
 
 
 async def pulled(running: Running, version: int | str) -> dict[str, Any]:

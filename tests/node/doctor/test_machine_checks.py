@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.doctor import machine
+from node.doctor import machine_checks
 from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.store.data_directory import DataDirectory
 from node.tasks import sandbox
@@ -37,24 +37,24 @@ CUDA = {**CPU, "torch": "2.13.0", "cuda_build": "13.0", "devices": [DEVICE]}
     ],
 )
 def test_torch_against_the_driver(probe: dict[str, Any], driver: str | None, severity: str, words: str) -> None:
-    (found,) = machine.judge_torch(probe, driver)
+    (found,) = machine_checks.judge_torch(probe, driver)
     assert (found.check, found.severity) == ("torch", severity)
     assert words in found.found
     assert bool(found.remedy) == (severity != OK)
 
 
 async def test_torch_computes_in_a_child() -> None:
-    (found,) = await machine.torch()
+    (found,) = await machine_checks.torch()
     assert found.severity in (OK, WARNING), found
     assert "torch" in found.found
 
 
 async def test_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [one.severity for one in [*await machine.python(), *await machine.machine()]] == [OK, OK]
+    assert [one.severity for one in [*await machine_checks.python(), *await machine_checks.machine()]] == [OK, OK]
     monkeypatch.setattr(sys, "version_info", (3, 10, 1))
-    assert (await machine.python())[0].severity == ERROR
+    assert (await machine_checks.python())[0].severity == ERROR
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert (await machine.machine())[0].severity == ERROR
+    assert (await machine_checks.machine())[0].severity == ERROR
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_sandbox(problem: str | None, severity: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "available", lambda: problem)
     monkeypatch.setattr(program_runner, "available", lambda _version: None)
-    (found,) = await machine.sandboxed()
+    (found,) = await machine_checks.sandboxed()
     assert found.severity == severity
     assert remedy in found.remedy
 
@@ -76,7 +76,7 @@ async def test_sandbox(problem: str | None, severity: str, remedy: str, monkeypa
 async def test_programs_that_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "available", lambda: None)
     monkeypatch.setattr(program_runner, "available", lambda _version: "the sandbox ended: no more namespaces")
-    (found,) = await machine.sandboxed()
+    (found,) = await machine_checks.sandboxed()
     assert found.severity == WARNING
     assert "the programs of code tasks do not: the sandbox ended: no more namespaces" in found.found
 
@@ -86,7 +86,7 @@ async def test_programs_that_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_a_control_group_bounds_the_memory(limit: int | None, used: int, available: int) -> None:
     meminfo = "MemTotal:  9000000 kB\nMemAvailable:    2097152 kB\n"
-    assert machine.available_memory(meminfo, limit, used) == available
+    assert machine_checks.available_memory(meminfo, limit, used) == available
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_control_group_bounds_the_memory(limit: int | None, used: int, availab
     [(8 << 30, 0, OK), (8 << 30, 4 << 30, WARNING), (700 << 20, 0, WARNING), (300 << 20, 0, ERROR)],
 )
 async def test_memory(free: int, model: int, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_memory", lambda *arguments: free)
-    (found,) = await machine.memory(model)
+    monkeypatch.setattr(machine_checks, "available_memory", lambda *arguments: free)
+    (found,) = await machine_checks.memory(model)
     assert found.severity == severity
 
 
@@ -104,7 +104,7 @@ async def test_memory(free: int, model: int, severity: str, monkeypatch: pytest.
 )
 async def test_disk(free: int, model: int, severity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataDirectory, "free_bytes", lambda self: free)
-    (found,) = await machine.disk(DataDirectory(tmp_path / "not" / "there"), model)
+    (found,) = await machine_checks.disk(DataDirectory(tmp_path / "not" / "there"), model)
     assert found.severity == severity
     assert os.listdir(tmp_path) == []
 
@@ -115,7 +115,7 @@ async def test_a_disk_that_this_user_cannot_write(barred: str, tmp_path: Path, m
     directory.create()
     directory.lock_file.touch()
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / barred)
-    (found,) = await machine.disk(directory, 0)
+    (found,) = await machine_checks.disk(directory, 0)
     assert found == Finding(
         "disk",
         ERROR,
@@ -126,22 +126,22 @@ async def test_a_disk_that_this_user_cannot_write(barred: str, tmp_path: Path, m
 
 @pytest.mark.parametrize(("known", "severity"), [(True, OK), (None, OK), (False, WARNING)])
 async def test_clock(known: bool | None, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "synchronised", lambda: known)
-    (found,) = await machine.clock()
+    monkeypatch.setattr(machine_checks, "synchronised", lambda: known)
+    (found,) = await machine_checks.clock()
     assert found.severity == severity
 
 
 async def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1.0)
-    (found,) = await machine.clock()
+    (found,) = await machine_checks.clock()
     assert found.severity == ERROR
 
 
 def test_the_kernel_says_whether_its_clock_is_synchronised() -> None:
-    assert machine.synchronised() in (True, False, None)
+    assert machine_checks.synchronised() in (True, False, None)
 
 
-@pytest.mark.parametrize("check", [machine.python, machine.machine, machine.clock])
+@pytest.mark.parametrize("check", [machine_checks.python, machine_checks.machine, machine_checks.clock])
 async def test_every_problem_has_a_remedy(check: Callable[[], Awaitable[list[Finding]]]) -> None:
     for found in await check():
         assert found.severity == OK or found.remedy

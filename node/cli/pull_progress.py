@@ -22,8 +22,8 @@ def pull(directory: DataDirectory, version: int | str) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from node.api.client import Declined, Unavailable
-    from node.cli.asking import ask, lock_holder
+    from node.api.control_client import Declined, Unavailable
+    from node.cli.node_reading import ask, lock_holder
 
     columns = (
         TextColumn("version {task.fields[version]}"),

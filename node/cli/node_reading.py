@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.cli.options import note
 from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger

@@ -10,9 +10,9 @@ import trio
 import trio.testing
 
 from node import daemon
-from node.api import server
-from node.api.client import Unavailable, request
-from node.api.rows import credits
+from node.api import control_socket
+from node.api.control_client import Unavailable, request
+from node.api.node_rows import credits
 from node.roles.role_manager import RoleManager
 from protocol.errors import LocalError
 from protocol.identity import Identity
@@ -34,7 +34,7 @@ async def joined(cluster: Cluster, *names: str) -> list[Running]:
     for name in names:
         running = await cluster.node(name, join=False)
         await running.node.log.append(Join(commitment(secret(name).node), "farflung/test", name))
-        await running.nursery.start(server.run, running.node)
+        await running.nursery.start(control_socket.run, running.node)
         nodes.append(running)
     await cluster.cut()
     return nodes

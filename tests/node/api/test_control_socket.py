@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from node.api import server
-from node.api.client import Unavailable, request
+from node.api import control_socket
+from node.api.control_client import Unavailable, request
 from protocol.constants import GATHER_FACTOR
 from protocol.records import Rollout
 from tests.node.fakes import Faults, Running, open_cluster
@@ -29,7 +29,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Running]:
         await running.node.weights.hold(version, timeout=10)
         await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
         await cluster.agree()
-        await running.nursery.start(server.run, running.node)
+        await running.nursery.start(control_socket.run, running.node)
         yield running
 
 
@@ -84,7 +84,7 @@ async def test_steps_are_told_up_to_a_number(tmp_path: Path, faults: Faults, mon
         await cluster.until(lambda: all(running.steps == 3 for running in cluster.running.values()), clock)
         running = cluster.running["elector"]
         monkeypatch.setattr("node.api.status.RECENT_STEPS", 2)
-        await running.nursery.start(server.run, running.node)
+        await running.nursery.start(control_socket.run, running.node)
         status = await ask(running, "status")
         assert status["step"] == 3
         assert [row["step"] for row in status["steps"]] == [2, 3]
@@ -100,7 +100,7 @@ async def test_the_socket_is_its_owners_alone_and_replaces_what_a_crash_left(tmp
         running = await cluster.node("elector")
         socket = running.node.directory.control_socket
         socket.touch()
-        await running.nursery.start(server.run, running.node)
+        await running.nursery.start(control_socket.run, running.node)
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
         assert stat.S_ISSOCK(socket.stat().st_mode)
         assert (await ask(running, "status"))["name"] == "elector"
@@ -147,7 +147,7 @@ async def test_stopping_is_answered_first(tmp_path: Path, faults: Faults) -> Non
 async def test_a_mistake_is_one_line_and_ends_nothing(line: bytes, error: str, tmp_path: Path, faults: Faults) -> None:
     async with open_cluster(tmp_path) as cluster:
         running = await cluster.node("elector")
-        await running.nursery.start(server.run, running.node)
+        await running.nursery.start(control_socket.run, running.node)
         assert json.loads(await raw(running, line + b"\n")) == {"error": error}
         assert (await ask(running, "status"))["name"] == "elector"
 
@@ -155,8 +155,8 @@ async def test_a_mistake_is_one_line_and_ends_nothing(line: bytes, error: str, t
 async def test_a_conversation(tmp_path: Path, faults: Faults) -> None:
     async with open_cluster(tmp_path) as cluster:
         running = await cluster.node("elector")
-        await running.nursery.start(server.run, running.node)
+        await running.nursery.start(control_socket.run, running.node)
         answers = (await raw(running, b'{"op": "pause_at", "step": 1}\n{"op": "x"}\n{"op": "pause')).splitlines()
         assert [json.loads(answer) for answer in answers] == [{"pause_at_step": 1}, {"error": "unknown request"}]
         # A line without an end is not waited for beyond its bound.
-        assert await raw(running, b"x" * (server.MAX_LINE + 1)) == b""
+        assert await raw(running, b"x" * (control_socket.MAX_LINE + 1)) == b""

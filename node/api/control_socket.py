@@ -2,9 +2,9 @@
 
 A Unix socket in the data directory, for its owner only. One JSON object a line in, one a line out:
 ``{"op": "status"}``, ``{"op": "peers"}``, ``{"op": "roles"}``, ``{"op": "credits"}`` (see ``node.api.status``);
-those of ``node.api.amend`` and ``node.api.weights``; ``{"op": "pause_at", "step": N}`` (0: go on), ``{"op": "leave"}``
-(a status tells when it has left), ``{"op": "stop"}``; and those of ``node.api.recovery``. An answer with ``error`` says
-in one line what was wrong with the request.
+those of ``node.api.amend_requests`` and ``node.api.weight_requests``; ``{"op": "pause_at", "step": N}`` (0: go on),
+``{"op": "leave"}`` (a status tells when it has left), ``{"op": "stop"}``; and those of ``node.api.recovery_requests``.
+An answer with ``error`` says in one line what was wrong with the request.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import trio
 
-from node.api import amend, recovery, weights
-from node.api.rows import credits
+from node.api import amend_requests, recovery_requests, weight_requests
+from node.api.node_rows import credits
 from node.api.status import RECENT_STEPS, peers, roles, status
 from node.context import Node
 from node.errors import UserError
@@ -68,11 +68,11 @@ async def _converse(node: Node, stream: trio.SocketStream) -> None:
 async def _respond(node: Node, line: bytes) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         request = json.loads(line)
-        if isinstance(request, dict) and request.get("op") in amend.OPS:
-            return await amend.answer(node, request)
-        if isinstance(request, dict) and request.get("op") in weights.OPS:
-            return await weights.answer(node, request)
-    return await recovery.answer(node, line) or _answer(node, line)
+        if isinstance(request, dict) and request.get("op") in amend_requests.OPS:
+            return await amend_requests.answer(node, request)
+        if isinstance(request, dict) and request.get("op") in weight_requests.OPS:
+            return await weight_requests.answer(node, request)
+    return await recovery_requests.answer(node, line) or _answer(node, line)
 
 
 def _answer(node: Node, line: bytes) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import trio
 
-from node.api.client import Unavailable, request
+from node.api.control_client import Unavailable, request
 from node.config import Config, resolve
-from node.doctor import machine
+from node.doctor import machine_checks
 from node.doctor.finding import ERROR, OK, WARNING, Check, Finding
 from node.domain.joining import held
 from node.errors import UserError
@@ -131,13 +131,13 @@ def _domain(subject: Subject) -> str:
 def checks(subject: Subject) -> list[Check]:
     """All checks, of the machine and of the directory."""
     return [
-        Check("python", machine.python),
-        Check("machine", machine.machine),
-        Check("torch", machine.torch),
-        Check("sandbox", machine.sandboxed),
-        Check("memory", partial(machine.memory, subject.model)),
-        Check("disk", partial(machine.disk, subject.directory, subject.model)),
-        Check("clock", machine.clock),
+        Check("python", machine_checks.python),
+        Check("machine", machine_checks.machine),
+        Check("torch", machine_checks.torch),
+        Check("sandbox", machine_checks.sandboxed),
+        Check("memory", partial(machine_checks.memory, subject.model)),
+        Check("disk", partial(machine_checks.disk, subject.directory, subject.model)),
+        Check("clock", machine_checks.clock),
         Check("ports", partial(ports, subject)),
         Check("log", partial(log, subject)),
         Check("peers", partial(peers, subject)),
