@@ -70,7 +70,7 @@ def test_it_holds_every_module_and_every_data_file(wheel: Path) -> None:
     [
         "node/data/systemd/bootstrap.sh",
         "node/data/systemd/farflung.service",
-        "node/report.css",
+        "node/telemetry/report.css",
         "node/py.typed",
         "proofs/py.typed",
         "protocol/py.typed",

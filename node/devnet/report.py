@@ -14,10 +14,9 @@ from typing import Final
 from node import __version__
 from node.devnet.live_display import human_bytes, human_time
 from node.devnet.summary import NodeRow, Rejection, StepRow, Summary
-from node.telemetry.plot import Point, Series, legend, plot
+from node.telemetry.plot import STYLE, Point, Series, legend, plot
 from proofs.checks import REASONS
 
-STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="ascii")
 
 WINDOW: Final = 5
 """Steps of the moving mean of the reward, and of the means that the headline compares."""

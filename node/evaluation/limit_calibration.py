@@ -22,7 +22,7 @@ from node import __version__
 from node.errors import UserError
 from node.starter import defaults
 from node.store.durable_files import write_new
-from node.telemetry.plot import Series, legend, plot
+from node.telemetry.plot import STYLE, Series, legend, plot
 from node.workers import vllm_start
 from node.workers.child_process import Worker, WorkerError, open_worker
 from proofs import limits as figures
@@ -257,7 +257,6 @@ def toml(found: Mapping[str, Any]) -> str:
 
 def render(found: Mapping[str, Any]) -> str:
     """The report: one HTML file that needs nothing else."""
-    style = Path(__file__).with_name("report.css").read_text(encoding="ascii")
     rows = "".join(
         f"<tr><td>{escape(row['name'])}</td><td>{escape(row['saves'])}</td><td>{row['caught']} of {row['groups']}</td>"
         f"<td>{'never' if row['until'] is None else row['until']}</td><td>{escape(row['by'])}</td>"
@@ -284,7 +283,7 @@ def render(found: Mapping[str, Any]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Farflung calibration</title><style>{style}</style></head>\n<body><main>"
+        f"<title>Farflung calibration</title><style>{STYLE}</style></head>\n<body><main>"
         f"<header><h1>Calibration of {escape(Path(found['model']).name)}</h1>"
         f"<p>Generated in {found['dtype']}{how}, audited in float32. {found['honest_refused']} of "
         f"{found['honest_groups']} honest groups exceed the limits: a rate of at most "

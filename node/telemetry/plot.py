@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Final
 
 LEFT: Final = 46
@@ -13,6 +14,8 @@ RIGHT: Final = 14
 TOP: Final = 12
 BOTTOM: Final = 34
 TARGET_TICKS: Final = 4
+STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="ascii")
+"""The style sheet of pages with plots, light or dark as their reader prefers."""
 MAX_DOTS: Final = 200
 """Points beyond this many carry no dot and no tooltip: they would only make the file large."""
 

@@ -55,7 +55,7 @@ class Sample:
 class _Pass:
     """One forward and backward pass: rows, and what belongs to each of their N response tokens."""
 
-    row_layout: row_layout.Rows
+    rows: row_layout.Rows
     tokens: grpo.Tokens
 
 

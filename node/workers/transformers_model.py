@@ -166,7 +166,7 @@ class _Cache:
         """A cache of the given rows (indices, repeats allowed); it grows as it needs, whatever ``capacity`` is."""
         found = transformers.DynamicCache()
         for number, layer in enumerate(self.kept.layers):
-            found.update(layer.keys[row_layout], layer.values[row_layout], number)
+            found.update(layer.keys[rows], layer.values[rows], number)
         return _Cache(found)
 
 

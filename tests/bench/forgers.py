@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from node.workers import forger_zoo
-from proofs import limits
+from proofs import limits as fitting
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.constants import MILLION
 from protocol.domain import Thresholds
@@ -39,7 +39,7 @@ def reason_of(row: dict[str, Any], limits: Thresholds) -> str:
     """What an audit in full says of one submission by itself."""
     if row["static"] in ("bounds", "wrong-prompt", "termination"):
         return str(row["static"])
-    (found,) = limits.run([row["groups"]], limits).reasons
+    (found,) = fitting.run([row["groups"]], limits).reasons
     return str(row["static"]) if found == "ok" else found
 
 
@@ -49,7 +49,7 @@ def judged(rows: Sequence[dict[str, Any]], limits: Thresholds) -> dict[str, Any]
     for count, row in enumerate(rows, 1):
         found = reason_of(row, limits)
         if found in ("ok", "borderline"):
-            chain = limits.run([past["groups"] for past in rows[:count]], limits)
+            chain = fitting.run([past["groups"] for past in rows[:count]], limits)
             found = chain.reasons[-1] if len(chain.reasons) == count else found
         reasons.append(found)
         if found not in ("ok", "borderline"):
@@ -75,8 +75,8 @@ def honest(rows: Sequence[dict[str, Any]], limits: Thresholds, resampled: int) -
     size = len(rows[0]["groups"])
     resampled *= size > 1  # of one group each, nothing new comes about
     made = ([generator.choice(groups) for _ in range(size)] for _ in range(resampled))
-    again = sum(limits.run([one], limits).reasons[-1] != "ok" for one in made)
-    chain = limits.run([row["groups"] for row in rows], limits)
+    again = sum(fitting.run([one], limits).reasons[-1] != "ok" for one in made)
+    chain = fitting.run([row["groups"] for row in rows], limits)
     by_engine: dict[str, int] = {}
     for row in rows:
         by_engine[row["engine"]] = by_engine.get(row["engine"], 0) + 1
@@ -86,11 +86,11 @@ def honest(rows: Sequence[dict[str, Any]], limits: Thresholds, resampled: int) -
         "honest_tokens": sum(group[0] for row in rows for group in row["groups"]),
         "false_positives": len(wrong),
         "false_positive_rate": len(wrong) / len(rows),
-        "false_positive_rate_upper": limits.upper_bound(len(wrong), len(rows)),
+        "false_positive_rate_upper": fitting.upper_bound(len(wrong), len(rows)),
         "convicted_in_a_row": chain.until is not None,
         "resampled_submissions": resampled,
         "resampled_false_positives": again,
-        "resampled_false_positive_rate_upper": limits.upper_bound(again, resampled),
+        "resampled_false_positive_rate_upper": fitting.upper_bound(again, resampled),
     }
 
 
@@ -110,7 +110,7 @@ def calibrated(rows: Sequence[dict[str, Any]]) -> Thresholds:
     for row in rows:
         part = honest_rows if row["kind"] == "honest" else forged
         part.setdefault(row["engine"] if row["kind"] == "honest" else row["kind"], []).extend(row["groups"])
-    return limits.thresholds(honest_rows, {name: part for name, part in forged.items() if part})
+    return fitting.thresholds(honest_rows, {name: part for name, part in forged.items() if part})
 
 
 def result(rows: Sequence[dict[str, Any]], dtype: str, resampled: int = RESAMPLED) -> dict[str, Any]:

@@ -66,15 +66,15 @@ def make_data(shape: Shape, vocabulary: int) -> dict[str, Any]:
     deviation = statistics.stdev([0, 1] * (shape.size // 2))
     advantages = [[(reward / 1e6 - 0.5) / (deviation + 1e-6) for reward in group] for group in rewards]
     widest = max(map(len, prompts)) + max(len(line) for group in groups for line in group)
-    row_layout = max(1, SLOTS // widest)
-    while shape.groups * shape.size % row_layout:
-        row_layout -= 1
+    rows = max(1, SLOTS // widest)
+    while shape.groups * shape.size % rows:
+        rows -= 1
     return {
         "prompts": prompts,
         "groups": groups,
         "rewards": rewards,
         "advantages": advantages,
-        "micro_batch": row_layout,
+        "micro_batch": rows,
         "learning_rate": LEARNING_RATE,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proofs.checks import FLOAT32_THRESHOLDS
-from proofs.limits import area, clipped_mean, replay_of, roc, run, thresholds, upper_bound
+from proofs.limits import LEAST_HONEST, area, clipped_mean, replay_of, roc, run, thresholds, upper_bound
 from protocol.constants import MILLION
 
 
@@ -58,7 +58,7 @@ def test_without_anybody_to_tell_apart_there_are_limits_all_the_same() -> None:
 def test_exact_runs_give_the_least_limits() -> None:
     exact = [[10_000, [], 2, 416, 0, 0, 0]] * 40
     limits = thresholds({"ours": exact}, {"other": rows(0.5, 800_000, 9.0, tokens=10_000, count=2)})
-    assert limits.deficit_honest == limits.LEAST_HONEST
+    assert limits.deficit_honest == LEAST_HONEST
     assert (limits.logprob_error, limits.mantissa_median) == (2_000, 0)
 
 

@@ -41,7 +41,7 @@ report["hidden"] = os.path.exists({str(hidden)!r})
 report["source"] = sorted(os.listdir({str(source)!r}))
 report["home"] = os.path.exists(os.path.expanduser("~root/.ssh")) or os.path.exists("/home")
 report["processes"] = os.path.exists("/proc/1")
-import node.tasks.reasoning, importlib.util
+import node.tasks.reasoning_tasks, importlib.util
 report["library"] = importlib.util.find_spec("reasoning_gym") is not None
 """
     report = run(code, shown)

@@ -39,7 +39,7 @@ async def test_a_relay_offers_to_those_who_lag_and_to_no_others(
         r.nursery.start_soon(relay.run, r.node)
         await trio.sleep(1)
         assert offered.count(i.id) == 1
-        assert v.id not in offers
+        assert v.id not in offered
         await trio.sleep(4 * cluster.domain.timings.presence_ms / 1000)
         assert offered.count(i.id) == 2  # it still lags
         await i.node.weights.hold(version, timeout=10)

@@ -1,1 +1,0 @@
-"""The data plane: weights between nodes over HTTP, in a child process beside the daemon."""
