@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Final
 
 from node import __version__
@@ -16,7 +15,6 @@ from node.devnet.live_display import human_bytes, human_time
 from node.devnet.summary import NodeRow, Rejection, StepRow, Summary
 from node.telemetry.plot import STYLE, Point, Series, legend, plot
 from proofs.checks import REASONS
-
 
 WINDOW: Final = 5
 """Steps of the moving mean of the reward, and of the means that the headline compares."""
