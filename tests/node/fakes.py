@@ -6,9 +6,7 @@ Real are log, replication, elector, terms, presences, pool, weights, role manage
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -16,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import pytest
 import trio
 
 from node.api.weight_requests import Pulls
@@ -31,92 +27,36 @@ from node.log.replication import LogSync
 from node.net.blob_exchange import serve_blobs, serve_chunks, serve_haves
 from node.net.host import Peer
 from node.peers.presences import Presences
-from node.roles import engine_client as engine_role
-from node.roles import trainer as trainer_role
 from node.roles.role_manager import RoleManager
 from node.roles.rollout_pool import Pool
 from node.roles.term_watch import TermWatch
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
-from node.store.hashing import hash_bytes
 from node.store.version_store import VersionStore
-from node.weights import delta_making, offers, second_holder
+from node.weights import offers, second_holder
 from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Routes
 from node.weights.following import Weights
 from node.workers import delta_child as delta_worker
-from node.workers.child_process import WorkerError
-from protocol.constants import MILLION
-from protocol.domain import Domain, Model, Policy, Recipe, Task, default_timings, make_genesis, parse_genesis
+from protocol.domain import Domain, parse_genesis
 from protocol.identity import Identity, peer_id
 from protocol.log.entry import Entry
 from protocol.records import Blob, Join, Role
 from protocol.records import Weights as WeightsRecord
-from protocol.taskset import TaskSet
-from protocol.weights.manifest import Manifest
 from protocol.work.presence import Presence
-from protocol.work.rollout import Submission, pack
-from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
+from tests.node.fake_children import (
+    CONFIG,
+    TASK_SET,
+    TASKS_FILE,
+    TENSORS,
+    TOKENIZER,
+    WHOLE_0,
+    checksum,
+    genesis,
+    manifest_of,
+)
+from tests.protocol.builders import key
 from tests.simulator import Disk, Network, Port
-
-TENSORS = [("weights", "F32", (4, 4))]
-CONFIG, TOKENIZER = b'{"model_type": "llama"}', b'{"model": "words"}'
-VOCABULARY, END = 256, 1
-TASK_SET = TaskSet.of(range(0, 2000, 7)).encode()
-TASKS_FILE = b'{"question": "1 + 1", "answer": "2"}\n'
-
-
-def checksum(raw: bytes) -> int:
-    """What the engine measures of its tensors."""
-    return int.from_bytes(hashlib.sha256(raw).digest()[:7], "big") + 1
-
-
-def manifest_of(raw: bytes) -> Manifest:
-    """The manifest of the 64 bytes of a version."""
-    return Manifest.of_file(TENSORS, raw, checksum(raw))
-
-
-WHOLE_0 = np.linspace(-1, 1, 16, dtype="<f4").tobytes()
-"""Version 0."""
-
-
-def genesis(
-    recipe: Recipe = RECIPE, policy: Policy = POLICY, *, devnet: bool = True, electors: tuple[str, ...] = ("elector",)
-) -> bytes:
-    """A signed genesis by "elector" whose model is version 0 above."""
-    manifest = manifest_of(WHOLE_0)
-    encoded = manifest.encode()
-    return make_genesis(
-        key("elector"),
-        name="fakes",
-        devnet=devnet,
-        electors=tuple(key(elector).node for elector in electors),
-        validators=(),
-        model=Model(
-            architecture="llama",
-            config=Blob(hash_bytes(CONFIG), len(CONFIG)),
-            tokenizer=Blob(hash_bytes(TOKENIZER), len(TOKENIZER)),
-            manifest=Blob(manifest.digest, len(encoded)),
-            whole=manifest.whole,
-            compute_dtype="float32",
-        ),
-        tasks=(
-            Task(
-                "reasoning-gym",
-                "basic_arithmetic",
-                3,
-                "{}",
-                "0.1.25",
-                None,
-                Blob(hash_bytes(TASK_SET), len(TASK_SET)),
-            ),
-            Task("jsonl", "homework", 1, "{}", "0.9.0", Blob(hash_bytes(TASKS_FILE), len(TASKS_FILE))),
-        ),
-        recipe=recipe,
-        timings=default_timings(devnet=True),
-        policy=policy,
-        thresholds=THRESHOLDS,
-    )
 
 
 class NodePort(Port):
@@ -138,237 +78,6 @@ class NodePort(Port):
 
     def known_addresses(self) -> dict[bytes, list[str]]:
         return dict(self.learned)
-
-
-# --- children -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Faults:
-    """What children do wrong: ``fail[op]`` is raised by the operation of that name, the given number of times."""
-
-    fail: dict[str, tuple[Exception, int]] = field(default_factory=dict)
-    diverge: int = 0
-    """Steps of the trainer still to be stopped."""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    """(child, operation) of every call."""
-    arguments: list[dict[str, Any]] = field(default_factory=list)
-    running: Counter[str] = field(default_factory=Counter)
-    most: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Time that an operation takes; 0.05 where nothing else is said."""
-    before: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """Called while the operation runs."""
-
-    async def note(self, child: str, op: str, arguments: dict[str, Any]) -> None:
-        self.calls.append((child, op))
-        self.arguments.append(arguments)
-        await trio.sleep(self.seconds.get(op, 0.05))
-        if op in self.before:
-            self.before[op]()
-        error, times = self.fail.get(op, (None, 0))
-        if error is not None and times:
-            self.fail[op] = (error, times - 1)
-            raise error
-
-    def count(self, child: str, op: str) -> int:
-        return self.calls.count((child, op))
-
-
-class Child:
-    """What ``node.workers.child_process.Worker`` is for a role."""
-
-    def __init__(self, name: str, pid: int, faults: Faults) -> None:
-        self.name = name
-        self.pid = pid
-        self.faults = faults
-        self.alive = True
-
-    async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
-        if not self.alive:
-            raise WorkerError(f"{self.name}: {op}: the child ended with exit code 1", "died")
-        try:
-            await self.faults.note(self.name, op, arguments)
-        except WorkerError as error:
-            self.alive = not error.gone
-            raise
-        result: dict[str, Any] = getattr(self, op)(**arguments)
-        return result
-
-
-class EngineChild(Child):
-    """Its "model" answers with the low bits of a hash over weights, seed and place."""
-
-    raw = b""
-
-    def configure(
-        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str
-    ) -> dict[str, Any]:
-        assert dtype == "float32"
-        assert Path(config).read_bytes() == CONFIG
-        assert Path(tokenizer).read_bytes() == TOKENIZER
-        self.recipe = Recipe(**recipe)
-        return {"end_token": END, "vocabulary": VOCABULARY}
-
-    def load(self, manifest: str, weights: str) -> dict[str, Any]:
-        Manifest.parse(Path(manifest).read_bytes())
-        self.raw = Path(weights).read_bytes()
-        return {"checksum": checksum(self.raw), "parameters": 16, "hidden": 4, "seconds": 0.0}
-
-    def encode(self, prompts: list[str]) -> dict[str, Any]:
-        return {"tokens": [pack(self._prompt(prompt)) for prompt in prompts]}
-
-    def _prompt(self, prompt: str) -> list[int]:
-        return list(prompt.encode())[: self.recipe.max_prompt_tokens]
-
-    def _answers(self, seed: bytes) -> list[int]:
-        return [
-            2 + hashlib.sha256(self.raw + seed + bytes([place])).digest()[0] % 8
-            for place in range(self.recipe.group_size)
-        ]
-
-    def generate(self, prompts: list[str], seeds: list[bytes]) -> dict[str, Any]:
-        groups = []
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            responses = [[pack([a, END]), pack([700, 0]), 1, str(a)] for a in self._answers(seed)]
-            groups.append({"prompt": pack(self._prompt(prompt)), "responses": responses, "proofs": b"proof"})
-        return {"groups": groups, "tokens": 2 * len(groups) * self.recipe.group_size, "seconds": 0.5}
-
-    def replay(self, groups: list[dict[str, Any]], clip: int) -> dict[str, Any]:
-        rows, texts = [], []
-        for group in groups:
-            claimed = [int.from_bytes(tokens[:4], "little") for tokens, _, _ in group["responses"]]
-            wrong = sum(a != b for a, b in zip(claimed, self._answers(group["seed"]), strict=True))
-            tokens = sum(len(tokens) // 4 for tokens, _, _ in group["responses"])
-            rows.append([tokens, wrong, wrong * MILLION, wrong * MILLION, 0, 8, 0, 0, 0])
-            texts.append([str(answer) for answer in claimed])
-        return {"groups": rows, "texts": texts, "seconds": 0.1}
-
-
-class TrainerChild(Child):
-    """A step adds one to the last byte of every number; the checkpoint holds the number of steps made."""
-
-    raw = b""
-    steps = 0
-
-    def configure(
-        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str, recompute: str
-    ) -> dict[str, Any]:
-        self.recipe = Recipe(**recipe)
-        return {}
-
-    def load(self, manifest: str, weights: str, checkpoint: str | None, reference: list[str] | None) -> dict[str, Any]:
-        assert (reference is None) == (self.recipe.kl == 0)
-        if reference is not None:
-            assert Path(reference[1]).read_bytes() == WHOLE_0
-        self.raw = Path(weights).read_bytes()
-        self.steps = 0 if checkpoint is None else int(Path(checkpoint).read_text())
-        return {"checksum": checksum(self.raw)}
-
-    def train(self, submissions: list[str], output: str, checkpoint: str) -> dict[str, Any]:
-        if self.faults.diverge:
-            self.faults.diverge -= 1
-            return {"stopped": "the loss (nan) or the gradient norm (nan) is not finite"}
-        parsed = [Submission.parse(Path(path).read_bytes(), self.recipe) for path in submissions]
-        self.raw = b"".join(
-            (int.from_bytes(self.raw[i : i + 4], "little") + 1).to_bytes(4, "little") for i in range(0, 64, 4)
-        )
-        self.steps += 1
-        Path(output).write_bytes(self.raw)
-        Path(checkpoint).write_text(str(self.steps))
-        used = [group for one in parsed for group in one.groups if group.signal]
-        trained = sum(len(group.responses) for group in used)
-        tokens = sum(len(response.tokens) for group in used for response in group.responses)
-        return {
-            "metrics": {"trained": trained, "tokens": tokens},
-            "tensors": [list(tensor) for tensor in TENSORS],
-            "checksum": checksum(self.raw),
-        }
-
-
-class Tasks:
-    """What ``node.tasks.task_service.TaskService`` is for a role: an even answer to an even item is right."""
-
-    def __init__(self, table: Sequence[dict[str, Any]], faults: Faults) -> None:
-        self.table = table
-        self.faults = faults
-        self.undecidable = False
-        self.counts = (1 << 31,) * len(table)
-
-    async def __aenter__(self) -> Tasks:
-        self.faults.running["tasks"] += 1
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self.faults.running["tasks"] -= 1
-
-    async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
-        await self.faults.note("tasks", "questions", {"items": items})
-        return [f"{self.table[index]['name'][:8]} {item}" for index, item in items]
-
-    async def score(self, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
-        await self.faults.note("tasks", "score", {"items": items})
-        if "undecidable" in self.faults.before:
-            return [None for _ in items]
-        return [MILLION if (item + int(text)) % 2 == 0 else 0 for _, item, text in items]
-
-    async def confirm(self, items: Sequence[tuple[int, int, str]], claimed: Sequence[int]) -> list[int | None]:
-        await self.faults.note("tasks", "confirm", {"items": items})
-        return await self.score(items)
-
-
-class DeltaChild(Child):
-    """The real work, in this process."""
-
-    def describe(self, **arguments: Any) -> dict[str, Any]:
-        return delta_worker.describe(**{**arguments, "threads": 1})
-
-    def apply(self, **arguments: Any) -> dict[str, Any]:
-        return delta_worker.apply(**{**arguments, "threads": 1})
-
-
-CHILDREN = {
-    "node.workers.engine_child": EngineChild,
-    "node.workers.trainer_child": TrainerChild,
-    "node.workers.delta_child": DeltaChild,
-}
-
-
-def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Every child is one of the above, and work for threads is done at once: no thread moves the mock clock."""
-    shared = Faults()
-    pids = iter(range(1000, 2000))
-
-    @asynccontextmanager
-    async def open_worker(module: str, *, name: str, **other: Any) -> AsyncIterator[Child]:
-        kind = CHILDREN[module]
-        shared.running[name] += 1
-        shared.most[name] = max(shared.most[name], shared.running[name])
-        child = kind(name, next(pids), shared)
-        try:
-            await shared.note(name, "start", {})
-            yield child
-        finally:
-            # A child takes a moment to die, and its owner waits for that.
-            with trio.CancelScope(shield=True):
-                await trio.sleep(0.2)
-            shared.running[name] -= 1
-
-    async def at_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        return function(*arguments)
-
-    monkeypatch.setattr(engine_role, "open_worker", open_worker)
-    monkeypatch.setattr(trainer_role, "open_worker", open_worker)
-    monkeypatch.setattr(delta_making, "open_worker", open_worker)
-    monkeypatch.setattr(engine_role, "TaskService", lambda table: Tasks(table, shared))
-    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
-    monkeypatch.setattr(trio.from_thread, "run_sync", lambda function, *arguments: function(*arguments))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    return shared
-
-
-# --- nodes ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -13,7 +13,8 @@ from node.context import Health, innermost
 from node.net.requests import Unreachable
 from protocol.log.entry import Entry
 from protocol.records import Rollout
-from tests.node.fakes import CONFIG, Faults, open_cluster
+from tests.node.fake_children import CONFIG, Faults
+from tests.node.fakes import open_cluster
 from tests.protocol.builders import digest
 
 

@@ -29,7 +29,8 @@ from node.store.data_directory import DataDirectory
 from protocol.domain import make_genesis, parse_genesis
 from protocol.identity import peer_id
 from protocol.records import Role
-from tests.node.fakes import Faults, Running, genesis, open_cluster, presence
+from tests.node.fake_children import Faults, genesis
+from tests.node.fakes import Running, open_cluster, presence
 from tests.protocol.builders import key, small_genesis
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,8 @@ from node.api.control_client import Declined, Unavailable, request
 from node.cli import amend, main, node_reading, options
 from node.errors import UserError
 from protocol.log.amendment import Amendment
-from tests.node.fakes import Faults, Running, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import Running, open_cluster
 from tests.protocol.builders import THRESHOLDS, digest, key
 
 

@@ -16,7 +16,8 @@ from node.api import control_socket
 from node.api.control_client import Unavailable, request
 from protocol.constants import GATHER_FACTOR
 from protocol.records import Rollout
-from tests.node.fakes import Faults, Running, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import Running, open_cluster
 from tests.protocol.builders import digest
 
 

@@ -19,7 +19,8 @@ from protocol.identity import Identity
 from protocol.log import recovery
 from protocol.log.recovery import commitment
 from protocol.records import Join, Role, Rollout
-from tests.node.fakes import Cluster, Faults, Running, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import digest, key
 
 

@@ -22,7 +22,8 @@ from protocol.domain import Policy
 from protocol.log.quorum import Grant
 from protocol.records import Leave, Role
 from protocol.work.presence import Presence
-from tests.node.fakes import Cluster, Faults, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import Cluster, open_cluster
 from tests.protocol.builders import POLICY, key
 
 NODES = ("elector", "a", "b", "c")

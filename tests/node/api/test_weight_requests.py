@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from node.api import weight_requests
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults, manifest_of
+from tests.node.fakes import Cluster, Running, open_cluster
 
 
 async def stage(cluster: Cluster) -> Running:

@@ -18,7 +18,7 @@ from node.keys import recovery_words
 from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id
-from tests.node.fakes import genesis
+from tests.node.fake_children import genesis
 from tests.protocol.builders import small_genesis
 
 PEER = peer_id(Identity(bytes(32)).node)

@@ -16,7 +16,7 @@ from node.net.host import Network, open_network
 from node.store.hashing import hash_bytes
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id
-from tests.node.fakes import CONFIG, WHOLE_0, genesis, manifest_of
+from tests.node.fake_children import CONFIG, WHOLE_0, genesis, manifest_of
 
 PEER = peer_id(Identity(bytes(32)).node)
 ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"

@@ -21,7 +21,7 @@ from node.evaluation.version_answers import Answers, Question
 from node.roles.engine_client import Setup
 from node.tasks import task_sets
 from node.workers.child_process import WorkerError
-from tests.node.fakes import WHOLE_0, manifest_of
+from tests.node.fake_children import WHOLE_0, manifest_of
 from tests.protocol.builders import RECIPE
 
 ROW = {

@@ -21,7 +21,7 @@ from protocol.domain import Task, parse_genesis
 from protocol.records import Blob
 from protocol.taskset import TaskSet
 from protocol.work import schedule
-from tests.node.fakes import genesis
+from tests.node.fake_children import genesis
 from tests.protocol.builders import digest
 
 SUMS = Task("reasoning-gym", "chain_sum", 3, "{}", "0.1.25", None)

@@ -16,7 +16,7 @@ from node.tasks.task_service import TaskService
 from node.workers.child_process import Worker
 from protocol.errors import LocalError
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH, pack
-from tests.node.fakes import WHOLE_0, checksum, manifest_of
+from tests.node.fake_children import WHOLE_0, checksum, manifest_of
 from tests.protocol.builders import RECIPE, digest
 
 

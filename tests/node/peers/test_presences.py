@@ -11,7 +11,8 @@ import trio.testing
 from node.peers.presences import TOPIC
 from protocol.identity import peer_id
 from protocol.work.presence import Presence
-from tests.node.fakes import Faults, Running, open_cluster, presence
+from tests.node.fake_children import Faults
+from tests.node.fakes import Running, open_cluster, presence
 from tests.protocol.builders import digest, key
 
 

@@ -11,7 +11,8 @@ import trio.testing
 from node import config_keys
 from node.roles import cheats
 from protocol.weights.manifest import Manifest
-from tests.node.fakes import WHOLE_0, Faults, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults
+from tests.node.fakes import open_cluster
 
 
 def test_the_configuration_knows_the_same_cheats() -> None:

@@ -28,7 +28,8 @@ from node.workers import vllm_start
 from node.workers.child_process import Worker, WorkerError
 from protocol.errors import LocalError
 from protocol.work.rollout import Group, Response, pack
-from tests.node.fakes import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults, open_cluster
+from tests.node.fake_children import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults
+from tests.node.fakes import open_cluster
 from tests.protocol.builders import digest
 
 

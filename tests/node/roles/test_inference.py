@@ -20,7 +20,8 @@ from protocol.log.entry import Entry
 from protocol.records import Role, Rollout, Step, StepBlob, Verdict
 from protocol.work import schedule
 from protocol.work.rollout import Submission
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, Tasks, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults, Tasks
+from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import RECIPE
 
 

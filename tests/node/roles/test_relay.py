@@ -8,7 +8,8 @@ import trio
 import trio.testing
 
 from node.roles import relay
-from tests.node.fakes import WHOLE_0, Faults, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults
+from tests.node.fakes import open_cluster
 
 
 async def test_a_relay_lives_without_a_child_until_it_is_cancelled(

@@ -11,7 +11,8 @@ from node.config_keys import WILLING
 from node.roles import role_figures
 from protocol.records import Step
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH, Response
-from tests.node.fakes import Faults, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import open_cluster
 from tests.protocol.builders import digest
 
 STEP = Step(

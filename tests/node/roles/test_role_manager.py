@@ -17,7 +17,8 @@ from node.roles import role_manager
 from node.workers.child_process import WorkerError
 from protocol.errors import LocalError
 from protocol.records import Role, Step
-from tests.node.fakes import Cluster, Faults, Running, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import Cluster, Running, open_cluster
 from tests.simulator import Network
 
 FIVE = ("elector", "a", "b", "c", "d")

@@ -12,7 +12,8 @@ from protocol import identity
 from protocol.constants import GATHER_FACTOR
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, StepBlob, Verdict
-from tests.node.fakes import WHOLE_0, Cluster, Faults, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults
+from tests.node.fakes import Cluster, open_cluster
 from tests.protocol.builders import RECIPE, digest
 
 

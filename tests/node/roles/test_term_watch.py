@@ -14,7 +14,8 @@ from node.log.elector import NotGranted
 from node.roles.term_watch import TermWatch
 from protocol.log import elector_state as rules
 from protocol.log.quorum import Grant
-from tests.node.fakes import Cluster, Faults, Running, genesis, open_cluster
+from tests.node.fake_children import Faults, genesis
+from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import POLICY
 
 

@@ -19,7 +19,8 @@ from node.workers.child_process import WorkerError
 from protocol.constants import GATHER_FACTOR, MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
 from protocol.work.rollout import Submission
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, Tasks, genesis, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults, Tasks, genesis
+from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import RECIPE, digest, status_of
 
 

@@ -18,7 +18,8 @@ from node.evaluation import held_out
 from node.roles import trainer_evaluation
 from node.workers.child_process import WorkerError
 from protocol.log.entry import Entry
-from tests.node.fakes import WHOLE_0, Cluster, Faults, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults
+from tests.node.fakes import Cluster, open_cluster
 
 QUESTIONS = 8
 

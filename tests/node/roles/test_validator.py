@@ -20,7 +20,8 @@ from protocol.constants import KEPT_VERSIONS, MILLION
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 from protocol.work.rollout import Submission
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, genesis, manifest_of, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults, genesis, manifest_of
+from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import POLICY, RECIPE, digest
 
 

@@ -12,7 +12,8 @@ import trio.testing
 from node.roles import role_manager
 from node.roles.role_manager import RoleManager
 from node.systemd import watchdog
-from tests.node.fakes import Faults, Running, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import Running, open_cluster
 
 
 async def start(running: Running) -> RoleManager:

@@ -16,7 +16,8 @@ import trio.testing
 from node.config import TrackingConfig
 from node.telemetry import tracking
 from node.workers.child_process import WorkerError
-from tests.node.fakes import Cluster, Faults, open_cluster
+from tests.node.fake_children import Faults
+from tests.node.fakes import Cluster, open_cluster
 
 Calls = list[tuple[str, dict[str, Any]]]
 

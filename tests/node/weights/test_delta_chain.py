@@ -17,7 +17,8 @@ from protocol.log.entry import Entry
 from protocol.records import Blob
 from protocol.weights.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest
 from protocol.weights.manifest import ChunkList, Manifest
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults, manifest_of
+from tests.node.fakes import Cluster, Running, open_cluster
 
 SLOW = Speed(receive=1.0, hash=1e9, apply=1e9, start=0.0)
 """A link on which every byte counts: the models here have 64."""

@@ -19,7 +19,8 @@ from protocol.log.entry import Entry
 from protocol.records import Weights
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import Manifest
-from tests.node.fakes import WHOLE_0, Cluster, Faults, manifest_of, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults, manifest_of
+from tests.node.fakes import Cluster, open_cluster
 
 
 def raw(number: int) -> bytes:

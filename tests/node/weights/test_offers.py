@@ -12,7 +12,8 @@ from node.errors import Refused
 from node.roles import relay
 from node.weights import offers
 from protocol import codec
-from tests.node.fakes import WHOLE_0, Faults, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults
+from tests.node.fakes import open_cluster
 
 
 async def test_a_relay_offers_to_those_who_lag_and_to_no_others(

@@ -16,7 +16,8 @@ from node.weights.second_holder import MAX_REQUEST, PATIENCE, PROTOCOL, entrust
 from protocol import codec
 from protocol.records import Blob, Weights
 from protocol.weights.manifest import Manifest
-from tests.node.fakes import WHOLE_0, Cluster, Faults, Running, manifest_of, open_cluster
+from tests.node.fake_children import WHOLE_0, Faults, manifest_of
+from tests.node.fakes import Cluster, Running, open_cluster
 
 RAW = b"\7" + WHOLE_0[1:]
 
