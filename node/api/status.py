@@ -14,7 +14,7 @@ from node.api import explain
 from node.api.node_rows import account, role_rows
 from node.context import Node
 from node.weights.following import payload as weights_payload
-from protocol.credit import reputation
+from protocol.credit.ledger import credits
 from protocol.identity import peer_id
 from protocol.records import Step
 
@@ -29,7 +29,7 @@ def status(node: Node) -> dict[str, Any]:
     """What the node does."""
     ledger, replica = node.log.ledger, node.log.replica
     cut = replica.newest_cut
-    accounts = reputation.credits(ledger)
+    accounts = credits(ledger)
     held = node.weights.newest_held()
     sent, received = node.network.traffic
     steps = ledger.steps()

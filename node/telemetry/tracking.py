@@ -21,7 +21,7 @@ from node.context import Node
 from node.telemetry.metrics import Queue
 from node.weights.following import payload
 from node.workers.child_process import Worker, WorkerError, open_worker
-from protocol.credit import reputation
+from protocol.credit.ledger import credits
 
 MODULE: Final = "node.workers.tracker_child"
 OPEN_TIMEOUT: Final = 180.0
@@ -121,7 +121,7 @@ async def _sample(node: Node) -> None:
     while True:
         held = node.weights.newest_held()
         sent, received = node.network.traffic
-        account = reputation.credits(node.log.ledger).get(node.id)
+        account = credits(node.log.ledger).get(node.id)
         node.metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,

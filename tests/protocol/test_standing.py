@@ -9,8 +9,8 @@ import pytest
 from protocol import codec
 from protocol.constants import MILLION
 from protocol.credit import fold_state, history
-from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import credits, reputation
+from protocol.credit.ledger import Ledger, credits
+from protocol.credit.reputation import reputation
 from protocol.credit.sequential_test import CONVICTS, NEWCOMER, gain
 from protocol.errors import PeerError
 from protocol.log.entry import Entry

@@ -13,8 +13,8 @@ from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import fold
 from protocol.credit import ledger as ledger_module
 from protocol.credit.fold_state import SCHEMA, copy_fold, fold_from_value, fold_to_value
-from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import PENDING, Status, credits
+from protocol.credit.ledger import Ledger, credits
+from protocol.credit.reputation import PENDING, Status
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import PENDING, Status, credits
+from protocol.credit.ledger import Ledger, credits
+from protocol.credit.reputation import PENDING, Status
 from protocol.credit.snapshot import Snapshot
 from protocol.errors import Evidence
 from protocol.log.entry import Entry, make

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.constants import MILLION
-from protocol.credit.reputation import PENDING, Status, Tally, credits, reputation
+from protocol.credit.ledger import credits
+from protocol.credit.reputation import PENDING, Status, Tally, reputation
 from protocol.credit.sequential_test import NEWCOMER, gain
 from protocol.records import Rollout, Verdict
 from tests.protocol import builders
