@@ -35,6 +35,7 @@ from typing import Final
 from protocol.constants import MILLION
 from protocol.credit import sequential_test
 from protocol.credit.sequential_test import Standing
+from protocol.credit.submission_life import Status
 from protocol.domain import Thresholds
 from protocol.records import Rollout, Verdict
 from protocol.work import schedule
@@ -47,18 +48,6 @@ AGREEMENTS: Final = 16
 """Agreements that forgive one more."""
 BORDERLINE: Final = "borderline"
 """The reason of a soft rejection that is evidence in the second sequential test."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What was decided about a submission. ``outcome`` is "accepted", "rejected", "void" or "pending"."""
-
-    outcome: str
-    severity: str
-    reason: str
-
-
-PENDING: Final = Status("pending", "none", "pending")
 
 
 @dataclass(frozen=True, slots=True)
