@@ -78,6 +78,21 @@ def test_paths_and_modules_exist(document: Path) -> None:
     assert wrong == []
 
 
+def test_the_tree_of_the_readme_exists() -> None:
+    """Lines of a name and what it holds; two more spaces before the name are one level down."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text[text.index("## What is where") :].split("```")[1]
+    entries = re.findall(r"^((?:  )*)([\w./-]+) ", tree, re.MULTILINE)
+    assert len(entries) > 10
+    path: list[str] = []
+    missing = []
+    for indent, name in entries:
+        path[len(indent) // 2 :] = [name]
+        if not ROOT.joinpath(*path).exists():
+            missing.append("".join(path))
+    assert missing == []
+
+
 @pytest.mark.parametrize("decision", DECISIONS, ids=lambda path: path.stem)
 def test_a_decision_has_its_form(decision: Path) -> None:
     lines = decision.read_text(encoding="utf-8").splitlines()
