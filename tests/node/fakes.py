@@ -17,8 +17,7 @@ from typing import Any, cast
 import trio
 
 from node.api.weight_requests import Pulls
-from node.config import Config, DevnetConfig
-from node.config_keys import WILLING
+from node.config import WILLING, Config, DevnetConfig
 from node.context import Health, Node
 from node.log.elector import Elector, open_elector
 from node.log.log_opening import load
