@@ -255,6 +255,7 @@ def test_a_declaration_is_what_the_configuration_has() -> None:
         assert (list(value) if isinstance(value, tuple) else value) == key.default
         assert key.check(key.default) is None
 
+
 def test_broken_toml_names_the_line() -> None:
     with pytest.raises(UserError, match="line 2"):
         config.parse('name = "a"\nlisten = oops', PATH)
