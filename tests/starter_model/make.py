@@ -1,4 +1,4 @@
-"""Make the starter model: ``python -m tests.starter_model.make OUT`` writes config.json, tokenizer.json and model.safetensors.
+"""Make the starter model: ``python -m tests.starter_model.make OUT`` writes configuration, tokenizer and weights.
 
 The model is a Llama of 0.2 million parameters with a word-level tokenizer: the words of the admitted tasks' wording,
 single digits and signs, so that a prompt has about seventeen tokens. It is warmed up by supervised learning on
