@@ -261,8 +261,8 @@ run_tests() {
     "$venv/bin/ruff" check . || status=1
     "$venv/bin/ruff" format --check . || status=1
     "$venv/bin/mypy" node proofs protocol tests || status=1
-    # pytest comes last, so that its summary is the last line. Groups are the tests that want to run one after the other.
-    "$venv/bin/python" -m pytest -n logical --maxprocesses 4 --dist loadgroup -m "$markers" "$@" || status=1
+    # pytest comes last, so that its summary is the last line.
+    "$venv/bin/python" -m pytest -n logical --maxprocesses 4 -m "$markers" "$@" || status=1
     return "$status"
 }
 

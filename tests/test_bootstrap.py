@@ -439,7 +439,7 @@ def test_the_tests_end_with_pytest_whatever_failed_before(world: World, failing:
     )
     done = world.run("test", "--all", "tests/x.py")
     assert done.returncode == (0 if failing == "none" else 1), done.stderr
-    spread = "-n logical --maxprocesses 4 --dist loadgroup"
+    spread = "-n logical --maxprocesses 4"
     assert done.stdout.splitlines() == ["ruff check", "ruff format", "mypy node", f"pytest {spread} -m  tests/x.py"]
     # What is given comes last, so that it goes before what the script says: -n 0 as well.
     last = world.run("test", "-n", "0", "-k", "y").stdout.splitlines()[-1]
