@@ -8,7 +8,7 @@ import numpy as np
 import trio
 import trio.testing
 
-from node import config_keys
+from node import config
 from node.roles import cheats
 from protocol.weights.manifest import Manifest
 from tests.node.fake_children import WHOLE_0, Faults
@@ -16,7 +16,7 @@ from tests.node.fakes import open_cluster
 
 
 def test_the_configuration_knows_the_same_cheats() -> None:
-    assert set(config_keys.CHEATS) == {"", *cheats.CHEATS}
+    assert set(config.CHEATS) == {"", *cheats.CHEATS}
 
 
 def test_full_marks_for_everything() -> None:
@@ -43,7 +43,7 @@ def test_noise_of_five_percent_of_each_tensors_deviation(tmp_path: Path) -> None
 async def test_one_file_a_version_and_no_more(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         node = cluster.running["t"].node
         path = await cheats.perturbed(node, version.id)
