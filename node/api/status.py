@@ -133,7 +133,7 @@ async def roles(panel: Panel, request: control_requests.Roles) -> Answer:
 
 
 def _health(node: Node) -> list[str]:
-    trouble = node.log.disk_trouble
+    trouble = node.log.disk_trouble or node.log.store.unreadable
     return sorted([*node.health.warnings.values(), *([] if trouble is None else [f"the log is not stored: {trouble}"])])
 
 

@@ -2,7 +2,7 @@
 
 1. A check is (key, message, signature), and its answer whether the signature is right: the rule of
    ``protocol.identity.verify``, which the child calls, and nothing else decides.
-2. A child is started when there is work for it and ends after ``IDLE_SECONDS`` without any. It runs at low priority:
+2. A child is started when there is work for it and ends after a while without any. It runs at low priority:
    the loop, which brings the next work, goes first.
 3. A check always gets an answer. What a child does not answer is checked in a thread, and no child is started for
    ``PAUSE_SECONDS``.
@@ -14,19 +14,22 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
 from node.log.signature_check import Check, check
-from node.workers.child_process import WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 
 logger = logging.getLogger(__name__)
 
 Checking = Callable[[Sequence[Check]], Awaitable[list[bool]]]
 """Answers checks, each in its place."""
+
+OpenChild = Callable[..., AbstractAsyncContextManager[Worker]]
+"""``open_worker``, or what stands for it in tests."""
 
 AT_ONCE: Final = 512
 """Checks that one child, or one thread, makes in one go: some 40 ms of work."""
@@ -65,9 +68,11 @@ class _Job:
 class Checkers:
     """At most ``count`` children. Make it with ``open_checkers``."""
 
-    def __init__(self, nursery: trio.Nursery, count: int) -> None:
+    def __init__(self, nursery: trio.Nursery, count: int, idle: float, open_child: OpenChild) -> None:
         self._nursery = nursery
         self._count = count
+        self._idle = idle
+        self._open_child = open_child
         self._running = 0
         self._waiting = 0
         self._paused_until = -math.inf
@@ -99,7 +104,7 @@ class Checkers:
         """One child's life."""
         job: _Job | None = None
         try:
-            async with open_worker("node.log.signature_child", name="signatures") as worker:
+            async with self._open_child("node.log.signature_child", name="signatures") as worker:
                 while (job := await self._next()) is not None:
                     flat = [part for one in job.checks for part in one]
                     answer = await worker.call("check", timeout=CALL_SECONDS, checks=flat)
@@ -124,7 +129,7 @@ class Checkers:
         job: _Job | None = None
         self._waiting += 1
         try:
-            with trio.move_on_after(IDLE_SECONDS):
+            with trio.move_on_after(self._idle):
                 job = await self._taken.receive()
         finally:
             self._waiting -= 1
@@ -132,13 +137,15 @@ class Checkers:
 
 
 @asynccontextmanager
-async def open_checkers(count: int | None = None) -> AsyncIterator[Checkers]:
-    """Children that check signatures, as many as there are cores. Call it from the main thread. The block's own
-    exceptions come out as they are."""
+async def open_checkers(
+    count: int | None = None, *, idle: float = IDLE_SECONDS, open_child: OpenChild = open_worker
+) -> AsyncIterator[Checkers]:
+    """Children that check signatures, as many as there are cores; one that had no work for ``idle`` seconds ends. Call
+    it from the main thread. The block's own exceptions come out as they are."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         try:
-            yield Checkers(nursery, count or os.cpu_count() or 1)
+            yield Checkers(nursery, count or os.cpu_count() or 1, idle, open_child)
         except Exception as error:
             failure = error  # raised below: the nursery would wrap it in a group
         finally:
