@@ -96,7 +96,7 @@ class LogService:
         self.store = store
         self.ready = trio.Event()
         self.generation = 0
-        self.height_told = 0
+        self.height_claimed = 0
         """The height of the newest cut that some peer says it holds, for people."""
         self.disk_trouble: str | None = None
         """Why the disk refuses what peers sent; None where all is stored."""
@@ -114,7 +114,7 @@ class LogService:
         self.intake = Intake(
             self.ledger, store, self._lock, self._keep, thread_from=thread_from, checking=checking, bounds=bounds
         )
-        self._settle()
+        self._confirm()
 
     # Watching
 
@@ -131,7 +131,7 @@ class LogService:
             await trio.lowlevel.checkpoint()
         return self.generation
 
-    def _tell(self, news: News) -> None:
+    def _notify(self, news: News) -> None:
         self.generation += 1
         self._changed.set()
         self._changed = trio.Event()
@@ -145,7 +145,7 @@ class LogService:
         """The seq of this node's newest entry, -1 before its ``join``."""
         return self.replica.next_for(self.identity.node) - 1
 
-    def heard(self, entry: Entry) -> None:
+    def on_own_entry(self, entry: Entry) -> None:
         """Somebody showed a verified entry of the own feed; appending stops until this node holds it too."""
         self._own_head.seen(entry.seq)
         self.behind = self.behind or entry.seq > self.own_seq
@@ -153,17 +153,17 @@ class LogService:
             logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
             self.ready = trio.Event()
 
-    def told(self, peer: bytes) -> None:
-        """``peer`` said where the own feed ends (``heard``), and what it offered was fetched."""
-        self._own_head.told(peer)
-        self._settle()
+    def on_own_head(self, peer: bytes) -> None:
+        """``peer`` said where the own feed ends (``on_own_entry``), and what it offered was fetched."""
+        self._own_head.confirm(peer)
+        self._confirm()
 
     def waits_for(self) -> str:
         """Why ``ready`` is not set, for people."""
         return self._own_head.missing()
 
-    def _settle(self) -> None:
-        if not self.ready.is_set() and self._own_head.settled(self.own_seq):
+    def _confirm(self) -> None:
+        if not self.ready.is_set() and self._own_head.confirmed(self.own_seq):
             self.ready.set()
 
     async def append(self, *payloads: Making, timeout: float = 60.0) -> list[Entry]:
@@ -231,7 +231,7 @@ class LogService:
             if self.replica.add_entry(entry) is not Outcome.ADDED:
                 raise LocalError(f"an own entry was not taken: {entry.kind} {entry.seq}")
         self._own_head.seen(made[-1].seq)
-        self._tell(News(entries=tuple(made), own=True))
+        self._notify(News(entries=tuple(made), own=True))
         return made
 
     async def commit(self, make: Callable[[], Own | None]) -> CertifiedCut | CertifiedGrant | None:
@@ -252,7 +252,7 @@ class LogService:
                     return None
                 if add(self.replica, item) is not Outcome.ADDED:
                     raise LocalError("an own cut or grant was not taken")
-                self._tell(
+                self._notify(
                     News(cuts=(item,), own=True) if isinstance(item, CertifiedCut) else News(grants=(item,), own=True)
                 )
                 await self._keep(self.intake.room.deliver().items)
@@ -267,10 +267,10 @@ class LogService:
             await self._save_foreign(taken)
         for entry in good:
             if entry.author == self.identity.node:
-                self.heard(entry)
-        self._settle()
+                self.on_own_entry(entry)
+        self._confirm()
         if taken:
-            self._tell(
+            self._notify(
                 News(
                     tuple(item for item in taken if isinstance(item, Entry)),
                     tuple(item for item in taken if isinstance(item, CertifiedCut)),

@@ -17,7 +17,7 @@ import trio
 
 from node.log import replication_messages
 from node.log.replicated_log import LogService, News
-from node.log.replication_messages import ANSWER_BYTES, MAX_ROWS, Summary, fitting
+from node.log.replication_messages import ANSWER_BYTES, MAX_ROWS, LogSummary, fitting
 from node.log.replication_round import Session, SyncResult, summary
 from node.net.requests import Refused, Unreachable
 from protocol import codec
@@ -202,7 +202,7 @@ class LogSync:
         session = Session(self, peer)
         theirs = await session.hello()
         ours = summary(self.service)
-        self.service.height_told = max(self.service.height_told, theirs.height)
+        self.service.height_claimed = max(self.service.height_claimed, theirs.height)
         if not theirs.agrees(ours):
             if theirs.side != ours.side:
                 await session.forks()
@@ -214,7 +214,7 @@ class LogSync:
                 await session.tails()
         if self.service.checkpoints.lacking:
             await session.checkpoint()
-        self.service.told(peer)
+        self.service.on_own_head(peer)
         return session.result
 
     @asynccontextmanager
@@ -255,7 +255,7 @@ class LogSync:
         replica = self.service.replica
         match op:
             case "hello":
-                theirs = Summary(*argument)
+                theirs = LogSummary(*argument)
                 mine = summary(self.service)
                 if theirs.height > mine.height or theirs.term > mine.term:
                     self.soon(peer)

@@ -62,7 +62,7 @@ _COUNT: Final = Int(0, 2**62)
 
 
 @dataclass(frozen=True, slots=True)
-class Summary(Fields):
+class LogSummary(Fields):
     """A replica in a few numbers, and the id of the newest entry of its own node's feed that it holds."""
 
     heads_root: Hash
@@ -72,12 +72,12 @@ class Summary(Fields):
     side: Hash
     own: Annotated[bytes | None, Optional(codec.HASH)] = None
 
-    def agrees(self, other: Summary) -> bool:
+    def agrees(self, other: LogSummary) -> bool:
         """Whether both summarise the same log, whoever they are."""
         return self.to_value()[:-1] == other.to_value()[:-1]
 
 
-_SUMMARY: Final = Array(Summary.SCHEMA)
+_SUMMARY: Final = Array(LogSummary.SCHEMA)
 _ARGUMENTS: Final[dict[str, Schema]] = {
     "hello": _SUMMARY,
     "buckets": Optional(Int(0, 0)),

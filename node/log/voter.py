@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from node.log.elector_messages import Evidence, Reached
+from node.log.elector_messages import Reached, SignedBallot
 from node.log.replicated_log import LogService, News, Own
 from node.log.replication import LogSync
 from protocol import identity as keys
@@ -59,7 +59,7 @@ class Voter:
         self.asked = len(self.electors) == 1
         """Whether enough others said how far they are."""
         self.claims: dict[bytes, Reached] = {}
-        self._seen: dict[bytes, Evidence] = {}
+        self._seen: dict[bytes, SignedBallot] = {}
         self._proven = 0
         self._granted_at = trio.current_time()
         final = service.ledger.newest_weights(final=True)
@@ -242,7 +242,7 @@ class Voter:
 
     # The past
 
-    def note(self, elector: bytes, evidence: Evidence) -> None:
+    def note(self, elector: bytes, evidence: SignedBallot) -> None:
         """Remember a ballot that an elector signed, in case it forgets."""
         known = self._seen.get(elector)
         if known is None or (known.epoch, known.committed) < (evidence.epoch, evidence.committed):
@@ -271,7 +271,7 @@ class Voter:
             await self.keep(lambda: replace(self.state, abstains=max(epoch, self._proven)))
         self.asked = True
 
-    def evidence(self, elector: bytes) -> Evidence | None:
+    def evidence(self, elector: bytes) -> SignedBallot | None:
         """The highest ballot of an elector that this one knows."""
         replica = self.service.replica
         if self.state.lock is not None:
@@ -282,7 +282,7 @@ class Voter:
 
     def _note_all(self, committed: bool, certified: PreparedCut | CertifiedCut) -> None:
         for elector, signature in certified.votes:
-            self.note(elector, Evidence(committed, certified.epoch, certified.cut.id, signature))
+            self.note(elector, SignedBallot(committed, certified.epoch, certified.cut.id, signature))
 
 
 def version_of(payload: object) -> Version:

@@ -45,7 +45,7 @@ class Rules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, each with
+    """What a cut decided: the decisions that fell for good, by rollout id; the submissions that it closed, each with
     the verdicts that count, and those of them that were never taken up; and (rollout id, verdict id) of verdicts whose
     submission did not come in time."""
 

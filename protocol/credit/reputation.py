@@ -136,16 +136,8 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """Count all of another author's as well: one node went on for the other."""
-        self.accepted += other.accepted
-        self.rejected += other.rejected
-        self.void += other.void
-        self.pending += other.pending
-        self.hard += other.hard
-        self.generated += other.generated
-        self.audited += other.audited
-        self.agreed += other.agreed
-        self.disagreed += other.disagreed
-        self.clean += other.clean
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.deficits = max(self.deficits, other.deficits)
         self.borders = max(self.borders, other.borders)
         self.reasons.update(other.reasons)
@@ -164,21 +156,15 @@ class Tally:
         """The finished account; ``trained`` counts the responses of the node's steps on the lineage."""
         return Account(
             credit=self.generated + self.audited + trained,
-            accepted=self.accepted,
-            rejected=self.rejected,
-            void=self.void,
-            pending=self.pending,
-            hard=self.hard,
             reputation=reputation(self.accepted, self.hard + self.strays),
             reasons={reason: count for reason, count in sorted(self.reasons.items()) if count},
-            generated=self.generated,
-            audited=self.audited,
             trained=trained,
-            agreed=self.agreed,
-            disagreed=self.disagreed,
+            **{name: getattr(self, name) for name in COUNTS if name != "clean"},
         )
 
 
+COUNTS: Final = Tally.__slots__[:-3]
+"""What a tally counts, in the order of a snapshot."""
 _OPPOSED: Final = {("accepted", "none"), ("rejected", "hard")}
 
 

@@ -474,7 +474,7 @@ async def test_nobody_is_blamed_by_one_that_may_not_know_the_electors_in_force(
 
 
 async def test_messages_read_as_written() -> None:
-    evidence = wire.Evidence(True, 7, digest("cut"), bytes(64))
+    evidence = wire.SignedBallot(True, 7, digest("cut"), bytes(64))
     for shown in (None, evidence):
         reached = wire.Reached(1, 2, 3, shown)
         assert wire.parse_status(wire.status(reached)) == reached

@@ -386,7 +386,7 @@ async def test_an_unconfirmed_elector_abstains() -> None:
     again = await start(service.store, fresh=False, known=(key("a").node,))
     abstaining = await open_elector(again, ELECTOR)
     assert await abstaining.cut() is None
-    again.told(key("a").node)
+    again.on_own_head(key("a").node)
     assert await abstaining.cut() is not None
 
 

@@ -241,7 +241,7 @@ def test_a_fold_that_nobody_asked_for_long_begins_anew(asked: int | None, monkey
     for thing in LONG.objects:
         assert take(ledger.replica, thing)
         if isinstance(thing, CertifiedCut):
-            ledger.settle()
+            ledger.note_final()
             if ledger.final_entries - forgotten >= 60:
                 forgotten = ledger.final_entries
                 ledger.forget()
