@@ -15,8 +15,8 @@ grant      a grant's body                                                signatu
 =========  ============================================================  =======================================
 
 The third field of ``propose`` are the votes of the prepared cut that justifies it. A signed ballot is one that the
-asker itself signed once: ``[0 vote | 1 commit, epoch, cut id, signature]``. A refusal is ``[reason, epoch, height, term]``,
-what the refusing elector has reached.
+asker itself signed once: ``[0 vote | 1 commit, epoch, cut id, signature]``. A refusal is ``[reason, epoch, height,
+term]``, what the refusing elector has reached.
 
 Parsers raise ``PeerError`` and nothing else.
 """
