@@ -27,7 +27,7 @@ from node.log.voter import META, Objection, Voter
 from protocol.errors import Error, LocalError, PeerError
 from protocol.identity import Identity
 from protocol.log import elector_state as rules
-from protocol.log.elector_state import State
+from protocol.log.elector_state import ElectorState
 from protocol.log.proposal import choose, propose
 from protocol.log.quorum import (
     CertifiedCut,
@@ -373,7 +373,7 @@ async def open_elector(
         raise LocalError("one of several electors needs a way to the others")
     try:
         data = await service.store.meta(META)
-        state = State() if data is None else State.decode(data)
+        state = ElectorState() if data is None else ElectorState.decode(data)
     except (PeerError, OSError) as error:
         raise UserError(f"the stored state of the elector is damaged: {error}", REMEDY) from None
     voter = Voter(service, identity, state, sync, objection)

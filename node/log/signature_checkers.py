@@ -59,7 +59,7 @@ async def check_in_threads(checks: Sequence[Check]) -> list[bool]:
 
 
 @dataclass(slots=True)
-class _Job:
+class _Checks:
     checks: Sequence[Check]
     answer: list[bool] | None = None
     done: trio.Event = field(default_factory=trio.Event)
@@ -76,7 +76,7 @@ class Checkers:
         self._running = 0
         self._waiting = 0
         self._paused_until = -math.inf
-        self._jobs, self._taken = trio.open_memory_channel[_Job](math.inf)
+        self._jobs, self._taken = trio.open_memory_channel[_Checks](math.inf)
 
     @property
     def children(self) -> int:
@@ -88,7 +88,7 @@ class Checkers:
         if trio.current_time() < self._paused_until:
             return await check_in_threads(checks)
         size = min(AT_ONCE, max(-(-len(checks) // self._count), LEAST))
-        jobs = [_Job(checks[start : start + size]) for start in range(0, len(checks), size)]
+        jobs = [_Checks(checks[start : start + size]) for start in range(0, len(checks), size)]
         for job in jobs:
             self._jobs.send_nowait(job)
         for _ in range(min(len(jobs) - self._waiting, self._count - self._running)):
@@ -102,7 +102,7 @@ class Checkers:
 
     async def _run(self) -> None:
         """One child's life."""
-        job: _Job | None = None
+        job: _Checks | None = None
         try:
             async with self._open_child("node.log.signature_child", name="signatures") as worker:
                 while (job := await self._next()) is not None:
@@ -125,8 +125,8 @@ class Checkers:
                 while self._taken.statistics().current_buffer_used:
                     self._taken.receive_nowait().done.set()
 
-    async def _next(self) -> _Job | None:
-        job: _Job | None = None
+    async def _next(self) -> _Checks | None:
+        job: _Checks | None = None
         self._waiting += 1
         try:
             with trio.move_on_after(self._idle):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.credit.submission_life import Status
+from protocol.credit.submission_life import Decision
 from protocol.domain import Domain, Thresholds
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedGrant
@@ -49,7 +49,7 @@ class Closed:
     the verdicts that count, and those of them that were never taken up; and (rollout id, verdict id) of verdicts whose
     submission did not come in time."""
 
-    decided: Mapping[bytes, Status]
+    decided: Mapping[bytes, Decision]
     unread: Sequence[bytes]
     submissions: Mapping[bytes, frozenset[bytes]]
     verdicts: Sequence[tuple[bytes, bytes]]

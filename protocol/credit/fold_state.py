@@ -19,7 +19,7 @@ from protocol.credit.fold_rules import Rules
 from protocol.credit.lineage import ENTRY, Lineage, pack, unpack
 from protocol.credit.reputation import COUNTS, Tally
 from protocol.credit.sequential_test import FLOOR
-from protocol.credit.submission_life import Life, State, Status, state_of
+from protocol.credit.submission_life import Decision, Life, State, state_of
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
@@ -164,7 +164,7 @@ def _restored(value: list[Any]) -> Life:
         raise PeerError("snapshot: a submission is none")
     given: dict[bytes, Entry] = {vote.author: vote for vote in map(unpack, votes)}
     waiting = {verdict.id: verdict for verdict in map(unpack, early)}
-    judged = Status(*status)
+    judged = Decision(*status)
     state = state_of(due, len(given), judged, closed=bool(closed))
     return Life(entry, waiting, tuple(due or ()), given, judged, share, state)
 

@@ -32,7 +32,7 @@ from protocol.credit.history import History
 from protocol.credit.lineage import Version
 from protocol.credit.reputation import Account, reputation
 from protocol.credit.sequential_test import NEWCOMER, Standing
-from protocol.credit.submission_life import Life, Status
+from protocol.credit.submission_life import Decision, Life
 from protocol.credit.verdict_draws import Draws
 from protocol.domain import Domain, Thresholds
 from protocol.errors import LocalError
@@ -350,7 +350,7 @@ class Ledger:
         life = self._life(rollout_id)
         return {} if life is None else life.votes
 
-    def decisions(self, start: int = 0) -> list[tuple[Entry, Status]]:
+    def decisions(self, start: int = 0) -> list[tuple[Entry, Decision]]:
         """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on, as far as they
         are kept (``protocol.credit.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
         live = self.fold()
