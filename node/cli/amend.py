@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import shtab
+from typing import TYPE_CHECKING, Any, Final
 
 from node.cli import options
 from node.errors import UserError
@@ -23,28 +21,29 @@ if TYPE_CHECKING:
     from protocol.log.amendment import Amendment
 
 
-def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+MAX_BYTES: Final = 1 << 20
+"""A longer file is no amendment."""
+
+
+def add_to(actions: options.Parsers) -> None:
     """Add the action's parser to ``farflung domain``."""
-    parser = actions.add_parser(
+    steps = options.add_group(
+        actions,
         "amend",
+        metavar="STEP",
         help="change a domain's electors and thresholds",
         description="Make an amendment, have a quorum of the electors sign it, and carry it into the log. It is in "
         "force from the second cut on that is made then. An elector signs one text of each number, and numbers leave "
         "no gap: agree on the text before anybody signs, or the domain can never be amended again.",
     )
-    steps = parser.add_subparsers(metavar="STEP", required=True)
-    make = steps.add_parser("make", help="write an amendment into a new file")
-    make.add_argument("file", type=Path, metavar="FILE", help="the new file")
+    make = options.add_command(steps, "make", _make, help="write an amendment into a new file")
+    options.add_file(make, "file", help="the new file")
     make.add_argument("--elector", action="append", metavar="NODE", help="an elector; once each, all of them")
     make.add_argument("--threshold", action="append", metavar="NAME=VALUE", default=[], help="a threshold that changes")
-    options.add_data_dir(make)
-    make.set_defaults(command=_make)
-    sign = steps.add_parser("sign", help="have this node's elector sign the file; each number once")
-    submit = steps.add_parser("submit", help="carry the signed file into the log")
-    for step, command in ((sign, _sign), (submit, _submit)):
-        options.complete(step.add_argument("file", type=Path, metavar="FILE", help="the amendment"), shtab.FILE)
-        options.add_data_dir(step)
-        step.set_defaults(command=command)
+    sign = options.add_command(steps, "sign", _sign, help="have this node's elector sign the file; each number once")
+    submit = options.add_command(steps, "submit", _submit, help="carry the signed file into the log")
+    for step in (sign, submit):
+        options.add_file(step, "file", help="the amendment")
 
 
 def _make(arguments: argparse.Namespace) -> int:
@@ -103,10 +102,10 @@ def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
 
     try:
         return ask(options.existing_directory(arguments), op, **more)
-    except Declined as error:
-        raise UserError(str(error), "docs/OPERATING.md says how a domain is amended") from None
     except Unavailable as error:
-        raise UserError(str(error), "the node's daemon must run: farflung run") from None
+        how = "docs/OPERATING.md says how a domain is amended"
+        remedy = how if isinstance(error, Declined) else "the node's daemon must run: farflung run"
+        raise UserError(str(error), remedy) from None
 
 
 def _names() -> tuple[str, ...]:
@@ -164,15 +163,14 @@ def _text(made: Amendment, votes: dict[bytes, bytes]) -> bytes:
 
 
 def _read(path: Path) -> tuple[Amendment, dict[bytes, bytes]]:
+    from node.store.durable_files import read_named
     from protocol.errors import PeerError
     from protocol.log.amendment import Amendment
 
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_named(path, MAX_BYTES, "name an amendment's file"))
         made = Amendment.parse(bytes.fromhex(value["body"]))
         votes = {bytes.fromhex(elector): bytes.fromhex(vote) for elector, vote in value["signatures"].items()}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "name an amendment's file") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PeerError) as error:
         raise UserError(f"{path}: not an amendment ({error})", "make a new one: farflung domain amend make") from None
     return made, votes

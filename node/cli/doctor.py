@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    options.add_command(
+        commands,
         "doctor",
+        _doctor,
         help="find out what keeps a node from working",
         description="Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch "
         "and its driver, sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this "
         "node's key is in use elsewhere. Changes nothing. Exit code 1 where there is an error.",
+        json=True,
     )
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

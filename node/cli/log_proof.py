@@ -8,8 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import shtab
-
 from node.cli import options, tables
 from node.errors import UserError
 
@@ -17,38 +15,38 @@ if TYPE_CHECKING:
     from protocol.log.entry_proof import LogProof
 
 
-def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(actions: options.Parsers) -> None:
     """Add the actions to ``farflung log``."""
-    prove = actions.add_parser(
+    prove = options.add_command(
+        actions,
         "prove",
+        _prove,
         help="prove that an entry is final",
         description="Write a file that proves that an entry is final to whoever knows the domain's id, with no network "
         "and no log. Works beside a running daemon.",
     )
     prove.add_argument("entry", metavar="ENTRY", help="the entry's id, or its first 8 or more digits")
-    options.complete(
-        prove.add_argument(
-            "-o", "--out", type=Path, metavar="FILE", help="the file to make (default: <first digits of the id>.proof)"
-        ),
-        shtab.FILE,
-    )
-    options.add_data_dir(prove)
-    prove.set_defaults(command=_prove)
-    check = actions.add_parser(
+    options.add_file(prove, "-o", "--out", help="the file to make (default: <first digits of the id>.proof)")
+    check = options.add_command(
+        actions,
         "check-proof",
+        _check,
         help="check such a proof, without network and log",
         description="Check a file made by farflung log prove, and say what it proves. Exit code 1 where it proves "
         "nothing.",
+        data_dir=False,
+        json=True,
     )
-    options.complete(check.add_argument("file", type=Path, metavar="FILE", help="the proof"), shtab.FILE)
+    options.add_file(check, "file", help="the proof")
     check.add_argument("--domain", required=True, metavar="ID", help="the domain's id, 64 hexadecimal digits")
-    options.add_json(check)
-    check.set_defaults(command=_check)
-    checkpoint = actions.add_parser(
+    checkpoint = options.add_command(
+        actions,
         "checkpoint",
+        _checkpoint,
         help="the newest checkpoint that the electors cosigned",
         description="Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' "
         "cosignatures, which other tools can verify.",
+        json=True,
     )
     checkpoint.add_argument(
         "--since",
@@ -56,9 +54,6 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="SIZE",
         help="prove above it that it continues the checkpoint of SIZE cuts, in the form that a C2SP tlog-witness takes",
     )
-    options.add_data_dir(checkpoint)
-    options.add_json(checkpoint)
-    checkpoint.set_defaults(command=_checkpoint)
 
 
 def _prove(arguments: argparse.Namespace) -> int:
@@ -79,6 +74,7 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from node.store.durable_files import read_named
     from protocol.errors import PeerError
     from protocol.log.entry_proof import MAX_PROOF_BYTES, LogProof
 
@@ -88,11 +84,7 @@ def _check(arguments: argparse.Namespace) -> int:
         domain = b""
     if len(domain) != 32:
         raise UserError(f"--domain {arguments.domain}: a domain's id has 64 hexadecimal digits", "give all of them")
-    try:
-        with arguments.file.open("rb") as file:
-            data = file.read(MAX_PROOF_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"{arguments.file}: cannot be read ({error.strerror})", "name a proof") from None
+    data = read_named(arguments.file, MAX_PROOF_BYTES, "name a proof")
     try:
         proof = LogProof.parse(data)
         electors = proof.check(domain)

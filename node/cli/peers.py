@@ -7,17 +7,17 @@ import argparse
 from node.cli import options, tables
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    options.add_command(
+        commands,
         "peers",
+        _peers,
         help="the node's peers",
         description="List the nodes that this one is connected to or hears. Where no daemon runs, the peers that the "
         "node remembers for its next start.",
+        json=True,
     )
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_peers)
 
 
 def _peers(arguments: argparse.Namespace) -> int:
