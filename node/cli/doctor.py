@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from node.cli import options
 
 if TYPE_CHECKING:
-    from node.doctor.finding import Finding
+    from node.doctor.finding import Check, Finding
+    from node.doctor.node_checks import Subject
     from node.store.data_directory import DataDirectory
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
@@ -20,7 +22,7 @@ def add_to(commands: options.Parsers) -> None:
     options.add_command(
         commands,
         "doctor",
-        _doctor,
+        doctor,
         help="find out what keeps a node from working",
         description="Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch "
         "and its driver, sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this "
@@ -29,7 +31,8 @@ def add_to(commands: options.Parsers) -> None:
     )
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
+def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check]] | None = None) -> int:
+    """Carry out ``checks``, by default all, and show what they found."""
     # Imported here: the network stack takes a second to load, which no other command should pay.
     import logging
 
@@ -40,7 +43,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     logging.disable(logging.CRITICAL)  # what libraries have to say about peers that do not answer
     directory = options.data_directory(arguments)
     try:
-        findings = trio.run(_examine, directory)
+        findings = trio.run(_examine, directory, checks)
     finally:
         logging.disable(logging.NOTSET)
     code = exit_code(findings)
@@ -53,12 +56,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return code
 
 
-async def _examine(directory: DataDirectory) -> list[Finding]:
+async def _examine(directory: DataDirectory, checks: Callable[[Subject], list[Check]] | None) -> list[Finding]:
     from node.doctor import node_checks
     from node.doctor.finding import gather
 
     subject = await node_checks.examine(directory)
-    return [*subject.findings, *await gather(node_checks.checks(subject))]
+    return [*subject.findings, *await gather((checks or node_checks.checks)(subject))]
 
 
 def text(findings: list[Finding]) -> str:
