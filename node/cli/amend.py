@@ -11,15 +11,21 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import fields
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from node.api.control_client import Declined, Unavailable
 from node.cli import options
+from node.cli.node_reading import ask
 from node.errors import UserError
-
-if TYPE_CHECKING:
-    from protocol.log.amendment import Amendment
-
+from node.store.durable_files import read_named, write_atomic, write_new
+from protocol.constants import MILLION
+from protocol.domain import Thresholds
+from protocol.errors import LocalError, PeerError
+from protocol.identity import node_id
+from protocol.log.amendment import Amendment
 
 MAX_BYTES: Final = 1 << 20
 """A longer file is no amendment."""
@@ -47,11 +53,6 @@ def add_to(actions: options.Parsers) -> None:
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from node.store.durable_files import write_new
-    from protocol.domain import Thresholds
-    from protocol.errors import LocalError
-    from protocol.log.amendment import Amendment
-
     now = _ask(arguments, "amend")
     electors = [bytes.fromhex(elector) for elector in now["electors"]]
     if arguments.elector:
@@ -77,8 +78,6 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from node.store.durable_files import write_atomic
-
     made, votes = _read(arguments.file)
     print("\n".join(_lines(made)))
     answer = _ask(arguments, "amend_sign", body=made.body.hex())
@@ -97,9 +96,6 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
-    from node.api.control_client import Declined, Unavailable
-    from node.cli.node_reading import ask
-
     try:
         return ask(options.existing_directory(arguments), op, **more)
     except Unavailable as error:
@@ -109,18 +105,10 @@ def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
 
 
 def _names() -> tuple[str, ...]:
-    from dataclasses import fields
-
-    from protocol.domain import Thresholds
-
     return tuple(field.name for field in fields(Thresholds))
 
 
 def _micro(change: str, value: str) -> int:
-    from decimal import Decimal
-
-    from protocol.constants import MILLION
-
     try:
         scaled = Decimal(value) * MILLION
         if scaled != scaled.to_integral_value():
@@ -131,9 +119,6 @@ def _micro(change: str, value: str) -> int:
 
 
 def _node(text: str) -> bytes:
-    from protocol.errors import PeerError
-    from protocol.identity import node_id
-
     try:
         return bytes.fromhex(text) if len(text) == 64 else node_id(text)
     except (ValueError, PeerError):
@@ -143,8 +128,6 @@ def _node(text: str) -> bytes:
 
 
 def _lines(made: Amendment) -> list[str]:
-    from protocol.constants import MILLION
-
     thresholds = zip(_names(), made.thresholds.to_value(), strict=True)
     return [
         f"amendment {made.number} of domain {made.domain.hex()}",
@@ -163,10 +146,6 @@ def _text(made: Amendment, votes: dict[bytes, bytes]) -> bytes:
 
 
 def _read(path: Path) -> tuple[Amendment, dict[bytes, bytes]]:
-    from node.store.durable_files import read_named
-    from protocol.errors import PeerError
-    from protocol.log.amendment import Amendment
-
     try:
         value = json.loads(read_named(path, MAX_BYTES, "name an amendment's file"))
         made = Amendment.parse(bytes.fromhex(value["body"]))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
+import shtab
+
 from node.cli import options
 
 SHELLS = ("bash", "zsh")
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     parser = options.add_command(
         commands,
         "completion",
         _completion,
-        help="a script that completes commands in bash or zsh",
+        help=phrase,
         description="Print a completion script. bash: put it into ~/.local/share/bash-completion/completions/farflung. "
         "zsh: put it as _farflung into a folder of $fpath.",
         data_dir=False,
@@ -25,7 +27,5 @@ def add_to(commands: options.Parsers) -> None:
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    import shtab
-
-    sys.stdout.write(shtab.complete(arguments.parser, arguments.shell))
+    sys.stdout.write(shtab.complete(arguments.whole_parser(), arguments.shell))
     return 0

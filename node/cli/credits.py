@@ -6,19 +6,21 @@ import argparse
 from collections.abc import Iterator
 from typing import Any, Final
 
+from node.api.node_rows import credits
 from node.cli import options, tables
+from node.cli.node_reading import daemon_or_log
 
 NUMBERS: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
 COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     options.add_command(
         commands,
         "credits",
         _credits,
-        help="what everybody earned",
+        help=phrase,
         description="List every node's credit and reputation, from final entries only. Credit is the sum of generated "
         "(responses of accepted submissions), audited (a quarter of the responses it replayed, where its verdict was "
         "that of the majority) and trained (responses of its training steps). Accepted, rejected, void and pending "
@@ -28,9 +30,6 @@ def add_to(commands: options.Parsers) -> None:
 
 
 def _credits(arguments: argparse.Namespace) -> int:
-    from node.api.node_rows import credits
-    from node.cli.node_reading import daemon_or_log
-
     answer, code = daemon_or_log(options.existing_directory(arguments), "credits", credits)
     if arguments.json:
         options.print_json(answer)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
+
+import trio
+from rich.console import Console
 
 from node.cli import options
 from node.cli.terminal import end_process
 from node.config import CHEATS, ENGINES
+from node.devnet import network
+from node.devnet.live_display import open_display
+from node.devnet.setup import Options, default_folder
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     parser = options.add_command(
         commands,
         "devnet",
         _devnet,
-        help="run a whole network on this machine",
+        help=phrase,
         description="Start several nodes as separate processes, let them train the starter model together, and write "
         "report.html and summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 "
         "when they did not, 130 after Ctrl-C.",
@@ -65,16 +72,6 @@ def add_to(commands: options.Parsers) -> None:
 
 
 def _devnet(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    from dataclasses import fields
-
-    import trio
-    from rich.console import Console
-
-    from node.devnet import network
-    from node.devnet.live_display import open_display
-    from node.devnet.setup import Options, default_folder
-
     given = {field.name: getattr(arguments, field.name) for field in fields(Options) if field.name != "folder"}
     given["cheats"] = tuple(arguments.cheats)
     asked = Options(folder=(arguments.dir or default_folder()).absolute(), **given)

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+
+import trio
 
 from node.cli import options
-
-if TYPE_CHECKING:
-    from node.doctor.finding import Check, Finding
-    from node.doctor.node_checks import Subject
-    from node.store.data_directory import DataDirectory
+from node.doctor import node_checks
+from node.doctor.finding import Check, Finding, exit_code, gather
+from node.doctor.node_checks import Subject
+from node.store.data_directory import DataDirectory
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     options.add_command(
         commands,
         "doctor",
         doctor,
-        help="find out what keeps a node from working",
+        help=phrase,
         description="Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch "
         "and its driver, sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this "
         "node's key is in use elsewhere. Changes nothing. Exit code 1 where there is an error.",
@@ -33,13 +34,6 @@ def add_to(commands: options.Parsers) -> None:
 
 def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check]] | None = None) -> int:
     """Carry out ``checks``, by default all, and show what they found."""
-    # Imported here: the network stack takes a second to load, which no other command should pay.
-    import logging
-
-    import trio
-
-    from node.doctor.finding import exit_code
-
     logging.disable(logging.CRITICAL)  # what libraries have to say about peers that do not answer
     directory = options.data_directory(arguments)
     try:
@@ -57,9 +51,6 @@ def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check
 
 
 async def _examine(directory: DataDirectory, checks: Callable[[Subject], list[Check]] | None) -> list[Finding]:
-    from node.doctor import node_checks
-    from node.doctor.finding import gather
-
     subject = await node_checks.examine(directory)
     return [*subject.findings, *await gather((checks or node_checks.checks)(subject))]
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from protocol.domain import Domain
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
         commands,
         "domain",
-        help="found a domain, or show one",
+        help=phrase,
         description="A domain is one model, its tasks and its rules.",
     )
     create = options.add_command(

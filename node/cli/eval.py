@@ -8,28 +8,34 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import trio
 
 from node.cli import held_versions, options, tables
 from node.cli.held_versions import HeldVersion
 from node.config import MAX_QUESTIONS, MAX_SAMPLES
+from node.domain import joining, pinned_files
 from node.errors import UserError
+from node.evaluation import held_out
+from node.evaluation.held_out import QUESTIONS, Plan, figures, scores
+from node.evaluation.version_answers import Answers, answer, open_sampler, sampling
+from node.roles.engine_client import Setup
 from node.store.data_directory import DataDirectory
+from node.tasks.task_service import TaskService
+from node.workers.child_process import WorkerError
+from protocol.constants import MILLION
+from protocol.domain import Domain
+from protocol.weights.manifest import Manifest
 
-if TYPE_CHECKING:
-    from node.evaluation.held_out import Plan
-    from node.evaluation.version_answers import Answers
-    from node.roles.engine_client import Setup
-    from protocol.domain import Domain
 
-
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     parser = options.add_command(
         commands,
         "eval",
         _eval,
-        help="measure versions of the weights on held-out questions",
+        help=phrase,
         description="Ask versions of the domain's weights questions that training never draws, score the answers in "
         "the tasks' sandbox, and show pass rate and reward with 95 % confidence intervals. Everybody asks every "
         "version the same questions, so results can be compared; several --version are compared question by question.",
@@ -67,12 +73,6 @@ def _version(text: str) -> int | str:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-
-    from node.domain import joining
-    from node.evaluation.held_out import QUESTIONS
-
     directory = options.existing_directory(arguments)
     questions = QUESTIONS if arguments.questions is None else arguments.questions
     if not 1 <= questions <= MAX_QUESTIONS:
@@ -101,13 +101,6 @@ async def _measure(
     directory: DataDirectory,
     held: Sequence[HeldVersion],
 ) -> dict[str, Any]:
-    from node.domain import pinned_files
-    from node.evaluation import held_out
-    from node.evaluation.version_answers import open_sampler, sampling
-    from node.tasks.task_service import TaskService
-    from node.workers.child_process import WorkerError
-    from protocol.weights.manifest import Manifest
-
     plan = held_out.Plan.of(
         domain.id,
         held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
@@ -145,8 +138,6 @@ async def _measure(
 
 
 async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any) -> list[Answers]:
-    from node.evaluation.version_answers import answer
-
     with tables.progress(f"version {version.number}", "bar", "count", "questions") as bar:
         task = bar.add_task("", total=len(asked))
         await sampler.load(version.manifest, version.whole)
@@ -154,9 +145,6 @@ async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any)
 
 
 def _version_values(plan: Plan, version: HeldVersion, given: Sequence[Answers]) -> dict[str, Any]:
-    from node.evaluation.held_out import figures, scores
-    from protocol.constants import MILLION
-
     labels = plan.labels()
     return {
         "version": version.number,

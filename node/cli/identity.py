@@ -8,7 +8,9 @@ import time
 
 from node.cli import options, recovery
 from node.errors import UserError
+from node.keys import key_file
 from node.store.durable_files import read_text, write_new
+from protocol.identity import peer_id
 
 ONE_PLACE = (
     "Two nodes must never run with one key: peers hear two heads of one feed, and what either did may be lost. "
@@ -16,12 +18,12 @@ ONE_PLACE = (
 )
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
         commands,
         "identity",
-        help="the node's key: show, export, import, recover",
+        help=phrase,
         description="The key is the node: keep a copy of it.",
     )
     options.add_command(
@@ -61,8 +63,6 @@ def fingerprint(node: bytes) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from protocol.identity import peer_id
-
     directory = options.existing_directory(arguments)
     node = directory.read_identity().node
     found = {
@@ -92,8 +92,6 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from node.keys import key_file
-
     directory = options.data_directory(arguments)
     identity = directory.read_identity()
     kept = directory.recovery().seed if directory.recovery_file.exists() else None
@@ -107,8 +105,6 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from node.keys import key_file
-
     text = key_file.read(arguments.file)
     key_file.node_of(text, str(arguments.file))
     directory = options.data_directory(arguments)
@@ -125,8 +121,6 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _passphrase(arguments: argparse.Namespace, *, twice: bool) -> str:
     """The passphrase from a file, or asked for without echo. Raises ``UserError``."""
-    from node.keys import key_file
-
     file, terminal = arguments.passphrase_file, arguments.terminal
     if file is not None:
         text = read_text(file, "name a file whose first line it is", most=4096)

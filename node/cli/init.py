@@ -11,13 +11,13 @@ from node.store.data_directory import DataDirectory
 from protocol.identity import Identity, peer_id
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     parser = options.add_command(
         commands,
         "init",
         _init,
-        help="make a node's folder and key",
+        help=phrase,
         description="Make a node's folder with its key and a farflung.toml that explains every key. What is there "
         "already stays as it is.",
         json=True,

@@ -8,31 +8,33 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import trio
+
+from node import daemon
 from node.cli import options, recovery, tables
 from node.cli.init import furnish
 from node.config import Config
+from node.domain import invitation, joining
+from node.domain.invitation import Invitation, Offer
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 from protocol.constants import MILLION
 from protocol.domain import Domain
 from protocol.identity import peer_id
 
-if TYPE_CHECKING:
-    from node.domain.invitation import Invitation, Offer
-
 PATIENCE: Final = 15.0
 """Seconds that the peer has for each of its answers."""
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     parser = options.add_command(
         commands,
         "join",
         join,
-        help="join a domain by the address of one of its nodes",
+        help=phrase,
         description="Ask the node at ADDRESS for its domain's signed genesis, show what this node would run, and ask "
         "once. Then the node's folder belongs to that domain for good, remembers its peers, and the node runs; later "
         "farflung run is enough.",
@@ -53,11 +55,6 @@ def join(
     start: Callable[[DataDirectory, Config], None] | None = None,
 ) -> int:
     """Join, by what the peer offers to whoever ``look``s, and ``start`` the daemon."""
-    # Imported here: the network stack takes a second to load, which no other command should pay.
-    import trio
-
-    from node.domain import invitation, joining
-
     wanted = invitation.parse(arguments.address)
     directory = options.data_directory(arguments)
     config = options.configuration(arguments, directory, may_lack=True)
@@ -83,8 +80,6 @@ def join(
         return 0
     later = _run_line(arguments, directory)
     print(f"joined {offer.domain.name}; the node runs until Ctrl-C, and later with: {later}", flush=True)
-    from node import daemon
-
     (start or daemon.run)(directory, config)
     return 0
 

@@ -10,7 +10,7 @@ import argparse
 from typing import Any, Final
 
 from node.cli import options
-from node.cli.node_reading import POLL
+from node.cli.node_reading import POLL, ask, ask_running, wait_for
 
 ENTRY_PATIENCE: Final = 60.0
 """Seconds until the leave entry must stand; the node's role ends first, with its children."""
@@ -18,13 +18,13 @@ SETTLE_PATIENCE: Final = 30.0
 """Seconds that the entry may take to become final, and the last submissions to be judged, before the node stops."""
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     options.add_command(
         commands,
         "leave",
         leave,
-        help="leave the domain and stop the node",
+        help=phrase,
         description="Have the running node give up its role, append a leave entry to its feed, and stop once that is "
         "final. Its key, log and credit stay; farflung run brings it back.",
     )
@@ -34,8 +34,6 @@ def leave(
     arguments: argparse.Namespace, patience: float = ENTRY_PATIENCE, settle: float = SETTLE_PATIENCE, poll: float = POLL
 ) -> int:
     """Have the node leave; the entry may take ``patience`` seconds, and ``settle`` seconds to become final."""
-    from node.cli.node_reading import ask, ask_running, wait_for
-
     directory = options.existing_directory(arguments)
     remedy = "start it with farflung run and leave then; a node that is away has no role anyway"
     status = ask_running(directory, "can tell others that it leaves", remedy)

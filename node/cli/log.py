@@ -7,25 +7,22 @@ import json
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from node.api.reason_words import words
 from node.cli import log_proof, options, tables
 from node.errors import UserError
+from node.log.offline_verification import Each, LogReport, verify
 from node.store.data_directory import DataDirectory
+from protocol.credit.ledger import Ledger
+from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut
 from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
 
-if TYPE_CHECKING:
-    from node.log.offline_verification import Each, LogReport
-    from protocol.credit.ledger import Ledger
-    from protocol.log.entry import Entry
 
-
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    actions = options.add_group(
-        commands, "log", help="check, show or export a node's log", description="Commands on a log."
-    )
+    actions = options.add_group(commands, "log", help=phrase, description="Commands on a log.")
     verify = options.add_command(
         actions,
         "verify",
@@ -62,9 +59,6 @@ def add_to(commands: options.Parsers) -> None:
 def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
     """The checked log, without what is final, which ``each`` is shown; what is wrong with it is told on standard error,
     on a terminal also how far the check is."""
-    # Imported here, so that other commands start without loading what they do not use.
-    from node.log.offline_verification import verify
-
     with tables.progress("checking", "bar", "count", "left") as bar:
         task = bar.add_task("checking", total=None)
 
@@ -201,8 +195,6 @@ def _values(ledger: Ledger, entry: Entry) -> dict[str, Any]:
 
 def _words(payload: Record, numbers: dict[bytes, int]) -> str:
     """What an entry says, in a phrase; ``numbers`` are the version numbers of weights entries."""
-    from node.api.reason_words import words
-
     match payload:
         case Weights():
             return f"version {payload.number} of term {payload.term}, {payload.size / 1e6:.1f} MB"

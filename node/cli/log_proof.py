@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from base64 import b64encode
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from node.cli import options, tables
 from node.errors import UserError
-
-if TYPE_CHECKING:
-    from protocol.log.entry_proof import LogProof
+from node.log.offline_proof import NotFinal, consistency, prove, published
+from node.store.durable_files import read_named, write_new
+from protocol.errors import PeerError
+from protocol.identity import peer_id
+from protocol.log.checkpoint import origin, verifier_key
+from protocol.log.entry_proof import MAX_PROOF_BYTES, LogProof
+from protocol.log.quorum import quorum
 
 
 def add_to(actions: options.Parsers) -> None:
@@ -57,9 +62,6 @@ def add_to(actions: options.Parsers) -> None:
 
 
 def _prove(arguments: argparse.Namespace) -> int:
-    from node.log.offline_proof import NotFinal, prove
-    from node.store.durable_files import write_new
-
     try:
         proof = prove(options.existing_directory(arguments), arguments.entry)
     except NotFinal as error:
@@ -74,10 +76,6 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from node.store.durable_files import read_named
-    from protocol.errors import PeerError
-    from protocol.log.entry_proof import MAX_PROOF_BYTES, LogProof
-
     try:
         domain = bytes.fromhex(arguments.domain)
     except ValueError:
@@ -102,11 +100,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
-    from base64 import b64encode
-
-    from node.log.offline_proof import consistency, published
-    from protocol.log.checkpoint import origin, verifier_key
-
     directory = options.existing_directory(arguments)
     found = published(directory)
     if found is None:
@@ -139,8 +132,6 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
-    from protocol.log.quorum import quorum
-
     covering = proof.covering
     entry, cut = covering.entry, covering.cut
     return {
@@ -163,8 +154,6 @@ def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
 
 
 def _words(proof: LogProof, electors: tuple[bytes, ...]) -> list[tuple[str, str]]:
-    from protocol.identity import peer_id
-
     found = _values(proof, electors)
     told = [
         ("domain", f"{found['domain_name']}, {found['domain']}"),

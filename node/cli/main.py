@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
     from node.cli.terminal import Terminal
 
-COMMANDS: Final = (
-    "devnet",
-    "init",
-    "join",
-    "run",
-    "leave",
-    "status",
-    "peers",
-    "roles",
-    "credits",
-    "log",
-    "weights",
-    "eval",
-    "identity",
-    "domain",
-    "tasks",
-    "proofs",
-    "doctor",
-    "completion",
-    "service",
-)
+COMMANDS: Final = {
+    "devnet": "run a whole network on this machine",
+    "init": "make a node's folder and key",
+    "join": "join a domain by the address of one of its nodes",
+    "run": "run a node",
+    "leave": "leave the domain and stop the node",
+    "status": "what the node does and how it is",
+    "peers": "the node's peers",
+    "roles": "who plays which role",
+    "credits": "what everybody earned",
+    "log": "check, show or export a node's log",
+    "weights": "list, clean up, fetch or export versions of the weights",
+    "eval": "measure versions of the weights on held-out questions",
+    "identity": "the node's key: show, export, import, recover",
+    "domain": "found a domain, or show one",
+    "tasks": "what tasks this machine can serve",
+    "proofs": "replay a verdict, or calibrate limits",
+    "doctor": "find out what keeps a node from working",
+    "completion": "a script that completes commands in bash or zsh",
+    "service": "run the node as a systemd service",
+}
 """The commands in the order of the help. Each has a module of its name, whose ``add_to`` adds its parser."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands; where one is ``chosen``, only that one's is whole and its module loaded."""
     # Imported here and not above: a Ctrl-C that comes while they load is ``main``'s to catch.
     import argparse
     from importlib import import_module
@@ -55,9 +55,11 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"farflung {__version__}")
     added = top.add_subparsers(metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        import_module(f"node.cli.{name}").add_to(added)
-    top.set_defaults(parser=top)
+    for name, phrase in COMMANDS.items():
+        if chosen in (None, name):
+            import_module(f"node.cli.{name}").add_to(added, phrase)
+        else:
+            added.add_parser(name, help=phrase)
     return top
 
 
@@ -109,8 +111,9 @@ def main(arguments: Sequence[str] | None = None, *, terminal: Terminal | None = 
     def run() -> int:
         from node.cli.terminal import Terminal
 
-        chosen = parser().parse_args(arguments)
-        chosen.terminal = terminal or Terminal()
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        chosen = parser(words[0] if words else "").parse_args(words)
+        chosen.terminal, chosen.whole_parser = terminal or Terminal(), parser
         code: int = chosen.command(chosen)
         return code
 

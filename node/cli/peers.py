@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 
 from node.cli import options, tables
+from node.cli.node_reading import ask_or_none
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     options.add_command(
         commands,
         "peers",
         _peers,
-        help="the node's peers",
+        help=phrase,
         description="List the nodes that this one is connected to or hears. Where no daemon runs, the peers that the "
         "node remembers for its next start.",
         json=True,
@@ -21,8 +22,6 @@ def add_to(commands: options.Parsers) -> None:
 
 
 def _peers(arguments: argparse.Namespace) -> int:
-    from node.cli.node_reading import ask_or_none
-
     directory = options.existing_directory(arguments)
     answer = ask_or_none(directory, "peers")
     if answer is None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import trio
+
+from node.api.reason_words import words
 from node.cli import options, tables
+from node.evaluation import limit_calibration, verdict_replay
+from node.evaluation.verdict_replay import Replayed
+from protocol.records import Rollout, Verdict
 
-if TYPE_CHECKING:
-    from node.evaluation.verdict_replay import Replayed
 
-
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
         commands,
         "proofs",
-        help="replay a verdict, or calibrate limits",
+        help=phrase,
         description="What shows that a submission came from the weights it names (docs/ATTACKS.md).",
     )
     replay = options.add_command(
@@ -60,11 +63,6 @@ def add_to(commands: options.Parsers) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-
-    from node.evaluation import verdict_replay
-
     directory = options.existing_directory(arguments)
     found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
     told = _values(found)
@@ -76,9 +74,6 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _values(found: Replayed) -> dict[str, Any]:
-    from node.api.reason_words import words
-    from protocol.records import Rollout, Verdict
-
     verdict, rollout = found.verdict.payload, found.rollout.payload
     assert isinstance(verdict, Verdict)
     assert isinstance(rollout, Rollout)
@@ -137,10 +132,6 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    import trio
-
-    from node.evaluation import limit_calibration
-
     wanted = limit_calibration.Wanted(
         model=arguments.model,
         dtype=arguments.dtype,

@@ -6,14 +6,17 @@ The words never leave the command that they are typed into: what it signs with t
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from node.cli import options
+from node.cli.node_reading import ask, ask_running, wait_for
 from node.errors import UserError
+from node.keys import recovery_words
+from node.log.offline_proof import own_join
 from node.store.data_directory import DataDirectory
-
-if TYPE_CHECKING:
-    from protocol.identity import Identity
+from protocol.identity import Identity
+from protocol.log import recovery
+from protocol.log.recovery import commitment
 
 FINAL_PATIENCE: Final = 30.0
 """Seconds that a cut may take to cover the entry before the command ends all the same."""
@@ -75,8 +78,6 @@ def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
         return
     command = f"farflung identity recovery show --data-dir {directory.path}"
     if secret:
-        from node.keys import recovery_words
-
         print("\nthe recovery key of this node, shown this once:\n")
         print("\n".join(recovery_words.lines(directory.recovery())))
         print(f"\n{recovery_words.PURPOSE}")
@@ -86,8 +87,6 @@ def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from node.keys import recovery_words
-
     directory = options.existing_directory(arguments)
     key = directory.recovery()
     committed = _committed(directory, key.node)
@@ -107,9 +106,6 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _committed(directory: DataDirectory, public: bytes) -> bool | None:
     """Whether the node's join names this key; None as long as no join is held."""
-    from node.log.offline_proof import own_join
-    from protocol.log.recovery import commitment
-
     join = own_join(directory)
     return None if join is None else join.recovery == commitment(public)
 
@@ -130,8 +126,6 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 def close_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
     """End the node that the words are the key of; a cut that covers the entry may take ``patience`` seconds."""
-    from protocol.log import recovery
-
     directory, status, key, target = _prepare(arguments)
     if target["ended"] is not None:
         print(f"{_name(target)} ended already, with the cut of height {target['ended']}")
@@ -143,8 +137,6 @@ def close_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) 
 
 def rebind_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
     """Have this node go on for the one that the words are the key of; a cut may take ``patience`` seconds."""
-    from protocol.log import recovery
-
     directory, status, key, target = _prepare(arguments)
     if target["node"] == status["node"]:
         raise UserError("this node cannot take over from itself", "run the command on the new node")
@@ -160,10 +152,6 @@ def rebind_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE)
 
 def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, Any], Identity, dict[str, Any]]:
     """The folder, its daemon's status, the recovery key, and the node that it is the key of."""
-    from node.cli.node_reading import ask, ask_running
-    from node.keys import recovery_words
-    from protocol.log.recovery import commitment
-
     directory = options.existing_directory(arguments)
     status = ask_running(directory, "can tell others", "start it with farflung run")
     key = recovery_words.key(_typed(arguments))
@@ -182,8 +170,6 @@ def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, An
 
 
 def _typed(arguments: argparse.Namespace) -> str:
-    from node.keys import recovery_words
-
     if arguments.words_file is not None:
         return recovery_words.read(arguments.words_file)
     question = "The 24 recovery words, with spaces between them (not shown): "
@@ -201,9 +187,6 @@ def _append(
     patience: float,
 ) -> int:
     """Have the daemon append the entry, and wait until a cut covers it."""
-    from node.cli.node_reading import ask, wait_for
-    from protocol.log.recovery import commitment
-
     made = ask(directory, op, target=target["node"], recovery=key.node.hex(), signature=signature.hex())
 
     def look() -> dict[str, Any]:

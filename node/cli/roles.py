@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 
+from node.api.node_rows import role_rows
 from node.cli import options, tables
+from node.cli.node_reading import daemon_or_log
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     options.add_command(
         commands,
         "roles",
         _roles,
-        help="who plays which role",
+        help=phrase,
         description="List the domain's nodes with the roles that they stand for in the log, and whether they are "
         "there now. Where no daemon runs, what the folder's own log says.",
         json=True,
@@ -21,9 +23,6 @@ def add_to(commands: options.Parsers) -> None:
 
 
 def _roles(arguments: argparse.Namespace) -> int:
-    from node.api.node_rows import role_rows
-    from node.cli.node_reading import daemon_or_log
-
     answer, code = daemon_or_log(
         options.existing_directory(arguments),
         "roles",

@@ -14,13 +14,13 @@ from node.errors import UserError
 _PR_SET_PDEATHSIG = 1
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     parser = options.add_command(
         commands,
         "run",
         _run,
-        help="run a node",
+        help=phrase,
         description="Run the node of a data directory until SIGTERM or Ctrl-C. The directory is made where it is "
         "missing; its farflung.toml says where to listen and whom to ask first.",
     )

@@ -9,12 +9,12 @@ from node.cli import options
 from node.systemd import installing
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
         commands,
         "service",
-        help="run the node as a systemd service",
+        help=phrase,
         description="Install or remove the node's systemd service.",
     )
     install = options.add_command(

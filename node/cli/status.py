@@ -11,13 +11,13 @@ from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     options.add_command(
         commands,
         "status",
         _status,
-        help="what the node does and how it is",
+        help=phrase,
         description="Show the node's role and why it has it, the version it holds, what it waits for, its peers, "
         "credit and troubles. Exit code 0 where all is well, 1 where it does not run or something is not in order.",
         json=True,

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from node.cli import options, tables, tasks_profile
+from node.tasks import task_kinds
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    actions = options.add_group(
-        commands, "tasks", help="what tasks this machine can serve", description="Commands on tasks and their rewards."
-    )
+    actions = options.add_group(commands, "tasks", help=phrase, description="Commands on tasks and their rewards.")
     tasks_profile.add_to(actions)
     options.add_command(
         actions,
@@ -29,9 +28,6 @@ def add_to(commands: options.Parsers) -> None:
 
 def ls(arguments: argparse.Namespace, kinds: Callable[[], list[dict[str, Any]]] | None = None) -> int:
     """List what ``kinds`` there are."""
-    # Imported here, so that other commands start without loading what they do not use.
-    from node.tasks import task_kinds
-
     rows = (kinds or task_kinds.kinds)()
     if arguments.json:
         options.print_json({"kinds": rows})

@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import trio
 
 from node.cli import held_versions, options, tables
+from node.domain import domain_toml, founding, joining, pinned_files, task_tables
 from node.errors import UserError
+from node.evaluation import difficulty
+from node.evaluation.difficulty import Model, Profile, Wanted, set_file
+from node.roles.engine_client import Setup
+from node.starter import defaults
+from node.store.data_directory import DataDirectory
+from protocol.domain import Recipe
 
-if TYPE_CHECKING:
-    from node.evaluation.difficulty import Model, Profile, Wanted
-    from node.store.data_directory import DataDirectory
-    from protocol.domain import Recipe
-
-    Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]
-    """A version on the disk, and its domain's tasks and recipe."""
+Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]
+"""A version on the disk, and its domain's tasks and recipe."""
 
 
 def add_to(actions: options.Parsers) -> None:
@@ -67,9 +72,6 @@ def _share(text: str) -> Fraction:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-
     found: list[Profile]
     held = None
     if arguments.version is not None:  # asks the daemon, with a loop of its own
@@ -85,8 +87,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wanted, list[Profile]]:
-    from node.evaluation import difficulty
-
     options.check_threads(arguments)
     async with _source(arguments, held) as (wanted, model):
         with tables.progress("asked", "bar", "count", "questions", "left") as bar:
@@ -106,13 +106,6 @@ async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wa
 @asynccontextmanager
 async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIterator[tuple[Wanted, Model]]:
     """What to ask, and the model that answers. Raises ``UserError``."""
-    from dataclasses import replace
-
-    from node.domain import domain_toml, founding, task_tables
-    from node.evaluation import difficulty
-    from node.roles.engine_client import Setup
-    from node.starter import defaults
-
     band = difficulty.Band(arguments.k, arguments.low, arguments.high)
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
         "band": band
@@ -147,9 +140,6 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
 
 def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     """A version on the disk, with its domain's tasks and recipe."""
-    from node.domain import joining, pinned_files
-    from node.evaluation.difficulty import Model
-
     domain = joining.required(directory)
     rows = tuple(pinned_files.task_rows(directory, domain))
     remedy = f"farflung weights pull {arguments.version}, or see farflung weights ls"
@@ -159,8 +149,6 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
 
 
 def _told(found: Profile, out: Path) -> dict[str, Any]:
-    from node.evaluation.difficulty import set_file
-
     return {
         "task": found.label,
         "questions": found.questions,

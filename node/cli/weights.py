@@ -9,16 +9,19 @@ import argparse
 import sys
 from typing import Any
 
-from node.cli import held_versions, options, tables
+from node.api.control_client import Declined, Unavailable
+from node.cli import export, held_versions, options, tables
+from node.cli.node_reading import ask, lock_holder
 from node.errors import UserError
+from node.weights.retention import clean
 
 
-def add_to(commands: options.Parsers) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
         commands,
         "weights",
-        help="list, clean up, fetch or export versions of the weights",
+        help=phrase,
         description="Commands on weights.",
     )
     options.add_command(
@@ -84,19 +87,13 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from node.cli.node_reading import ask, lock_holder
-
     directory = options.existing_directory(arguments)
     if lock_holder(directory) is not None:
-        from node.api.control_client import Unavailable
-
         try:
             found = ask(directory, "weights-gc", dry_run=arguments.dry_run)
         except Unavailable as error:
             raise UserError(str(error), "wait until the daemon answers, or stop it") from None
     else:
-        from node.weights.retention import clean
-
         _, store, lineage = held_versions.read_offline(directory)
         with directory.open_locked():
             found = clean(store, lineage, dry_run=arguments.dry_run)
@@ -115,8 +112,6 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from node.api.control_client import Declined
-
     try:
         found = held_versions.pull(options.existing_directory(arguments), arguments.version)
     except Declined as error:
@@ -127,8 +122,6 @@ def _pull(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from node.cli import export
-
     directory = options.existing_directory(arguments)
     chosen = export.choose(directory, arguments.version)
     with tables.progress("writing", "bar", "bytes", "rate", "left") as bar:
