@@ -25,7 +25,6 @@ NETWORKS = (
     "tests/test_join.py",
     "tests/test_private.py",
     "tests/node/cli/test_domain.py",
-    "tests/node/cli/test_eval.py",
 )
 
 

@@ -51,13 +51,16 @@ def test_a_swallowed_exception_comes_again_and_is_remembered() -> None:
 
 def test_code_that_never_returns_ends_the_process() -> None:
     died = run(
-        "from node.tasks import process_limits as limits\nlimits.WALL_FACTOR = 1000\nwith limits.time_limit(0.1): sum(range(10**12))"
+        "from node.tasks import process_limits as limits\nlimits.WALL_FACTOR = 1000\n"
+        "with limits.time_limit(0.1): sum(range(10**12))"
     )
     assert died.returncode == -signal.SIGVTALRM
 
 
 def test_waiting_code_ends_the_process() -> None:
-    died = run("import time\nfrom node.tasks import process_limits as limits\nwith limits.time_limit(0.02): time.sleep(20)")
+    died = run(
+        "import time\nfrom node.tasks import process_limits as limits\nwith limits.time_limit(0.02): time.sleep(20)"
+    )
     assert died.returncode == -signal.SIGALRM
 
 
