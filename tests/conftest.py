@@ -41,6 +41,7 @@ class _ByModule(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no ty
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByModule:
+    assert all((config.rootpath / path).exists() for path in NETWORKS), "a module of NETWORKS is elsewhere"
     return _ByModule(config, log)
 
 
