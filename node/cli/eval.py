@@ -111,17 +111,19 @@ def _eval(arguments: argparse.Namespace) -> int:
 def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Domain) -> Setup:
     from node.domain import pinned_files
     from node.roles.engine_client import Setup
+    from node.workers.child_messages import ConfigureEngine
 
     config = directory.config()
     return Setup(
-        options={
-            "config": str(pinned_files.path(directory, domain.model.config)),
-            "tokenizer": str(pinned_files.path(directory, domain.model.tokenizer)),
-            "threads": config.threads if arguments.threads is None else arguments.threads,
-            "dtype": domain.model.compute_dtype,
-        },
+        configured=ConfigureEngine(
+            config=str(pinned_files.path(directory, domain.model.config)),
+            tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
+            recipe=domain.recipe,
+            threads=config.threads if arguments.threads is None else arguments.threads,
+            dtype=domain.model.compute_dtype,
+            tensor_parallel=config.tensor_parallel,
+        ),
         engine=arguments.engine or config.engine,
-        tensor_parallel=config.tensor_parallel,
         cache=directory.path / "vllm",
     )
 

@@ -146,6 +146,7 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
     from node.evaluation import difficulty
     from node.roles.engine_client import Setup
     from node.starter import defaults
+    from node.workers.child_messages import ConfigureEngine
 
     band = difficulty.Band(arguments.k, arguments.low, arguments.high)
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
@@ -166,9 +167,9 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
         wanted = replace(wanted, tasks=other or file.tasks, recipe=file.recipe)
     wanted.check()
     setup = Setup(
-        options={"threads": arguments.threads or 1, "dtype": dtype},
+        # The model's files come with their conversion.
+        configured=ConfigureEngine("", "", wanted.recipe, dtype, arguments.threads or 1),
         engine=arguments.engine or "auto",
-        tensor_parallel=1,
         cache=arguments.out.absolute() / "vllm",
     )
     try:
@@ -185,6 +186,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     from node.domain import joining, pinned_files
     from node.evaluation.difficulty import Model
     from node.roles.engine_client import Setup
+    from node.workers.child_messages import ConfigureEngine
 
     domain = joining.held(directory)
     if domain is None:
@@ -203,14 +205,15 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
         )
     config = directory.config()
     setup = Setup(
-        options={
-            "config": str(pinned_files.path(directory, domain.model.config)),
-            "tokenizer": str(pinned_files.path(directory, domain.model.tokenizer)),
-            "threads": arguments.threads or config.threads,
-            "dtype": domain.model.compute_dtype,
-        },
+        configured=ConfigureEngine(
+            config=str(pinned_files.path(directory, domain.model.config)),
+            tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
+            recipe=domain.recipe,
+            threads=arguments.threads or config.threads,
+            dtype=domain.model.compute_dtype,
+            tensor_parallel=config.tensor_parallel,
+        ),
         engine=arguments.engine or config.engine,
-        tensor_parallel=config.tensor_parallel,
         cache=directory.path / "vllm",
     )
     folder = directory.versions / here[0]

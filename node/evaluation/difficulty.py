@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
+from msgspec.structs import replace as replace_fields
 
 from node import __version__
 from node.config_keys import MAX_SAMPLES
@@ -239,7 +240,7 @@ async def profile(
     rows = [{**row, "items": None} for row in wanted.tasks]
     recipe = sampling(wanted.recipe, wanted.responses)
     data = await trio.Path(model.manifest).read_bytes()
-    record = Record(out / PROFILE, header(wanted, data, model.setup.options["dtype"]))
+    record = Record(out / PROFILE, header(wanted, data, model.setup.configured.dtype))
     try:
         async with TaskService(rows) as tasks:
             asked = [
@@ -318,11 +319,11 @@ async def converted(folder: Path, setup: Setup, scratch: Path) -> AsyncIterator[
     try:
         with tempfile.TemporaryDirectory(prefix="model-", dir=scratch) as name:
             whole, manifest = Path(name) / "whole.bin", Path(name) / "manifest"
-            files = await founding.convert(folder, whole, setup.options["dtype"], size)
+            files = await founding.convert(folder, whole, setup.configured.dtype, size)
             made = await trio.to_thread.run_sync(founding.described, files, whole)
             manifest.write_bytes(made.encode())
-            options = setup.options | {"config": files["config"], "tokenizer": files["tokenizer"]}
-            yield Model(replace(setup, options=options), manifest, whole)
+            configured = replace_fields(setup.configured, config=files.config, tokenizer=files.tokenizer)
+            yield Model(replace(setup, configured=configured), manifest, whole)
     except WorkerError as error:
         raise UserError(f"{folder}: {str(error).removeprefix('engine: convert: ')}", "name another folder") from None
     except OSError as error:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
+from msgspec.structs import replace as replace_fields
 
 from node.roles.engine_client import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.task_service import TaskService
-from node.workers.child_process import Worker
+from node.workers.child_messages import GenerateGroups, LoadVersion, WrittenGroup
+from node.workers.child_process import OpenWorker, Worker, open_worker
 from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
@@ -78,25 +80,26 @@ class Sampler:
         """Load the version of a manifest's file and a file of raw tensors. Raises ``WorkerError`` and ``OSError``."""
         described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
         timeout = load_timeout(described.size)
-        answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(whole))
-        if answer["checksum"] != described.checksum:
+        if await self._worker.call(LoadVersion(str(manifest), str(whole)), timeout=timeout) != described.checksum:
             raise LocalError("the engine loaded other tensors than the manifest describes")
 
-    async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
-        """One group of answers to each prompt (see ``node.workers.engine_child``). Raises ``WorkerError``."""
+    async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> list[WrittenGroup]:
+        """One group of answers to each prompt. Raises ``WorkerError``."""
         tokens = len(prompts) * self.recipe.group_size * self.recipe.max_response_tokens
         timeout = WORK_TIMEOUT + tokens / WORK_SPEED
-        return await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))
+        return (await self._worker.call(GenerateGroups(list(prompts), list(seeds)), timeout=timeout)).groups
 
 
 @asynccontextmanager
-async def open_sampler(setup: Setup, recipe: Recipe, size: int) -> AsyncIterator[Sampler]:
+async def open_sampler(
+    setup: Setup, recipe: Recipe, size: int, open_worker: OpenWorker = open_worker
+) -> AsyncIterator[Sampler]:
     """A sampler that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
     ``setup`` is a running node's (``node.roles.engine_client.setup_of``) or made from files. Raises ``WorkerError``.
     """
-    options = {**setup.options, "recipe": asdict(recipe)}
-    async with open_child(replace(setup, options=options), size) as (engine, worker, _):
+    following = replace(setup, configured=replace_fields(setup.configured, recipe=recipe))
+    async with open_child(following, size, open_worker=open_worker) as (engine, worker, _):
         yield Sampler(engine, worker, recipe)
 
 
@@ -116,19 +119,19 @@ async def _answer(sampler: Sampler, tasks: TaskService, batch: Sequence[Question
     texts = await tasks.questions([(question.task, question.item) for question in batch])
     seeds = [question.seed for question in batch]
     prompts = [schedule.prompt(text, seed, sampler.recipe) for text, seed in zip(texts, seeds, strict=True)]
-    groups = (await sampler.write(prompts, seeds))["groups"]
+    groups = await sampler.write(prompts, seeds)
     flat = [
-        (question.task, question.item, text)
+        (question.task, question.item, one.text)
         for question, group in zip(batch, groups, strict=True)
-        for _, _, _, text in group["responses"]
+        for one in group.responses
     ]
     rewards = iter(await tasks.score(flat))
     return [
         Answers(
             question=question,
-            rewards=tuple(next(rewards) for _ in group["responses"]),
-            lengths=tuple(len(tokens) // 4 for tokens, _, _, _ in group["responses"]),
-            ended=sum(finish == FINISH_END for _, _, finish, _ in group["responses"]),
+            rewards=tuple(next(rewards) for _ in group.responses),
+            lengths=tuple(len(one.tokens) // 4 for one in group.responses),
+            ended=sum(one.finish == FINISH_END for one in group.responses),
         )
         for question, group in zip(batch, groups, strict=True)
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,21 @@ from node.context import Node
 from node.errors import UserError
 from node.tasks.task_service import TaskService
 from node.workers import vllm_start
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.workers.child_messages import (
+    ClaimedGroup,
+    ConfigureEngine,
+    EncodePrompts,
+    EngineReady,
+    GenerateGroups,
+    LoadVersion,
+    ReplayedGroup,
+    ReplayGroups,
+    WrittenGroups,
+)
+from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
 from protocol.domain import Domain
 from protocol.errors import LocalError
+from protocol.records import Blob
 from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Group, pack
 
@@ -43,30 +55,27 @@ AUTO_BYTES = 64 << 20
 class Prefill:
     """A configured child that holds a version, for whoever judges."""
 
-    def __init__(self, worker: Worker, end_token: int, vocabulary: int) -> None:
+    def __init__(self, worker: Worker, ready: EngineReady) -> None:
         self._worker = worker
-        self.end_token = end_token
-        self.vocabulary = vocabulary
+        self.end_token = ready.end_token
+        self.vocabulary = ready.vocabulary
 
     async def encode(self, prompts: Sequence[str]) -> list[bytes]:
         """The tokens of each prompt as little-endian u32."""
-        answer = await self._worker.call("encode", timeout=WORK_TIMEOUT, prompts=list(prompts))
-        tokens: list[bytes] = answer["tokens"]
-        return tokens
+        return await self._worker.call(EncodePrompts(list(prompts)), timeout=WORK_TIMEOUT)
 
-    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> list[ReplayedGroup]:
         """Replay (seed, group) pairs on the loaded version; ``clip`` is the domain's ``deficit_clip``."""
-        sent = [wire(seed, group) for seed, group in groups]
+        request = ReplayGroups([claimed(seed, group) for seed, group in groups], clip)
         tokens = sum(len(response.tokens) for _, group in groups for response in group.responses)
-        timeout = WORK_TIMEOUT + tokens / WORK_SPEED
-        return await self._worker.call("replay", timeout=timeout, groups=sent, clip=clip)
+        return await self._worker.call(request, timeout=WORK_TIMEOUT + tokens / WORK_SPEED)
 
 
 class Engine(Prefill):
     """Speaks to the child; holds at most one version at a time."""
 
-    def __init__(self, node: Node, worker: Worker, end_token: int, vocabulary: int) -> None:
-        super().__init__(worker, end_token, vocabulary)
+    def __init__(self, node: Node, worker: Worker, ready: EngineReady) -> None:
+        super().__init__(worker, ready)
         self._node = node
         self._loaded: tuple[bytes, Path] | None = None
 
@@ -81,21 +90,21 @@ class Engine(Prefill):
             return
         self._loaded = None
         described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
-        timeout = load_timeout(described.size)
-        answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(wanted[1]))
-        if raw is None and answer["checksum"] != described.checksum:
+        request = LoadVersion(str(manifest), str(wanted[1]))
+        checksum = await self._worker.call(request, timeout=load_timeout(described.size))
+        if raw is None and checksum != described.checksum:
             raise LocalError("the engine loaded other tensors than the manifest describes")
         self._loaded = wanted
 
-    async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
-        """One group a prompt. See ``node.workers.engine_child`` for the answer's fields."""
+    async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> WrittenGroups:
+        """One group a prompt."""
         recipe = self._node.domain.recipe
         timeout = WORK_TIMEOUT + len(prompts) * recipe.group_size * recipe.max_response_tokens / WORK_SPEED
-        answer = await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))
-        self._node.tokens_generated += answer["tokens"]
-        if answer["seconds"] > 0:
-            self._node.tokens_per_second = int(answer["tokens"] / answer["seconds"])
-        return answer
+        written = await self._worker.call(GenerateGroups(list(prompts), list(seeds)), timeout=timeout)
+        self._node.tokens_generated += written.tokens
+        if written.seconds > 0:
+            self._node.tokens_per_second = int(written.tokens / written.seconds)
+        return written
 
 
 def load_timeout(size: int) -> float:
@@ -103,25 +112,15 @@ def load_timeout(size: int) -> float:
     return LOAD_TIMEOUT + size / LOAD_SPEED
 
 
-def wire(seed: bytes, group: Group) -> dict[str, Any]:
+def claimed(seed: bytes, group: Group) -> ClaimedGroup:
     """A group as the engine's replay takes it."""
-    return {
-        "seed": seed,
-        "prompt": pack(group.prompt),
-        "responses": [[pack(r.tokens), pack(r.logprobs), r.finish] for r in group.responses],
-        "proofs": group.proofs,
-    }
+    responses = [(pack(response.tokens), pack(response.logprobs)) for response in group.responses]
+    return ClaimedGroup(seed, pack(group.prompt), responses, group.proofs)
 
 
-async def configuration(node: Node) -> dict[str, Any]:
-    """What every torch child is configured with: paths of the model's files and the recipe."""
-    model = node.domain.model
-    return {
-        "config": str(await node.blob_path(model.config.hash, model.config.size)),
-        "tokenizer": str(await node.blob_path(model.tokenizer.hash, model.tokenizer.size)),
-        "recipe": asdict(node.domain.recipe),
-        "threads": node.config.threads,
-    }
+async def model_file(node: Node, blob: Blob) -> str:
+    """The path of a file of the domain's model, for a child."""
+    return str(await node.blob_path(blob.hash, blob.size))
 
 
 def chosen(engine: str, size: int, *, installed: bool) -> str:
@@ -137,41 +136,45 @@ def chosen(engine: str, size: int, *, installed: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How an engine child is started: ``options`` as of ``configuration``, with the ``dtype``; what generates
-    (``engine``); a folder for what vLLM compiles (``cache``). One that is ``modest`` leaves the processor to the other
-    children where there is not enough of it."""
+    """How an engine child is started: what it is ``configured`` with; what generates (``engine``); a folder for what
+    vLLM compiles (``cache``). One that is ``modest`` leaves the processor to the other children where there is not
+    enough of it."""
 
-    options: dict[str, Any]
+    configured: ConfigureEngine
     engine: str
-    tensor_parallel: int
     cache: Path
     modest: bool = False
 
 
 @asynccontextmanager
 async def open_child(
-    setup: Setup, size: int, started: Callable[[int], None] = lambda _: None
-) -> AsyncIterator[tuple[str, Worker, dict[str, Any]]]:
+    setup: Setup,
+    size: int,
+    started: Callable[[int], None] = lambda _: None,
+    open_worker: OpenWorker = open_worker,
+) -> AsyncIterator[tuple[str, Worker, EngineReady]]:
     """The child that generates with a model of ``size`` bytes: which it is, and its answer to being configured.
 
-    ``started`` is told its process id before it is configured. "auto" falls back on torch where vLLM cannot run the
-    model.
+    ``started`` is called with its process id before it is configured. "auto" falls back on torch where vLLM cannot run
+    the model.
     """
     found = chosen(setup.engine, size, installed=vllm_start.installed())
     async with AsyncExitStack() as stack:
         try:
-            worker, answer = await _start(stack, found, setup, started)
+            worker, ready = await _start(stack, found, setup, started, open_worker)
         except WorkerError as error:
             if found == "torch" or setup.engine != "auto" or error.kind != "user":
                 raise
             logger.info("torch generates: %s", error)
             found = "torch"
-            worker, answer = await _start(stack, found, setup, started)
-        yield found, worker, answer
+            worker, ready = await _start(stack, found, setup, started, open_worker)
+        yield found, worker, ready
 
 
 @asynccontextmanager
-async def open_engine(node: Node, dtype: str = "float32", *, generates: bool = False) -> AsyncIterator[Engine]:
+async def open_engine(
+    node: Node, dtype: str = "float32", *, generates: bool = False, open_worker: OpenWorker = open_worker
+) -> AsyncIterator[Engine]:
     """An engine child, configured to compute in ``dtype``; it ends with the block. Audits are in float32 always. One
     that ``generates`` need not be able to replay."""
     setup = await setup_of(node, dtype)
@@ -182,20 +185,25 @@ async def open_engine(node: Node, dtype: str = "float32", *, generates: bool = F
         node.children["engine"] = pid
 
     try:
-        async with open_child(setup, await model_bytes(node, setup.engine), started) as (_, worker, answer):
-            yield Engine(node, worker, answer["end_token"], answer["vocabulary"])
+        size = await model_bytes(node, setup.engine)
+        async with open_child(setup, size, started, open_worker) as (_, worker, ready):
+            yield Engine(node, worker, ready)
     finally:
         node.children.pop("engine", None)
 
 
 async def setup_of(node: Node, dtype: str) -> Setup:
     """How this node's configuration wants an engine child."""
-    return Setup(
-        options=await configuration(node) | {"dtype": dtype},
-        engine=node.config.engine,
-        tensor_parallel=node.config.tensor_parallel,
-        cache=node.directory.path / "vllm",
+    model, config = node.domain.model, node.config
+    configured = ConfigureEngine(
+        config=await model_file(node, model.config),
+        tokenizer=await model_file(node, model.tokenizer),
+        recipe=node.domain.recipe,
+        dtype=dtype,
+        threads=config.threads,
+        tensor_parallel=config.tensor_parallel,
     )
+    return Setup(configured, config.engine, node.directory.path / "vllm")
 
 
 async def model_bytes(node: Node, engine: str) -> int:
@@ -208,22 +216,20 @@ async def model_bytes(node: Node, engine: str) -> int:
 
 
 async def _start(
-    stack: AsyncExitStack, engine: str, setup: Setup, started: Callable[[int], None]
-) -> tuple[Worker, dict[str, Any]]:
+    stack: AsyncExitStack, engine: str, setup: Setup, started: Callable[[int], None], open_worker: OpenWorker
+) -> tuple[Worker, EngineReady]:
     """A child of ``engine`` and its answer to being configured."""
-    options = dict(setup.options)
-    modest: dict[str, Any] = {"prefix": MODEST} if setup.modest else {}
+    prefix = MODEST if setup.modest else ()
     if engine == "torch":
-        opened = open_worker("node.workers.engine_child", name="engine", **modest)
+        opened = open_worker("node.workers.engine_child", name="engine", prefix=prefix)
         timeout = LOAD_TIMEOUT
     else:
-        environment = vllm_start.environment(options["threads"], setup.cache)
-        opened = open_worker("node.workers.vllm_child", name="vllm engine", environment=environment, **modest)
-        options |= {"tensor_parallel": setup.tensor_parallel}
+        environment = vllm_start.environment(setup.configured.threads, setup.cache)
+        opened = open_worker("node.workers.vllm_child", name="vllm engine", environment=environment, prefix=prefix)
         timeout = VLLM_START_TIMEOUT
     worker = await stack.enter_async_context(opened)
     started(worker.pid)
-    return worker, await worker.call("configure", timeout=timeout, **options)
+    return worker, await worker.call(setup.configured, timeout=timeout)
 
 
 async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:

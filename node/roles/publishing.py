@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -24,6 +23,7 @@ from node.store.durable_files import sync_directory
 from node.weights import delta_making
 from node.weights.following import payload as weights_payload
 from node.weights.second_holder import entrust
+from node.workers.child_messages import Trained
 from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
@@ -41,7 +41,7 @@ class Made:
     ``trained_at`` is when it was done, by trio's clock; the times are as in ``protocol.records.Step``.
     """
 
-    answer: dict[str, Any]
+    trained: Trained
     whole: Path
     checkpoint: Path
     trained_at: float
@@ -58,8 +58,6 @@ class Publication:
         self.batch = batch
         self.entry: Entry | None = None
         """The ``weights`` entry, once it is there; None at the end where the version was thrown away."""
-        self.metrics: dict[str, Any] = {}
-        """The child's figures of the step."""
         self.over = trio.Event()
         self.over_at = 0.0
         self._node = node
@@ -84,7 +82,6 @@ class Publication:
     def go(self, made: Made, base: Entry) -> None:
         """It was made from ``base``, which is published."""
         self._made = made, base
-        self.metrics = made.answer["metrics"]
         self._ready.set()
 
     def drop(self) -> None:
@@ -113,7 +110,7 @@ class Publication:
         step = self._step(made, grant.term, base, await node.blobs.put_async(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
-        node.metrics.record("step", **role_figures.of_step(step, self.metrics, responses))
+        node.metrics.record("step", **role_figures.of_step(step, made.trained.metrics, responses))
         node.pool.add_step(entries[0], StepBlob.parse(blob))
         node.weights.adopt(entries[1])
         for path in self._checkpoints.glob("*.safetensors"):
@@ -135,8 +132,8 @@ class Publication:
             groups=amount(self.batch).groups,
             accepted=len(responses),
             rejected=rejected_since(self._node),
-            trained=self.metrics["trained"],
-            tokens=self.metrics["tokens"],
+            trained=made.trained.trained,
+            tokens=made.trained.tokens,
             train_ms=made.train_ms,
             wait_ms=made.wait_ms,
             publish_ms=milliseconds(trio.current_time() - made.trained_at),
@@ -155,9 +152,9 @@ class Publication:
 
     async def _describe(self, differ: Worker, made: Made, base: Entry) -> delta_making.Described:
         """The new version's manifest, and its delta in ``work``."""
-        node, answer = self._node, made.answer
+        node, trained = self._node, made.trained
         place = node.weights.paths(base.id)[0].parent
-        given = (answer["tensors"], answer["checksum"], made.whole, weights_payload(base).size)
+        given = (trained.tensors, trained.checksum, made.whole, weights_payload(base).size)
         try:
             found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
         except WorkerError as error:

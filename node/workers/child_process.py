@@ -17,14 +17,15 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import trio
 
 import node
 from node.workers import frames
+from node.workers.frames import Answer, CallAnswered, CallFailed, ChildRequest
 from protocol.errors import Error, LocalError
 
 _CLOSE_SECONDS = 3.0
@@ -189,20 +190,23 @@ class Worker(Process):
         self._out_of_step = True
         super().kill()
 
-    async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
-        """Run operation ``op`` in the child and return its answer.
+    async def call(self, request: ChildRequest[Answer], *, timeout: float) -> Answer:
+        """Ask the child for something and return its answer.
 
         ``timeout`` in seconds counts from when the child is free; the first call also waits for the child to start (a
         torch child takes about three seconds). Raises ``WorkerError``.
         """
-        frame = frames.encode({"op": op, **arguments})
+        op, frame = frames.operation_of(type(request)), frames.encode(request)
+        answered: Any = CallAnswered[frames.answer_type(type(request))]  # type: ignore[misc]
         async with self._lock:
             if not self.alive:
                 raise self._death(op)
             self._out_of_step = True
             try:
                 with trio.move_on_after(timeout) as deadline:
-                    answer = await self._exchange(frame)
+                    answer: CallAnswered[Answer] | CallFailed | None = await self._exchange(
+                        frame, answered | CallFailed
+                    )
             except BaseException:  # a nursery wraps the Cancelled of its tasks in a group
                 self.kill()
                 raise
@@ -215,24 +219,19 @@ class Worker(Process):
                     await self.wait_dead()
                 raise self._death(op)
             self._out_of_step = False
-        return self._read(op, answer)
+        if isinstance(answer, CallFailed):
+            raise WorkerError(f"{self.name}: {op}: {answer.error}", answer.kind)
+        return answer.answer
 
-    def _read(self, op: str, answer: dict[str, Any]) -> dict[str, Any]:
-        result = answer.get("ok")
-        if isinstance(result, dict):
-            return result
-        kind: Kind = "user" if answer.get("kind") == "user" else "internal"
-        raise WorkerError(f"{self.name}: {op}: {answer.get('error', 'an answer of no known form')}", kind)
-
-    async def _exchange(self, frame: bytes) -> dict[str, Any] | None:
+    async def _exchange(self, frame: bytes, expected: Any) -> Any:
         """Send ``frame`` and return the answer, or None where the child died or spoke rubbish."""
-        answer: dict[str, Any] | None = None
+        answer = None
 
         async def talk() -> None:
             nonlocal answer
             with suppress(trio.BrokenResourceError, LocalError):
                 await self.send(frame)
-                answer = frames.decode(await self.read_frame(), dict[str, Any])
+                answer = frames.decode(await self.read_frame(), expected)
             nursery.cancel_scope.cancel()
 
         async def watch() -> None:
@@ -316,3 +315,19 @@ async def open_worker(
         yield worker
     finally:
         await worker.aclose()
+
+
+class OpenWorker(Protocol):
+    """How children are started: ``open_worker``, or what tests put in its place."""
+
+    def __call__(
+        self,
+        module: str,
+        *,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        launched: bool = False,
+        arguments: Sequence[str] = (),
+    ) -> AbstractAsyncContextManager[Worker]:
+        """See ``open_worker``."""

@@ -6,11 +6,9 @@ hides GPUs from all of them.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
-AUTO: Final = "auto"
+from node.workers.child_messages import AUTO
 
 
 def chosen(device: str) -> str:

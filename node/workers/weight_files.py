@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from node.workers.architectures import build, read_config
 from node.workers.child_loop import UserError
+from node.workers.child_messages import ConvertedModel, ConvertModel, TensorRow
 from node.workers.model import Config, LanguageModel
 from proofs.checksum import value_checksum
 from protocol.errors import PeerError
@@ -34,9 +35,6 @@ from protocol.weights.manifest import Manifest
 
 DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-
-Layout = list[list[object]]
-"""Rows of name, dtype and shape, as they go over the pipe and into ``Manifest.of_file``."""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -97,14 +95,14 @@ def checksum(model: nn.Module) -> int:
     return value_checksum(parameter.detach() for parameter in model.parameters())
 
 
-def layout(tensors: Mapping[str, Tensor]) -> Layout:
+def layout(tensors: Mapping[str, Tensor]) -> list[TensorRow]:
     """The rows that describe ``tensors``, in their order."""
     return [row(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
 
 
-def row(name: str, dtype: torch.dtype, shape: Sequence[int]) -> list[object]:
+def row(name: str, dtype: torch.dtype, shape: Sequence[int]) -> TensorRow:
     """The row that describes one tensor."""
-    return [name, _NAMES[dtype], list(shape)]
+    return name, _NAMES[dtype], tuple(shape)
 
 
 @contextmanager
@@ -196,20 +194,18 @@ def read_folder(config: Config, directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, object]:
-    """Make version 0's whole file ``output`` from a Hugging Face directory.
+def convert(request: ConvertModel) -> ConvertedModel:
+    """Make version 0's whole file from a Hugging Face directory.
 
-    Returns the ``tensors`` (rows of name, dtype, shape) in the file's order, their ``checksum``, the ``config`` and
-    ``tokenizer`` paths, the ``architecture`` and how many ``positions`` a sequence may take (None: no limit). For a
-    domain that computes in another ``dtype`` than float32 the tensors are rounded to it, so that everybody loads the
+    For a domain that computes in another dtype than float32 the tensors are rounded to it, so that everybody loads the
     same values. The model is built and loaded once, so weights that do not fit their configuration are refused here and
     not by every node; so is a model of another library that does not compute alike in generation and in replay.
     """
-    directory = Path(model_dir)
+    directory = Path(request.model_dir)
     config = read_config(directory / "config.json")
     tensors = read_folder(config, directory)
-    if dtype != "float32":
-        tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
+    if request.dtype != "float32":
+        tensors = {name: tensor.to(getattr(torch, request.dtype)) for name, tensor in tensors.items()}
     model = build(config)
     value = load_into(model, tensors)
     if value != value_checksum(tensors.values()):
@@ -218,12 +214,12 @@ def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, ob
         from node.workers import transformers_model
 
         transformers_model.check(model)
-    write_whole(tensors.values(), Path(output))
-    return {
-        "tensors": layout(tensors),
-        "checksum": value,
-        "config": str(directory / "config.json"),
-        "tokenizer": str(directory / "tokenizer.json"),
-        "architecture": config.architecture,
-        "positions": config.positions,
-    }
+    write_whole(tensors.values(), Path(request.output))
+    return ConvertedModel(
+        tensors=layout(tensors),
+        checksum=value,
+        config=str(directory / "config.json"),
+        tokenizer=str(directory / "tokenizer.json"),
+        architecture=config.architecture,
+        positions=config.positions,
+    )
