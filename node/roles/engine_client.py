@@ -7,17 +7,14 @@ the configuration says; "auto" is vLLM where it is installed and the model is la
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trio
 
-from node.context import Node
 from node.errors import UserError
-from node.tasks.task_service import TaskService
 from node.workers import vllm_start
 from node.workers.child_messages import (
     ClaimedGroup,
@@ -31,9 +28,8 @@ from node.workers.child_messages import (
     WrittenGroups,
 )
 from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
-from protocol.domain import Domain
+from protocol.domain import Recipe
 from protocol.errors import LocalError
-from protocol.records import Blob
 from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Group, pack
 
@@ -72,11 +68,24 @@ class Prefill:
 
 
 class Engine(Prefill):
-    """Speaks to the child; holds at most one version at a time."""
+    """Speaks to the child; holds at most one version at a time.
 
-    def __init__(self, node: Node, worker: Worker, ready: EngineReady) -> None:
+    ``paths`` gives the manifest's and the raw tensors' files of a version; ``wrote(tokens, seconds)`` is called for
+    what was generated.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        ready: EngineReady,
+        recipe: Recipe,
+        paths: Callable[[bytes], tuple[Path, Path]],
+        wrote: Callable[[int, float], None],
+    ) -> None:
         super().__init__(worker, ready)
-        self._node = node
+        self._recipe = recipe
+        self._paths = paths
+        self._wrote = wrote
         self._loaded: tuple[bytes, Path] | None = None
 
     async def load(self, weights: bytes, raw: Path | None = None) -> None:
@@ -84,7 +93,7 @@ class Engine(Prefill):
 
         The engine's own tensors must give the manifest's checksum: a reload that silently kept old ones is an error.
         """
-        manifest, whole = self._node.weights.paths(weights)
+        manifest, whole = self._paths(weights)
         wanted = (weights, raw or whole)
         if self._loaded == wanted:
             return
@@ -98,12 +107,10 @@ class Engine(Prefill):
 
     async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> WrittenGroups:
         """One group a prompt."""
-        recipe = self._node.domain.recipe
+        recipe = self._recipe
         timeout = WORK_TIMEOUT + len(prompts) * recipe.group_size * recipe.max_response_tokens / WORK_SPEED
         written = await self._worker.call(GenerateGroups(list(prompts), list(seeds)), timeout=timeout)
-        self._node.tokens_generated += written.tokens
-        if written.seconds > 0:
-            self._node.tokens_per_second = int(written.tokens / written.seconds)
+        self._wrote(written.tokens, written.seconds)
         return written
 
 
@@ -116,11 +123,6 @@ def claimed(seed: bytes, group: Group) -> ClaimedGroup:
     """A group as the engine's replay takes it."""
     responses = [(pack(response.tokens), pack(response.logprobs)) for response in group.responses]
     return ClaimedGroup(seed, pack(group.prompt), responses, group.proofs)
-
-
-async def model_file(node: Node, blob: Blob) -> str:
-    """The path of a file of the domain's model, for a child."""
-    return str(await node.blob_path(blob.hash, blob.size))
 
 
 def chosen(engine: str, size: int, *, installed: bool) -> str:
@@ -151,6 +153,7 @@ async def open_child(
     setup: Setup,
     size: int,
     started: Callable[[int], None] = lambda _: None,
+    *,
     open_worker: OpenWorker = open_worker,
 ) -> AsyncIterator[tuple[str, Worker, EngineReady]]:
     """The child that generates with a model of ``size`` bytes: which it is, and its answer to being configured.
@@ -171,50 +174,6 @@ async def open_child(
         yield found, worker, ready
 
 
-@asynccontextmanager
-async def open_engine(
-    node: Node, dtype: str = "float32", *, generates: bool = False, open_worker: OpenWorker = open_worker
-) -> AsyncIterator[Engine]:
-    """An engine child, configured to compute in ``dtype``; it ends with the block. Audits are in float32 always. One
-    that ``generates`` need not be able to replay."""
-    setup = await setup_of(node, dtype)
-    if not generates:
-        setup = replace(setup, engine="torch")
-
-    def started(pid: int) -> None:
-        node.children["engine"] = pid
-
-    try:
-        size = await model_bytes(node, setup.engine)
-        async with open_child(setup, size, started, open_worker) as (_, worker, ready):
-            yield Engine(node, worker, ready)
-    finally:
-        node.children.pop("engine", None)
-
-
-async def setup_of(node: Node, dtype: str) -> Setup:
-    """How this node's configuration wants an engine child."""
-    model, config = node.domain.model, node.config
-    configured = ConfigureEngine(
-        config=await model_file(node, model.config),
-        tokenizer=await model_file(node, model.tokenizer),
-        recipe=node.domain.recipe,
-        dtype=dtype,
-        threads=config.threads,
-        tensor_parallel=config.tensor_parallel,
-    )
-    return Setup(configured, config.engine, node.directory.path / "vllm")
-
-
-async def model_bytes(node: Node, engine: str) -> int:
-    """Bytes of the domain's weights, where the choice of the engine depends on them; else 0."""
-    if engine != "auto" or not vllm_start.installed():
-        return 0
-    blob = node.domain.model.manifest
-    data = await trio.Path(await node.blob_path(blob.hash, blob.size)).read_bytes()
-    return (await trio.to_thread.run_sync(Manifest.parse, data)).size
-
-
 async def _start(
     stack: AsyncExitStack, engine: str, setup: Setup, started: Callable[[int], None], open_worker: OpenWorker
 ) -> tuple[Worker, EngineReady]:
@@ -230,33 +189,3 @@ async def _start(
     worker = await stack.enter_async_context(opened)
     started(worker.pid)
     return worker, await worker.call(setup.configured, timeout=timeout)
-
-
-async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:
-    """The domain's tasks as the tasks child takes them, with the local paths of their data, and their sets."""
-    table = []
-    for task in domain.tasks:
-        items = None
-        if task.items is not None:
-            peers = list(node.network.peers)
-            items = await node.fetch_blob(task.items.hash, task.items.size, peers, timeout=60)
-        path = None if task.data is None else str(await node.blob_path(task.data.hash, task.data.size))
-        table.append(
-            {
-                "kind": task.kind,
-                "name": task.name,
-                "weight": task.weight,
-                "parameters": task.parameters,
-                "version": task.version,
-                "data": path,
-                "items": items,
-            }
-        )
-    return table
-
-
-@asynccontextmanager
-async def open_tasks(node: Node, table: Sequence[Mapping[str, Any]] | None = None) -> AsyncIterator[TaskService]:
-    """The sandboxed tasks child, configured with the domain's tasks, or with those of another ``table``."""
-    async with TaskService(await task_table(node, node.domain) if table is None else table) as service:
-        yield service

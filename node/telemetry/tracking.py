@@ -18,8 +18,9 @@ import trio
 
 from node import __version__
 from node.context import Node
-from node.telemetry.metrics import Queue, Row
-from node.weights.following import payload
+from node.peers.own_state import OwnState
+from node.telemetry.metrics import Metrics, Queue, Row
+from node.weights.following import Weights, payload
 from node.workers.child_messages import (
     FinishTracker,
     LogRows,
@@ -91,15 +92,17 @@ def tracked(row: Row) -> TrackerRow:
     return TrackerRow(str(row["kind"]), row["time"], row.get("version") or 0, scalars)
 
 
-async def run(node: Node, open_worker: OpenWorker = open_worker) -> None:
+async def run(
+    node: Node, own: OwnState, metrics: Metrics, weights: Weights, *, open_worker: OpenWorker = open_worker
+) -> None:
     """Feed the trackers and measure the node, for ever."""
     with ExitStack() as stack:
         # All follow before anything is measured, so that none lacks the first row.
-        queues = [(tracker, stack.enter_context(node.metrics.follow())) for tracker in trackers(node)]
+        queues = [(tracker, stack.enter_context(metrics.follow())) for tracker in trackers(node)]
         async with trio.open_nursery() as nursery:
             for tracker, queue in queues:
                 nursery.start_soon(_track, node, tracker, queue, open_worker)
-            nursery.start_soon(_sample, node)
+            nursery.start_soon(_sample, node, own, metrics, weights)
 
 
 async def _track(node: Node, tracker: Tracker, queue: Queue, open_worker: OpenWorker) -> None:
@@ -136,22 +139,22 @@ async def _feed(worker: Worker, queue: Queue) -> None:
                 await worker.call(FinishTracker(), timeout=FINISH_TIMEOUT)
 
 
-async def _sample(node: Node) -> None:
+async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: Weights) -> None:
     """What a node is, whatever its role."""
     while True:
-        held = node.weights.newest_held()
+        held = weights.newest_held()
         sent, received = node.network.traffic
         account = reputation.credits(node.log.ledger).get(node.id)
-        node.metrics.record(
+        metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,
-            role=node.role,
-            newest_version=node.weights.newest_number(),
+            role=own.role,
+            newest_version=weights.newest_number(),
             peers=len(node.network.peers),
             bytes_sent=sent,
             bytes_received=received,
             credit=0 if account is None else account.credit,
-            tokens_generated=node.tokens_generated,
+            tokens_generated=own.tokens_generated,
             warnings=len(node.health.warnings),
         )
         await trio.sleep(SAMPLE_EVERY)

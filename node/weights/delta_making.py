@@ -20,7 +20,7 @@ import trio
 from msgspec.structs import replace as replace_fields
 
 from node.workers.child_messages import ApplyDelta, DescribeVersion, TensorRow
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.workers.child_process import OpenWorker, Worker, WorkerError
 from protocol.weights.delta import DeltaManifest, Speed
 from protocol.weights.manifest import Manifest
 
@@ -84,7 +84,7 @@ def threads() -> int:
 
 
 @asynccontextmanager
-async def open_child() -> AsyncIterator[Worker]:
+async def open_child(open_worker: OpenWorker) -> AsyncIterator[Worker]:
     """A child for one piece of work. Raises ``WorkerError``."""
     async with open_worker(MODULE, name=NAME) as worker:
         yield worker
@@ -118,13 +118,13 @@ async def describe(
     )
 
 
-async def apply(rates: Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
+async def apply(open_worker: OpenWorker, rates: Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
     """Make the version of ``size`` bytes in the folder ``target`` from those in the other two.
 
     Returns the chunks that came out wrong. Raises ``WorkerError``, of kind "user" where the delta is at fault.
     """
     begun = time.monotonic()
-    async with open_child() as worker:
+    async with open_child(open_worker) as worker:
         request = ApplyDelta(str(delta), str(base), str(target), threads())
         answer = await worker.call(request, timeout=timeout(size))
     rates.applied(size, answer.seconds, time.monotonic() - begun - answer.seconds)
