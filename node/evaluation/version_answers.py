@@ -67,13 +67,14 @@ def sampling(recipe: Recipe, samples: int, *, greedy: bool = False) -> Recipe:
 class Sampler:
     """A child that writes answers with the version loaded last. Made by ``open_sampler``.
 
-    ``engine`` is "torch" or "vllm", ``pid`` the child's process id.
+    ``engine`` is "torch" or "vllm", ``pid`` the child's process id, ``at_once`` how many questions it answers together.
     """
 
     def __init__(self, engine: str, worker: Worker, recipe: Recipe) -> None:
         self.engine = engine
         self.recipe = recipe
         self.pid = worker.pid
+        self.at_once = max(1, SEQUENCES // recipe.group_size)
         self._worker = worker
 
     async def load(self, manifest: Path, whole: Path) -> None:
@@ -108,9 +109,8 @@ async def answer(
 ) -> list[Answers]:
     """What the loaded version answers to ``questions``, in their order. Raises ``WorkerError``."""
     found: list[Answers] = []
-    at_once = max(1, SEQUENCES // sampler.recipe.group_size)
-    for start in range(0, len(questions), at_once):
-        found += await _answer(sampler, tasks, questions[start : start + at_once])
+    for start in range(0, len(questions), sampler.at_once):
+        found += await _answer(sampler, tasks, questions[start : start + sampler.at_once])
         progress(len(found), len(questions))
     return found
 

@@ -155,13 +155,14 @@ async def open_child(
     started: Callable[[int], None] = lambda _: None,
     *,
     open_worker: OpenWorker = open_worker,
+    vllm: bool | None = None,
 ) -> AsyncIterator[tuple[str, Worker, EngineReady]]:
     """The child that generates with a model of ``size`` bytes: which it is, and its answer to being configured.
 
     ``started`` is called with its process id before it is configured. "auto" falls back on torch where vLLM cannot run
-    the model.
+    the model. ``vllm``: whether it is installed, where that is known.
     """
-    found = chosen(setup.engine, size, installed=vllm_start.installed())
+    found = chosen(setup.engine, size, installed=vllm_start.installed() if vllm is None else vllm)
     async with AsyncExitStack() as stack:
         try:
             worker, ready = await _start(stack, found, setup, started, open_worker)
