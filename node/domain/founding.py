@@ -99,7 +99,7 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
 
 async def convert(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
     """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
-    ``node.workers.weight_files.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
+    ``node.workers.model_conversion.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
     async with open_worker("node.workers.engine_child", name="engine") as worker:
         request = ConvertModel(str(folder), str(whole), dtype)
         return await worker.call(request, timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED)

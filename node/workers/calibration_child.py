@@ -42,7 +42,8 @@ from node.workers.child_messages import (
 from node.workers.engine_child import Measured, Settings, Texts, Written, generate, measure, prefill
 from node.workers.forger_zoo import Job, Scorer, Stage, claim_of
 from node.workers.model import CausalLM, LanguageModel
-from node.workers.weight_files import checksum, layout, load_into, read_folder, write_whole
+from node.workers.model_conversion import read_folder
+from node.workers.weight_files import checksum, layout, load_into, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.errors import LocalError

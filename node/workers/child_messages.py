@@ -138,7 +138,7 @@ class ConvertedModel(Struct, frozen=True):
 
 
 class ConvertModel(ChildRequest[ConvertedModel], frozen=True, tag="convert"):
-    """Make version 0's whole file ``output`` from a Hugging Face folder; see ``node.workers.weight_files.convert``."""
+    """Make version 0's whole file ``output`` from a Hugging Face folder (``node.workers.model_conversion``)."""
 
     model_dir: str
     output: str

@@ -21,8 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from node.workers import child_loop, row_layout
-from node.workers import weight_files as weight_files
+from node.workers import child_loop, row_layout, weight_files
 from node.workers.architectures import build, read_config
 from node.workers.child_loop import UserError
 from node.workers.child_messages import (
@@ -41,6 +40,7 @@ from node.workers.child_messages import (
 from node.workers.device import chosen
 from node.workers.generation import Settings, Written, build_proofs, generate, micro, states_array
 from node.workers.model import Config, LanguageModel
+from node.workers.model_conversion import convert
 from proofs import activation, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
@@ -319,7 +319,7 @@ class TorchEngine(Engine):
 
     def operations(self) -> list[child_loop.Operation]:
         """What this one answers."""
-        return [*super().operations(), self.replay, weight_files.convert]
+        return [*super().operations(), self.replay, convert]
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.workers import child_loop, sharding
+from node.workers import child_loop, sharding, weight_files
 from node.workers import trainer_files as checkpoints
-from node.workers import weight_files as weight_files
 from node.workers.architectures import read_config
 from node.workers.child_loop import UserError
 from node.workers.child_messages import (

@@ -36,7 +36,7 @@ from node.workers.child_messages import (
     WrittenGroups,
 )
 from node.workers.engine_child import TorchEngine
-from node.workers.weight_files import convert
+from node.workers.model_conversion import convert
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.domain import Recipe
 from protocol.weights.manifest import Manifest

@@ -188,3 +188,102 @@ async def test_rubbish_from_the_child_ends_it(frame: str) -> None:
         with trio.fail_after(20), pytest.raises(WorkerError) as error:
             await worker.call(Echo(), timeout=60)
         assert error.value.kind in ("died", "internal")
+
+
+FULL = """
+import os, resource, sys
+import trio
+from node.workers.child_process import WorkerError, open_worker
+from tests.node.workers.echo import Echo, Values
+
+def held():
+    return len(os.listdir("/proc/self/fd"))
+
+async def attempt():
+    try:
+        async with open_worker("tests.node.workers.echo", name="echo") as worker:
+            return (await worker.call(Echo(Values("1")), timeout=20)).text
+    except WorkerError as error:
+        assert error.gone
+        return str(error)
+
+async def main():
+    assert await attempt() == "1"
+    before, found = held(), []
+    for room in range(9):
+        files = []
+        try:
+            while True:
+                files.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+        for _ in range(room):
+            os.close(files.pop())
+        found.append(await attempt())
+        for file in files:
+            os.close(file)
+        assert held() == before, (room, held(), before)
+    print(*found, sep="\\n")
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+trio.run(main)
+"""
+
+CROWDED = """
+import os, resource
+import trio
+from node.log.signature_checkers import open_checkers
+from node.tasks.allowlist import REASONING_GYM_VERSION as VERSION
+from node.tasks.task_service import TaskService
+from node.workers.child_process import WorkerError, child_environment, open_worker
+
+ROW = dict(kind="reasoning-gym", name="chain_sum", parameters="{}", version=VERSION, data=None)
+
+def held():
+    count = 0
+    for number in range(256):
+        try:
+            os.fstat(number)
+            count += 1
+        except OSError:
+            pass
+    return count
+
+async def main():
+    child_environment({})  # reads files that another user may not
+    await trio.to_thread.run_sync(int)  # a thread is a process to the kernel; this one is kept for a while
+    before = held()
+    if os.getuid() == 0:  # whom the limit does not bind
+        os.setuid(65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    for opened in (open_worker("tests.node.workers.echo", name="echo"), TaskService([ROW], sandboxed=False)):
+        try:
+            async with opened:
+                print("started")
+        except WorkerError as error:
+            print(error)
+    async with open_checkers(1) as checkers:
+        print(await checkers.check([(b"", b"", b"", b"")]))
+    assert held() == before
+
+trio.run(main)
+"""
+
+
+def said(code: str) -> list[str]:
+    """What a process of its own says."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_full_table_of_descriptors_is_an_error_and_leaves_none_behind() -> None:
+    found = said(FULL)
+    assert found[0] == "echo: cannot start the child: [Errno 24] Too many open files"
+    assert found[-1] == "1"
+    assert all(line == "1" or line.startswith(found[0]) for line in found)
+
+
+def test_no_more_processes_is_an_error_to_all_who_start_children() -> None:
+    cannot = "cannot start the child: [Errno 11] Resource temporarily unavailable"
+    assert said(CROWDED) == [f"echo: {cannot}", f"tasks: {cannot}", "[False]"]

@@ -28,7 +28,8 @@ from node.workers.child_messages import (
 from node.workers.child_process import open_worker
 from node.workers.engine_child import Claim, Settings, Texts, TorchEngine, generate
 from node.workers.model import CausalLM, read_config
-from node.workers.weight_files import convert, load_into, read_safetensors
+from node.workers.model_conversion import convert
+from node.workers.weight_files import load_into, read_safetensors
 from proofs import checks, sampling
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from protocol.errors import LocalError

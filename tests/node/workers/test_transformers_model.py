@@ -20,6 +20,7 @@ from node.workers.child_loop import UserError
 from node.workers.child_messages import ConvertedModel, ConvertModel
 from node.workers.learner import make_policy
 from node.workers.model import LanguageModel
+from node.workers.model_conversion import convert
 from node.workers.policy import Policy
 from node.workers.trainer_child import _fill
 from protocol.weights.manifest import Manifest
@@ -66,7 +67,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A folder, the library's model, and what conversion of the folder found."""
     folder = tmp_path_factory.mktemp(request.param)
     library = write(folder, request.param)
-    return folder, library, weight_files.convert(ConvertModel(str(folder), str(folder / "whole")))
+    return folder, library, convert(ConvertModel(str(folder), str(folder / "whole")))
 
 
 def version(folder: Path, found: ConvertedModel) -> dict[str, Tensor]:
@@ -171,7 +172,7 @@ def test_a_sharded_policy_in_bfloat16_is_the_model_that_generates(
 def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path, raw: dict[str, Any], line: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=line):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -180,13 +181,13 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     del tensors["lm_head.bias"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"do not fit the model's configuration: lm_head.bias and 0 more tensors"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     save_file({name: value.double() for name, value in tensors.items()}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="there are tensors of F64"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no \.safetensors file"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
 
 def test_a_class_that_ignores_the_mask_or_adds_to_the_logits_is_found_out(
@@ -199,14 +200,14 @@ def test_a_class_that_ignores_the_mask_or_adds_to_the_logits_is_found_out(
         with pytest.raises(
             UserError, match="this phi model cannot be verified: generating with a cache moves its logits"
         ):
-            weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+            convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
     def blind(self: Any, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Any = None) -> Tensor:
         return forward(self, tokens, positions, mask if cache is not None else None, cache)
 
     monkeypatch.setattr(transformers_model.Foreign, "forward", blind)
     with pytest.raises(UserError, match="cannot be verified: packing sequences into rows moves its logits"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     assert not (tmp_path / "whole").exists()
 
 
@@ -216,7 +217,7 @@ def test_a_class_without_masks_of_four_dimensions_is_refused(tmp_path: Path) -> 
     )
     transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="this bloom model takes no mask of four dimensions"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
 
 def test_how_long_sequences_may_be(tmp_path: Path) -> None:

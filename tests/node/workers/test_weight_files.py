@@ -12,6 +12,7 @@ from node.workers import weight_files
 from node.workers.child_loop import UserError
 from node.workers.child_messages import ConvertModel
 from node.workers.model import CausalLM
+from node.workers.model_conversion import convert
 from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN
@@ -113,7 +114,7 @@ def test_convert_a_hugging_face_directory(tmp_path: Path, raw: dict[str, Any]) -
     names = sorted(tensors)
     save_file({name: tensors[name] for name in names[::2]}, tmp_path / "model-1.safetensors")
     save_file({name: tensors[name] for name in names[1::2]}, tmp_path / "model-2.safetensors")
-    found = weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+    found = convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     assert found.architecture == raw["model_type"]
     assert found.checksum == weight_files.checksum(made)
     assert [row[0] for row in found.tensors] == sorted(dict(made.named_parameters()))
@@ -125,13 +126,13 @@ def test_convert_a_hugging_face_directory(tmp_path: Path, raw: dict[str, Any]) -
 def test_convert_refuses_what_does_not_fit(tmp_path: Path) -> None:
     made = small.model(small.config(tmp_path))
     with pytest.raises(UserError, match=r"no .safetensors file"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"cannot read .*model.safetensors"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     tensors = {name: value.detach().clone() for name, value in made.named_parameters()}
     tensors["model.norm.weight"] = tensors["model.norm.weight"].double()
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="float64"):
-        weight_files.convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     assert not (tmp_path / "whole").exists()
