@@ -11,7 +11,7 @@ import trio
 
 from node import __version__
 from node.api import explain
-from node.api.node_rows import account, role_rows
+from node.api.node_rows import account, role_rows, step_row
 from node.context import Node
 from node.weights.following import payload as weights_payload
 from protocol.credit import reputation
@@ -84,7 +84,7 @@ def status(node: Node) -> dict[str, Any]:
             for author in ledger.authors()
         ],
         "evaluations": list(node.evaluations)[-RECENT_EVALUATIONS:],
-        "steps": [_step(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
+        "steps": [step_row(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
     }
     answer["problems"] = explain.problems(answer, ROOM)
     return answer
@@ -131,20 +131,3 @@ def roles(node: Node) -> dict[str, Any]:
 def _health(node: Node) -> list[str]:
     trouble = node.log.disk_trouble
     return sorted([*node.health.warnings.values(), *([] if trouble is None else [f"the log is not stored: {trouble}"])])
-
-
-def _step(step: Step) -> dict[str, Any]:
-    return {
-        "step": step.number,
-        "reward": step.reward / 1e6,
-        "lag_mean": step.lag_mean / 1e6,
-        "lag_max": step.lag_max,
-        "accepted": step.accepted,
-        "rejected": step.rejected,
-        "trained": step.trained,
-        "tokens": step.tokens,
-        "train_ms": step.train_ms,
-        "wait_ms": step.wait_ms,
-        "publish_ms": step.publish_ms,
-        "blocked_ms": step.blocked_ms,
-    }

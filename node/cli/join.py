@@ -13,12 +13,12 @@ from typing import Final
 import trio
 
 from node import daemon
-from node.cli import options, recovery, tables
-from node.cli.init import furnish
+from node.cli import options, tables
+from node.cli.init import announce, furnish
 from node.config import Config
 from node.domain import invitation, joining
 from node.domain.invitation import Invitation, Offer
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.store.data_directory import DataDirectory
 from protocol.constants import MILLION
 from protocol.domain import Domain
@@ -73,7 +73,7 @@ def join(
         return 1
     new_key = _keep(arguments, directory, wanted, offer)
     # Whoever starts it unattended may keep the output in a journal: secrets are not for that.
-    recovery.announce(directory, new_key, secret=not arguments.yes and arguments.terminal.shows())
+    announce(directory, new_key, secret=not arguments.yes and arguments.terminal.shows())
     if arguments.no_run:
         # How it is started only whoever asked for this knows: the service's installer, say.
         print(f"joined {offer.domain.name}; nothing runs yet")
@@ -109,12 +109,8 @@ def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invit
         peer = wanted.address.rpartition("/")[2]
         known = dict(directory.known_peers())
         known[peer] = tuple(dict.fromkeys([wanted.address, *known.get(peer, ())]))
-        try:
+        with os_errors(directory.peers_file, "cannot be written", "check the rights and the room"):
             directory.save_peers(known)
-        except OSError as error:
-            raise UserError(
-                f"{directory.peers_file}: cannot be written ({error.strerror})", "check the rights and the room"
-            ) from None
     return made
 
 

@@ -46,10 +46,12 @@ def ask_or_none(directory: DataDirectory, op: str) -> dict[str, Any] | None:
 
 def ask_running(directory: DataDirectory, why: str, remedy: str) -> dict[str, Any]:
     """The status of a node that must run. Raises ``UserError`` where none does: ``why`` only a running one will do."""
-    status = ask_or_none(directory, "status")
-    if status is None:
-        raise UserError(f"{directory.path}: no daemon runs, and only a running one {why}", remedy)
-    return status
+    try:
+        return ask(directory, "status")
+    except Unavailable as error:
+        if isinstance(error, Declined) or lock_holder(directory) is not None:
+            raise
+    raise UserError(f"{directory.path}: no daemon runs, and only a running one {why}", remedy)
 
 
 def wait_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import Any
 
 import trio
@@ -84,31 +85,18 @@ def _values(found: Replayed) -> dict[str, Any]:
         "validator": found.verdict.author.hex(),
         "author": found.rollout.author.hex(),
         "rollout": found.rollout.id.hex(),
-        "said": {
-            "outcome": verdict.outcome,
-            "severity": verdict.severity,
-            "reason": verdict.reason,
-            "words": words(verdict.reason),
-            "score": verdict.score,
-            "audited": verdict.audited,
-        },
+        "said": {**_judgement(verdict), "words": words(verdict.reason)},
         "draw_holds": found.draw_holds,
         "share": found.share / 1e6,
         "drawn": list(found.drawn),
         "groups": found.groups,
-        "replayed": None
-        if result is None
-        else {
-            "outcome": result.outcome,
-            "severity": result.severity,
-            "reason": result.reason,
-            "words": result.words,
-            "score": result.score,
-            "audited": result.audited,
-            "all_groups": found.whole,
-        },
+        "replayed": result and {**_judgement(result), "words": result.words, "all_groups": found.whole},
         "note": found.note,
     }
+
+
+def _judgement(judged: object) -> dict[str, Any]:
+    return {name: getattr(judged, name) for name in ("outcome", "severity", "reason", "score", "audited")}
 
 
 def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -133,15 +121,7 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     wanted = limit_calibration.Wanted(
-        model=arguments.model,
-        dtype=arguments.dtype,
-        groups=arguments.groups,
-        forged=arguments.forged,
-        group_size=arguments.group_size,
-        tokens=arguments.tokens,
-        threads=arguments.threads,
-        learning_rate=arguments.learning_rate,
-        prompts=arguments.prompts,
+        **{field.name: getattr(arguments, field.name) for field in fields(limit_calibration.Wanted)}
     )
     found = trio.run(lambda: limit_calibration.calibrate(wanted, arguments.out, options.note))
     if arguments.json:
@@ -150,13 +130,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         tables.table(
             ("forger", "groups", "caught at once", "submissions until caught", "by"),
             [
-                (
-                    row["name"],
-                    str(row["groups"]),
-                    f"{row['caught']}/{row['groups']}",
-                    "never" if row["until"] is None else str(row["until"]),
-                    row["by"],
-                )
+                (row["name"], row["groups"], f"{row['caught']}/{row['groups']}", row["until"] or "never", row["by"])
                 for row in found["forgers"]
             ],
         )

@@ -279,7 +279,7 @@ class _Devnet:
             phase=self.phase,
             seconds=time.monotonic() - self.began,
             bytes=self._bytes(),
-            steps=tuple(_row(step) for step in newest.get("steps", ())),
+            steps=tuple(StepRow.of(step) for step in newest.get("steps", ())),
             nodes=tuple(_node(member, newest) for member in self.members),
             cut_height=newest.get("cut_height", 0),
             address=self.members[0].address,
@@ -303,23 +303,6 @@ def _read_log(members: list[Member], signatures: bool) -> tuple[Summary, str | N
         problem = f"{member.name}: the log is not valid: {checked.problems[0]}" if checked.problems else None
         return of_ledger(Ledger(checked.replica), [m.name for m in members]), problem
     return EMPTY, None
-
-
-def _row(step: dict[str, Any]) -> StepRow:
-    return StepRow(
-        step=step["step"],
-        reward=step["reward"],
-        lag_mean=step["lag_mean"],
-        lag_max=step["lag_max"],
-        accepted=step["accepted"],
-        rejected=step["rejected"],
-        trained=step["trained"],
-        seconds=(step["train_ms"] + step["wait_ms"] + step["blocked_ms"]) / 1000,
-        training=step["train_ms"] / 1000,
-        waiting=step["wait_ms"] / 1000,
-        blocked=step["blocked_ms"] / 1000,
-        publishing=step["publish_ms"] / 1000,
-    )
 
 
 def _node(member: Member, newest: dict[str, Any]) -> NodeView:

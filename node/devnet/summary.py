@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from protocol.constants import MILLION
+from node.api.node_rows import step_row
 from protocol.credit.ledger import Ledger
 from protocol.records import Step
 
@@ -47,22 +47,16 @@ class StepRow:
     publishing: float
 
     @classmethod
-    def of(cls, step: Step) -> StepRow:
-        """The row of a ``step`` entry's payload."""
-        return cls(
-            step=step.number,
-            reward=step.reward / MILLION,
-            lag_mean=step.lag_mean / MILLION,
-            lag_max=step.lag_max,
-            accepted=step.accepted,
-            rejected=step.rejected,
-            trained=step.trained,
-            seconds=(step.train_ms + step.wait_ms + step.blocked_ms) / 1000,
-            training=step.train_ms / 1000,
-            waiting=step.wait_ms / 1000,
-            blocked=step.blocked_ms / 1000,
-            publishing=step.publish_ms / 1000,
+    def of(cls, row: Mapping[str, Any]) -> StepRow:
+        """From a row of ``node.api.node_rows.step_row``, as statuses have them."""
+        told = {
+            name: row[name] for name in ("step", "reward", "lag_mean", "lag_max", "accepted", "rejected", "trained")
+        }
+        training, waiting, blocked, publishing = (
+            row[f"{name}_ms"] / 1000 for name in ("train", "wait", "blocked", "publish")
         )
+        seconds = (row["train_ms"] + row["wait_ms"] + row["blocked_ms"]) / 1000
+        return cls(**told, seconds=seconds, training=training, waiting=waiting, blocked=blocked, publishing=publishing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +150,7 @@ def of_ledger(ledger: Ledger, order: Sequence[str] = ()) -> Summary:
         )
     places = {name: place for place, name in enumerate(order)}
     nodes.sort(key=lambda row: (places.get(row.name, len(places)), row.name, row.id))
-    steps = tuple(StepRow.of(entry.payload) for entry in ledger.steps() if isinstance(entry.payload, Step))
+    steps = tuple(StepRow.of(step_row(entry.payload)) for entry in ledger.steps() if isinstance(entry.payload, Step))
     return Summary(steps, tuple(nodes), 0.0, 0)
 
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import re
@@ -25,7 +24,7 @@ from typing import Final
 
 import node
 from node import config
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.store.data_directory import DataDirectory
 
 UNIT: Final = "farflung.service"
@@ -332,22 +331,18 @@ def _refuse_other(directory: DataDirectory, address: str) -> None:
 
 
 def _make(folder: Path, mode: int, owner: tuple[int, int] | None) -> None:
-    try:
+    with os_errors(folder, "cannot be made", "check its rights and the room"):
         if not folder.is_dir():
             folder.mkdir(mode=mode, parents=True)
             os.chmod(folder, mode)
             if owner is not None:
                 os.chown(folder, *owner)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror})", "check its rights and the room") from None
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    try:
+    with os_errors(path, "cannot be written", "check its rights and the room"):
         path.write_text(text, encoding="utf-8")
         path.chmod(mode)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})", "check its rights and the room") from None
 
 
 def _delete(path: Path) -> None:
@@ -362,13 +357,5 @@ def _delete(path: Path) -> None:
 
 def _refuse_running(data: Path) -> None:
     """Raise ``UserError`` while a daemon that was started by hand uses the folder."""
-    try:
-        descriptor = os.open(data / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{data}: a daemon still runs on it", "stop it, then try again") from None
-    finally:
-        os.close(descriptor)
+    if DataDirectory(data).holder() is not None:
+        raise UserError(f"{data}: a daemon still runs on it", "stop it, then try again")
