@@ -55,12 +55,12 @@ def ask_running(directory: DataDirectory, why: str, remedy: str) -> dict[str, An
 
 
 def wait_for(
-    look: Callable[[], dict[str, Any]], condition: Callable[[dict[str, Any]], bool], patience: float, poll: float = POLL
+    read: Callable[[], dict[str, Any]], condition: Callable[[dict[str, Any]], bool], patience: float, poll: float = POLL
 ) -> dict[str, Any]:
-    """The first answer of ``look`` that meets ``condition``, or the one after ``patience`` seconds."""
+    """The first answer of ``read`` that meets ``condition``, or the one after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while True:
-        found = look()
+        found = read()
         if condition(found) or time.monotonic() > deadline:
             return found
         time.sleep(poll)

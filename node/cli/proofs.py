@@ -66,11 +66,11 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 def _replay(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
-    told = _values(found)
+    values = _values(found)
     if arguments.json:
-        options.print_json(told)
+        options.print_json(values)
     else:
-        tables.facts(_lines(told), title="the verdict holds" if found.confirmed else "the verdict is not confirmed")
+        tables.facts(_lines(values), title="the verdict holds" if found.confirmed else "the verdict is not confirmed")
     return 0 if found.confirmed else 1
 
 
@@ -99,23 +99,26 @@ def _judgement(judged: object) -> dict[str, Any]:
     return {name: getattr(judged, name) for name in ("outcome", "severity", "reason", "score", "audited")}
 
 
-def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    said, replayed = told["said"], told["replayed"]
-    drawn = ", ".join(map(str, told["drawn"]))
+def _lines(values: dict[str, Any]) -> list[tuple[str, str]]:
+    said, replayed = values["said"], values["replayed"]
+    drawn = ", ".join(map(str, values["drawn"]))
     lines = [
-        ("verdict", told["verdict"]),
-        ("by", told["validator"]),
-        ("about", f"submission {told['rollout']} of {told['author']}"),
+        ("verdict", values["verdict"]),
+        ("by", values["validator"]),
+        ("about", f"submission {values['rollout']} of {values['author']}"),
         ("said", f"{said['words']} ({said['outcome']}, {said['reason']}; score {said['score']})"),
-        ("draw", "its author's signature over the submission" if told["draw_holds"] else "not its author's signature"),
-        ("drawn", f"group {drawn} of 0 to {told['groups'] - 1}: a share of {told['share']:g} was to be replayed"),
+        (
+            "draw",
+            "its author's signature over the submission" if values["draw_holds"] else "not its author's signature",
+        ),
+        ("drawn", f"group {drawn} of 0 to {values['groups'] - 1}: a share of {values['share']:g} was to be replayed"),
     ]
     if replayed is not None:
         what = "all groups" if replayed["all_groups"] else "the drawn groups"
         found = f"{replayed['outcome']}, {replayed['reason']}; score {replayed['score']}"
         lines.append(("replayed", f"{what}: {replayed['words']} ({found})"))
-    if told["note"]:
-        lines.append(("mind", told["note"]))
+    if values["note"]:
+        lines.append(("mind", values["note"]))
     return lines
 
 

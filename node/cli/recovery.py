@@ -176,14 +176,14 @@ def _append(
     """Have the daemon append the entry, and wait until a cut covers it."""
     made = ask(directory, op, target=target["node"], recovery=key.node.hex(), signature=signature.hex())
 
-    def look() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         rows = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
         return next(row for row in rows if row["node"] == target["node"])
 
     def final(row: dict[str, Any]) -> bool:
         return row["ended"] is not None and (op == "close" or row["successor"] is not None)
 
-    row = wait_for(look, final, patience)
+    row = wait_for(read, final, patience)
     if final(row):
         print(f"{done} (final since the cut of height {row['ended']})")
     else:

@@ -76,12 +76,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.version is not None:  # asks the daemon, with a loop of its own
         held = _held(options.existing_directory(arguments), arguments)
     wanted, found = trio.run(_profile, arguments, held)
-    told = [_told(each, arguments.out) for each in found]
+    values = [_values(each, arguments.out) for each in found]
     if arguments.json:
         band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
-        options.print_json({"responses": wanted.responses, **band, "tasks": told})
+        options.print_json({"responses": wanted.responses, **band, "tasks": values})
     else:
-        _show(wanted, told)
+        _show(wanted, values)
     return 0 if all(each.kept for each in found) else 1
 
 
@@ -144,7 +144,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     return Model(setup, version.manifest, version.whole), rows, domain.recipe
 
 
-def _told(found: Profile, out: Path) -> dict[str, Any]:
+def _values(found: Profile, out: Path) -> dict[str, Any]:
     return {
         "task": found.label,
         "questions": found.questions,
@@ -155,15 +155,15 @@ def _told(found: Profile, out: Path) -> dict[str, Any]:
     }
 
 
-def _show(wanted: Wanted, told: list[dict[str, Any]]) -> None:
+def _show(wanted: Wanted, values: list[dict[str, Any]]) -> None:
     rows = []
-    for row in told:
+    for row in values:
         counts = {int(right): count for right, count in row["right"].items()}
         low, high = (counts.get(number, 0) for number in (0, wanted.responses))
         mean = sum(right * count for right, count in counts.items()) / max(1, row["questions"]) / wanted.responses
         rows.append((row["task"], row["questions"], f"{mean:.3f}", low, high, row["kept"], row["set"] or "none"))
     tables.table(("task", "questions", "passed", "never right", "always right", "kept", "set"), rows)
-    for row in told:
+    for row in values:
         if row["set"] is not None:
             options.note(
                 f'{row["task"]}: add set = "{row["set"]}" to its [[task]], the path being relative to that file'

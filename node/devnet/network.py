@@ -24,9 +24,9 @@ from node.config import write
 from node.devnet import fleet, report
 from node.devnet.fleet import PACE, Member, Pace
 from node.devnet.live_display import Display, NodeView, View, human_time
-from node.devnet.report import Sample, Story
+from node.devnet.report import Story, TrafficSample
 from node.devnet.setup import Options, make_folder, prepare
-from node.devnet.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
+from node.devnet.summary import EMPTY, RunSummary, StepRow, evaluation_rows, of_ledger, timed
 from node.domain import domain_toml, founding
 from node.domain.domain_toml import EARNED_REPUTATION, Founding, new_policy
 from node.errors import UserError
@@ -78,14 +78,14 @@ class _Devnet:
     patience: Patience
     began: float = field(default_factory=time.monotonic)
     phase: str = "starting"
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TrafficSample] = field(default_factory=list)
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     """What any node told of a version, by its number."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     interrupted: bool = False
     failure: UserError | None = None
     converged: bool = False
-    summary: Summary | None = None
+    summary: RunSummary | None = None
 
     # The run
 
@@ -141,14 +141,14 @@ class _Devnet:
         )
 
     async def _train(self) -> None:
-        step, since, told = 0, trio.current_time(), False
+        step, since, stalled = 0, trio.current_time(), False
         while (now := self._step()) < self.options.steps:
             if any(member.status.get("version", -1) >= 0 for member in self.members):
                 self.phase = "training"
             if now > step:
-                step, since, told = now, trio.current_time(), False
-            elif trio.current_time() > since + self.patience.stall and not told:
-                told = True
+                step, since, stalled = now, trio.current_time(), False
+            elif trio.current_time() > since + self.patience.stall and not stalled:
+                stalled = True
                 waited = f"{self.patience.stall:.0f} s"
                 self.display.say(f"no step for {waited}; what the nodes say stands in their daemon.log")
             await trio.sleep(0.1)
@@ -211,7 +211,7 @@ class _Devnet:
         if self.summary is None or self.interrupted:
             await self._write(signatures=not self.interrupted)
         self._draw()
-        self._tell_result()
+        self._show_result()
 
     async def _write(self, *, signatures: bool = True) -> None:
         """Write ``summary.json`` and ``report.html`` from the first node's log that can be read."""
@@ -243,17 +243,17 @@ class _Devnet:
             ("folder", str(self.options.folder)),
         )
 
-    def _tell_result(self) -> None:
+    def _show_result(self) -> None:
         assert self.summary is not None
         both = report.means([row.reward for row in self.summary.steps])
         if both is not None:
             count, took = len(self.summary.steps), human_time(self.summary.seconds)
-            self.display.tell(
+            self.display.conclude(
                 f"{count} steps in {took}; mean reward of the first {report.WINDOW} steps {both[0]:.3f}, "
                 f"of the last {report.WINDOW} {both[1]:.3f}"
             )
         for name in ("report.html", "summary.json"):
-            self.display.tell(str(self.options.folder / name))
+            self.display.conclude(str(self.options.folder / name))
 
     # The picture
 
@@ -262,7 +262,7 @@ class _Devnet:
         while True:
             now = time.monotonic() - self.began
             if now >= sampled + SAMPLE_EVERY:
-                self.samples.append(Sample(now, sum(m.tokens.value for m in self.members), self._bytes()))
+                self.samples.append(TrafficSample(now, sum(m.tokens.value for m in self.members), self._bytes()))
                 sampled = now
             for member in self.members:
                 self.evaluations |= {found["version"]: found for found in member.status.get("evaluations", ())}
@@ -293,7 +293,7 @@ class _Devnet:
         return sum(member.sent.value for member in self.members)
 
 
-def _read_log(members: list[Member], signatures: bool) -> tuple[Summary, str | None]:
+def _read_log(members: list[Member], signatures: bool) -> tuple[RunSummary, str | None]:
     """The summary from the first log that can be read, and what is wrong with that log; an empty one without any."""
     for member in members:
         try:

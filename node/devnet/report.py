@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from node import __version__
 from node.devnet.live_display import human_bytes, human_time
-from node.devnet.summary import NodeRow, Rejection, StepRow, Summary
+from node.devnet.summary import NodeRow, Rejection, RunSummary, StepRow
 from node.telemetry.plot import STYLE, Point, Series, legend, plot
 from proofs.checks import REASONS
 
@@ -23,7 +23,7 @@ RATE_WINDOW: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrafficSample:
     """Totals over all nodes, ``seconds`` after the run began: response tokens generated and bytes sent."""
 
     seconds: float
@@ -35,8 +35,8 @@ class Sample:
 class Story:
     """All that the report shows. ``goal`` is the number of steps asked for; ``facts`` are (name, value) rows."""
 
-    summary: Summary
-    samples: tuple[Sample, ...]
+    summary: RunSummary
+    samples: tuple[TrafficSample, ...]
     goal: int
     phase: str
     facts: tuple[tuple[str, str], ...]
@@ -110,7 +110,7 @@ def moving_mean(points: Sequence[Point], window: int) -> list[Point]:
     return result
 
 
-def rates(samples: Sequence[Sample], window: float) -> list[Point]:
+def rates(samples: Sequence[TrafficSample], window: float) -> list[Point]:
     """(seconds, tokens a second over the ``window`` seconds before) for each sample but the first."""
     points, start = [], 0
     for i in range(1, len(samples)):

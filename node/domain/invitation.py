@@ -1,7 +1,7 @@
 """Looking at what a peer invites to, before anything of it is kept.
 
 1. An invitation is a peer's address, with ``?domain=<id>`` behind it where the domain must be a certain one.
-2. A look is made with a key of its own, so that a peer learns nothing of the node and a running one is not disturbed.
+2. A peer is asked with a key of its own, so that a peer learns nothing of the node and a running one is not disturbed.
 3. What a peer says is checked: the genesis by its creator's signature, the model's files by the hashes in it.
 """
 
@@ -46,7 +46,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DomainOffer:
     """What a peer invites to. ``parameters`` and ``size`` (bytes) of the model are None and ``shape``, what its
     configuration says of its layers, is empty where the peer did not tell."""
 
@@ -70,7 +70,7 @@ def parse(text: str) -> Invitation:
     return Invitation(address, bytes.fromhex(found[1]))
 
 
-async def look(invitation: Invitation, patience: float) -> Offer:
+async def inspect(invitation: Invitation, patience: float) -> DomainOffer:
     """Ask the peer what it invites to; each of its answers may take ``patience`` seconds. Raises ``UserError``.
 
     A peer of another domain than the invitation names is refused.
@@ -93,7 +93,7 @@ async def look(invitation: Invitation, patience: float) -> Offer:
         manifest = await _blob(network, peer, domain.model.manifest, MAX_MANIFEST_BYTES, patience)
         config = await _blob(network, peer, domain.model.config, MAX_CONFIG_BYTES, patience)
     parameters, size = _measure(manifest)
-    return Offer(domain, data, parameters, size, _shape(config))
+    return DomainOffer(domain, data, parameters, size, _shape(config))
 
 
 async def _blob(network: Network, peer: bytes, blob: Blob, most: int, patience: float) -> bytes | None:

@@ -41,7 +41,7 @@ class Recorder:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def tell(self, text: str) -> None:
+    def conclude(self, text: str) -> None:
         self.said.append(text)
 
     def close(self) -> None:
