@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
@@ -56,16 +56,8 @@ class Patience:
 
 
 PATIENCE: Final = Patience()
-
-
-class Founder(Protocol):
-    """What makes the domain: ``node.domain.founding``."""
-
-    async def check(self, founding: Founding) -> None:
-        """Raise ``UserError`` for tasks that cannot be used."""
-
-    async def found(self, directory: DataDirectory, founding: Founding, *, checked: bool) -> object:
-        """Make the genesis in the directory."""
+Check = Callable[[Founding], Awaitable[object]]
+Found = Callable[[DataDirectory, Founding], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -74,7 +66,7 @@ class _Devnet:
     founding: Founding
     display: Display
     members: list[Member]
-    founder: Founder
+    found: Found
     patience: Patience
     began: float = field(default_factory=time.monotonic)
     phase: str = "starting"
@@ -114,7 +106,7 @@ class _Devnet:
             # Named, so that no stranger who joins can make itself a validator and judge its own work.
             honest = [m.directory.read_identity().node for m in self.members[: self.options.nodes]]
             ours = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
-            await self.founder.found(founder.directory, ours, checked=True)
+            await self.found(founder.directory, ours)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.
@@ -334,7 +326,8 @@ async def run(
     open_display: Callable[[], Display],
     *,
     command: Callable[[DataDirectory], list[str]] = fleet.daemon_command,
-    founder: Founder = founding,
+    check: Check = founding.check,
+    found: Found = founding.found,
     pace: Pace = PACE,
     patience: Patience = PATIENCE,
 ) -> int:
@@ -351,13 +344,13 @@ async def run(
         policy = new_policy(nodes, EARNED_REPUTATION)
         asked = replace(domain_toml.load(options.domain), devnet=True, policy=policy)
     chosen(options.engine, 0, installed=vllm_start.installed())
-    await founder.check(asked)
+    await check(asked)
     # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)
     others = fleet.adopt_orphans()
     members = prepare(options, command, pace)
     display = open_display()
     try:
-        return await _Devnet(options, asked, display, members, founder, patience).run(others)
+        return await _Devnet(options, asked, display, members, found, patience).run(others)
     finally:
         display.close()

@@ -63,7 +63,7 @@ def devnet(*, name: str, nodes: int, tasks: str | None) -> Founding:
 
 
 Convert = Callable[[Path, Path, str, int], Awaitable[dict[str, Any]]]
-"""``convert_model``, or what stands in for it."""
+"""Writes a folder's weights as a whole file: ``convert_model``, or what stands in for it."""
 
 
 async def check(founding: Founding) -> None:
@@ -72,34 +72,6 @@ async def check(founding: Founding) -> None:
         await task_service.check(founding.tasks)
     except WorkerError as error:
         raise UserError(f"the tasks cannot be checked: {error}") from None
-
-
-async def found(
-    directory: DataDirectory, founding: Founding, *, checked: bool = False, convert: Convert | None = None
-) -> Domain:
-    """Make the domain with the key of ``directory`` as creator; what its genesis names lies there afterwards.
-
-    ``checked`` says that ``check`` was called. Raises ``UserError`` for tasks or a model that cannot be used and for a
-    disk without room.
-    """
-    size = _model_bytes(founding)
-    directory.require_room(ROOM + 2 * size)
-    scratch = directory.work / "version-0.bin"
-    if not checked:
-        await check(founding)
-    try:
-        model_files = await (convert or convert_model)(founding.model, scratch, founding.dtype, size)
-        _require_positions(founding, model_files["positions"])
-        genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
-    except WorkerError as error:
-        if error.kind != "user":
-            raise UserError(f"the model cannot be converted: {error}", "see farflung doctor") from None
-        reason = str(error).removeprefix("engine: convert: ")
-        raise UserError(f"{founding.model_where}: {reason}", "name another folder") from None
-    except OSError as error:
-        raise UserError(f"{directory.path}: the model cannot be stored ({error.strerror})", "free some room") from None
-    directory.save_genesis(genesis)
-    return parse_genesis(genesis)
 
 
 async def convert_model(folder: Path, whole: Path, dtype: str, size: int) -> dict[str, Any]:
@@ -113,6 +85,30 @@ async def convert_model(folder: Path, whole: Path, dtype: str, size: int) -> dic
             output=str(whole),
             dtype=dtype,
         )
+
+
+async def found(directory: DataDirectory, founding: Founding, convert: Convert = convert_model) -> Domain:
+    """Make the domain with the key of ``directory`` as creator; what its genesis names lies there afterwards.
+
+    Its tasks are what ``check`` found usable. Raises ``UserError`` for a model that cannot be used and for a disk
+    without room.
+    """
+    size = _model_bytes(founding)
+    directory.require_room(ROOM + 2 * size)
+    scratch = directory.work / "version-0.bin"
+    try:
+        model_files = await convert(founding.model, scratch, founding.dtype, size)
+        _require_positions(founding, model_files["positions"])
+        genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
+    except WorkerError as error:
+        if error.kind != "user":
+            raise UserError(f"the model cannot be converted: {error}", "see farflung doctor") from None
+        reason = str(error).removeprefix("engine: convert: ")
+        raise UserError(f"{founding.model_where}: {reason}", "name another folder") from None
+    except OSError as error:
+        raise UserError(f"{directory.path}: the model cannot be stored ({error.strerror})", "free some room") from None
+    directory.save_genesis(genesis)
+    return parse_genesis(genesis)
 
 
 def described(model_files: Mapping[str, Any], whole: Path) -> Manifest:

@@ -16,15 +16,15 @@ from typing import Final
 
 import trio
 
-from node.domain.joining import PROTOCOL
+from node.domain.joining import ask_genesis
 from node.errors import UserError
 from node.net.address_text import address_problem
 from node.net.blob_exchange import fetch_blob
 from node.net.discovery import AddressError
 from node.net.host import Network, open_network
 from node.net.requests import Unreachable
-from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES
-from protocol.domain import Domain, parse_genesis
+from protocol.constants import MAX_MANIFEST_BYTES
+from protocol.domain import Domain
 from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.records import Blob
@@ -78,13 +78,9 @@ async def inspect(invitation: Invitation, patience: float) -> DomainOffer:
     address = invitation.address
     async with open_network(Identity(secrets.token_bytes(32)), listen=(), domain_tag="genesis") as network:
         try:
-            peer = await network.connect(address, timeout=patience)
-            data = await network.request(peer, PROTOCOL, b"", timeout=patience, max_response=MAX_GENESIS_BYTES)
-            domain = parse_genesis(data)
+            peer, data, domain = await ask_genesis(network, address, patience)
         except (Unreachable, AddressError) as error:
             raise UserError(f"no genesis: {error}", "check the address and that the peer runs") from None
-        except PeerError as error:
-            raise UserError(f"{address} serves a genesis that is not valid ({error})", "ask for another peer") from None
         if invitation.domain is not None and invitation.domain != domain.id:
             raise UserError(
                 f"{address} offers the domain {domain.id.hex()} ({domain.name}), not {invitation.domain.hex()}",
