@@ -16,7 +16,10 @@ import trio
 
 from node.context import Node
 from node.errors import Unreachable
+from node.net.blob_exchange import BlobExchange
+from node.store.version_store import VersionStore
 from node.weights import delta_making
+from node.weights.delta_making import OpenWorker
 from node.workers.child_process import WorkerError
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
@@ -41,8 +44,13 @@ STALL: Final = 10.0
 class CatchingUp:
     """The deltas of one node's weights."""
 
-    def __init__(self, node: Node, weights: Weights) -> None:
+    def __init__(
+        self, node: Node, weights: Weights, versions: VersionStore, blobs: BlobExchange, open_worker: OpenWorker
+    ) -> None:
         self._node = node
+        self._versions = versions
+        self._blobs = blobs
+        self._open_worker = open_worker
         self._weights = weights
         self.rates = delta_making.Rates()
         self.applied = 0
@@ -86,7 +94,7 @@ class CatchingUp:
         Raises ``PeerError`` for a delta that belongs to other versions, ``Unreachable`` where it does not arrive, and
         ``OSError`` where the disk refuses.
         """
-        versions = self._node.versions
+        versions = self._versions
         base = await trio.to_thread.run_sync(versions.open, listing.base)
         if base is None or not isinstance(base.listing, Manifest):
             raise PeerError("the base of the delta is not here any more")
@@ -98,7 +106,9 @@ class CatchingUp:
             await trio.to_thread.run_sync(versions.begin, target)
             folders = [versions.paths(digest)[0].parent for digest in (listing.digest, listing.base, target.digest)]
             try:
-                wrong = await delta_making.apply(self.rates, folders[0], folders[1], folders[2], target.size)
+                wrong = await delta_making.apply(
+                    self._open_worker, self.rates, folders[0], folders[1], folders[2], target.size
+                )
             except WorkerError as error:
                 self._fall_back(str(error))
                 return False
@@ -115,7 +125,7 @@ class CatchingUp:
         Raises ``OSError`` where the disk refuses.
         """
         try:
-            if not await trio.to_thread.run_sync(self._node.versions.complete, listing.base):
+            if not await trio.to_thread.run_sync(self._versions.complete, listing.base):
                 return
             missing, lacking = await self._missing(target), await self._missing(listing)
             if chain_pays(missing, [lacking], target.size, self.rates.speed):
@@ -126,7 +136,7 @@ class CatchingUp:
     async def hold_delta(self, entry: Entry) -> None:
         """Have the delta of a version here to give it to others; a failure is no trouble of this node's."""
         wanted = self._payload(entry)
-        if wanted.delta is None or await trio.to_thread.run_sync(self._node.versions.complete, wanted.delta):
+        if wanted.delta is None or await trio.to_thread.run_sync(self._versions.complete, wanted.delta):
             return
         try:
             await self._weights.bring(await self._listing(entry), lambda: self._holders(entry), stall=STALL)
@@ -154,7 +164,7 @@ class CatchingUp:
                 if wanted.delta is None or len(chain) == MAX_CHAIN:
                     return []
                 chain.append(link)
-            whole = await trio.to_thread.run_sync(self._node.versions.complete, self._payload(before).manifest)
+            whole = await trio.to_thread.run_sync(self._versions.complete, self._payload(before).manifest)
             if chain and whole:
                 return chain[::-1]
             link = before
@@ -166,7 +176,7 @@ class CatchingUp:
         if wanted.delta_size > largest_manifest(wanted.size):
             raise PeerError(f"the delta's manifest has an absurd size ({wanted.delta_size} bytes)")
         peers = list(self._weights.holders(entry))
-        data = await self._node.fetch_blob(wanted.delta, wanted.delta_size, peers, timeout=5)
+        data = await self._blobs.fetch(wanted.delta, wanted.delta_size, peers, timeout=5)
         listing = await trio.to_thread.run_sync(DeltaManifest.parse, data)
         if listing.target != wanted.manifest or listing.whole_size != wanted.size:
             raise PeerError("the delta is not one to the version that it came with")
@@ -180,7 +190,7 @@ class CatchingUp:
         """How many bytes of an object are not here."""
 
         def count() -> int:
-            held = self._node.versions.open(listing.digest)
+            held = self._versions.open(listing.digest)
             return listing.size if held is None else min(listing.size, len(held.missing()) * CHUNK_BYTES)
 
         return await trio.to_thread.run_sync(count)

@@ -25,8 +25,10 @@ import trio
 from node.context import Node
 from node.errors import Busy, Refused, Unreachable
 from node.net import chunks
-from node.store.version_store import NoRoom
+from node.store.version_store import NoRoom, VersionStore
+from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Route
+from node.weights.bulk.token_exchange import Routes as TokenExchange
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import ChunkList
@@ -87,8 +89,11 @@ class _Job:
 class Carrier:
     """Brings objects to one node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, versions: VersionStore, bulk: Bulk, tokens: TokenExchange) -> None:
         self._node = node
+        self._versions = versions
+        self._bulk = bulk
+        self._tokens = tokens
         self._jobs: dict[bytes, _Job] = {}
         self._routes = Routes()
         self._chance = random.Random()  # noqa: S311  whom to ask is no secret
@@ -103,8 +108,8 @@ class Carrier:
             ("misled", self._misled),
             ("fallback", self._fallback),
         ):
-            node.bulk.hear(op, handler)
-        node.bulk.on_change(self._changed)
+            bulk.hear(op, handler)
+        bulk.on_change(self._changed)
 
     @property
     def progress(self) -> Mapping[bytes, Progress]:
@@ -117,7 +122,7 @@ class Carrier:
         Raises ``Unreachable`` where it does not arrive, ``NoRoom`` and other ``OSError`` where the disk refuses. Where
         it is on its way already this waits for that first.
         """
-        versions, digest = self._node.versions, listing.digest
+        versions, digest = self._versions, listing.digest
         while (other := self._jobs.get(digest)) is not None:
             await other.over.wait()  # what it leaves is in the store
         job = self._jobs[digest] = _Job(listing, Progress(0, len(listing.chunks)), trio.current_time())
@@ -125,7 +130,7 @@ class Carrier:
             with versions.pin(digest):
                 await trio.to_thread.run_sync(versions.begin, listing)
                 while not await trio.to_thread.run_sync(versions.complete, digest):
-                    if self._node.bulk.up:
+                    if self._bulk.up:
                         await self._by_child(job, holders, stall)
                     else:
                         await self._by_libp2p(job, holders, stall)
@@ -146,13 +151,13 @@ class Carrier:
 
     async def _by_libp2p(self, job: _Job, holders: Holders, stall: float) -> None:
         """Return once it is done, or a child is there for it."""
-        versions, digest = self._node.versions, job.listing.digest
+        versions, digest = self._versions, job.listing.digest
         store = chunks.Store(job.listing, partial(versions.missing, digest), partial(versions.write_chunk, digest))
         with trio.CancelScope() as scope:
 
             def told(swarm: Swarm) -> None:
                 job.progress = Progress(swarm.chunks - swarm.missing.bit_count(), swarm.chunks, int(swarm.rate))
-                if self._node.bulk.up:
+                if self._bulk.up:
                     scope.cancel()
 
             await chunks.fetch(
@@ -163,7 +168,7 @@ class Carrier:
 
     async def _by_child(self, job: _Job, holders: Holders, stall: float) -> None:
         """Return once it is done, or the child is gone."""
-        bulk, digest = self._node.bulk, job.listing.digest
+        bulk, digest = self._bulk, job.listing.digest
         starts, job.done, job.disk, job.moved = bulk.starts, False, None, trio.current_time()
         job.rows = []
         if not bulk.tell("fetch", digest=digest):
@@ -211,7 +216,7 @@ class Carrier:
             rows = self._drawn(job, rows, now)
         if rows != job.rows:
             job.rows = rows
-            self._node.bulk.tell("holders", digest=job.listing.digest, rows=rows)
+            self._bulk.tell("holders", digest=job.listing.digest, rows=rows)
 
     def _drawn(self, job: _Job, rows: list[list[Any]], now: float) -> list[list[Any]]:
         """``MOST`` of the rows by chance: the author's, those that the child knows, and others. Some give way now and
@@ -227,7 +232,7 @@ class Carrier:
 
     async def _ask_route(self, job: _Job, peer: bytes) -> None:
         try:
-            route = await self._node.routes.route(peer)
+            route = await self._tokens.route(peer)
         except (Unreachable, PeerError) as error:
             if isinstance(error, PeerError):
                 self._node.network.blame(peer, error)
@@ -248,13 +253,13 @@ class Carrier:
                 bitmap = b""
             finally:
                 job.asking.discard(peer)
-            node.bulk.tell("haves", digest=digest, node=peer, bitmap=bitmap)
+            self._bulk.tell("haves", digest=digest, node=peer, bitmap=bitmap)
             return
         async with self._slot(peer):
             outcome = "ok"
             try:
                 data = await chunks.ask_chunk(node.network, peer, digest, index)
-                await trio.to_thread.run_sync(node.versions.write_chunk, digest, index, data)
+                await trio.to_thread.run_sync(self._versions.write_chunk, digest, index, data)
             except Busy:
                 outcome = "busy"
             except Refused:
@@ -267,7 +272,7 @@ class Carrier:
             except PeerError as error:
                 outcome = "wrong"
                 node.network.blame(peer, error)
-            node.bulk.tell("delivered", digest=digest, node=peer, index=index, outcome=outcome)
+            self._bulk.tell("delivered", digest=digest, node=peer, index=index, outcome=outcome)
 
     @asynccontextmanager
     async def _slot(self, peer: bytes) -> AsyncIterator[None]:
@@ -316,14 +321,14 @@ class Carrier:
     def _token(self, digest: bytes, node: bytes) -> None:
         job = self._jobs.get(digest)
         if job is not None and node in job.routes and job.ask_at.get(node, 0.0) < math.inf:
-            self._node.routes.spoil(node)
+            self._tokens.spoil(node)
             job.ask_at[node] = 0.0
             job.soon.set()
 
     def _misled(self, digest: bytes, node: bytes) -> None:
         job = self._jobs.get(digest)
         if job is not None and node in job.routes:
-            self._node.routes.misled(node)
+            self._tokens.misled(node)
             self._token(digest, node)
 
     def _fallback(self, digest: bytes, node: bytes, index: int) -> None:

@@ -13,10 +13,18 @@ from typing import Final
 import trio
 
 from node.context import Node
+from node.net.blob_exchange import BlobExchange
 from node.net.requests import Unreachable
+from node.peers.own_state import OwnState
+from node.peers.presences import Presences
+from node.store.version_store import VersionStore
 from node.weights import retention
+from node.weights.bulk.bulk_process import Bulk
+from node.weights.bulk.token_exchange import Routes
 from node.weights.delta_chain import CatchingUp
+from node.weights.delta_making import OpenWorker
 from node.weights.fetching import STALL, Carrier, Holders
+from node.workers.child_process import open_worker
 from protocol import records
 from protocol.constants import CHUNK_BYTES, KEPT_VERSIONS
 from protocol.errors import Error, PeerError
@@ -40,8 +48,24 @@ MAX_OFFERED: Final = 4
 class Weights:
     """The versions this node holds whole, by the id of their ``weights`` entry."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(
+        self,
+        node: Node,
+        own: OwnState,
+        presences: Presences,
+        versions: VersionStore,
+        blobs: BlobExchange,
+        bulk: Bulk,
+        tokens: Routes,
+        *,
+        open_worker: OpenWorker = open_worker,
+    ) -> None:
         self._node = node
+        self._own = own
+        self._presences = presences
+        self._versions = versions
+        self._blobs = blobs
+        self._bulk = bulk
         self._held: dict[bytes, bytes] = {}  # weights entry id -> manifest hash, oldest first
         self._entrusted: tuple[bytes, ...] = ()  # what the trainer made and may be about to publish, its delta too
         self._spare: tuple[bytes, ...] = ()
@@ -51,9 +75,9 @@ class Weights:
         self._version_0: Manifest | None = None
         self._stirred = trio.Event()
         self._untidy = trio.Event()
-        self.carrier = Carrier(node)
-        self.catching_up = CatchingUp(node, self)
-        node.versions.spare = lambda: self._spare
+        self.carrier = Carrier(node, versions, bulk, tokens)
+        self.catching_up = CatchingUp(node, self, versions, blobs, open_worker)
+        versions.spare = lambda: self._spare
 
     def held(self) -> list[bytes]:
         """Ids of the ``weights`` entries held whole, newest first."""
@@ -84,7 +108,7 @@ class Weights:
         """The manifest's and the raw tensors' files of a version; ``Unreachable`` where it is not held any more."""
         if weights not in self._held:
             raise Unreachable("the version is not held any more")
-        return self._node.versions.paths(self._held[weights])
+        return self._versions.paths(self._held[weights])
 
     async def wait_stirred(self, timeout: float) -> None:
         """Return when a version is held, begins to arrive or is offered, or after ``timeout`` seconds."""
@@ -100,7 +124,7 @@ class Weights:
                 newest = self.newest()
                 if newest is not None and newest.id not in self._held:
                     await self._try(newest)
-                    if newest.id in self._held and self._node.role == "relay":
+                    if newest.id in self._held and self._own.role == "relay":
                         nursery.start_soon(self.catching_up.hold_delta, newest)
                 seen = await self._node.log.wait_change(seen, timeout=1)
 
@@ -122,7 +146,7 @@ class Weights:
         has to be: one holder that trickles would keep this node from all newer ones."""
         seen = 0
         while True:
-            newest, others = self.newest(), self._node.presences.live()
+            newest, others = self.newest(), self._presences.live()
             displaced = newest is not None and newest.id != entry.id and newest.id not in self._held
             held = any(entry.id in p.versions for n, p in others.items() if n != self._node.id)
             if displaced and (not held or self.outdated(entry.id)):
@@ -143,7 +167,7 @@ class Weights:
             async with self.alone(wanted.manifest):
                 if entry.id in self._held:
                     return
-                if not await trio.to_thread.run_sync(self._node.versions.complete, wanted.manifest):
+                if not await trio.to_thread.run_sync(self._versions.complete, wanted.manifest):
                     await self._fetch(entry, wanted)
                 self._note(entry)
 
@@ -180,7 +204,7 @@ class Weights:
         self._offers.pop(entry.id, None)
         self._untidy.set()
         self._stir()
-        self._node.presences.announce_soon()
+        self._publish()
 
     async def _tidy(self) -> None:
         """Delete what nothing keeps any more whenever a version has come, for ever: large files take seconds."""
@@ -188,8 +212,8 @@ class Weights:
         while True:
             await self._untidy.wait()
             self._untidy = trio.Event()
-            for gone in await trio.to_thread.run_sync(self._node.versions.retain, keep):
-                self._node.bulk.tell("forget", digest=gone)
+            for gone in await trio.to_thread.run_sync(self._versions.retain, keep):
+                self._bulk.tell("forget", digest=gone)
 
     def kept(self, present: Collection[bytes]) -> set[bytes]:
         """Digests of what retention leaves alone (``node.weights.retention``) of what is ``present``."""
@@ -203,7 +227,7 @@ class Weights:
     async def clean(self, *, dry_run: bool) -> retention.Cleaned:
         """Delete what nothing keeps and, where room is short, what can be spared; or only tell what that would be."""
         lineage = self.lineage()
-        found = await trio.to_thread.run_sync(partial(retention.clean, self._node.versions, lineage, dry_run=dry_run))
+        found = await trio.to_thread.run_sync(partial(retention.clean, self._versions, lineage, dry_run=dry_run))
         if not dry_run:
             await self._miss_gone()
         return found
@@ -211,12 +235,17 @@ class Weights:
     async def _miss_gone(self) -> None:
         """Notice what had to go because room was short."""
         with trio.CancelScope(shield=True):
-            present = set(await trio.to_thread.run_sync(self._node.versions.held))
+            present = set(await trio.to_thread.run_sync(self._versions.held))
         for weights, digest in list(self._held.items()):
             if digest not in present:
                 del self._held[weights]
-                self._node.bulk.tell("forget", digest=digest)
-                self._node.presences.announce_soon()
+                self._bulk.tell("forget", digest=digest)
+                self._publish()
+
+    def _publish(self) -> None:
+        """Have others know what is here and what arrives."""
+        self._own.versions, self._own.arriving = self.held(), self.arriving()
+        self._own.announce()
 
     def _stir(self) -> None:
         self._stirred.set()
@@ -244,7 +273,7 @@ class Weights:
             await self.bring(manifest, holders)
         if delta is not None:
             await self.bring(delta, holders)
-        await trio.to_thread.run_sync(self._node.versions.sync, manifest.digest)
+        await trio.to_thread.run_sync(self._versions.sync, manifest.digest)
 
     async def bring(self, listing: ChunkList, holders: Holders, *, stall: float = STALL) -> None:
         """Make a bulk object whole in the store, from those that ``holders()`` names at each moment.
@@ -263,8 +292,8 @@ class Weights:
 
     def _look(self, digest: bytes) -> tuple[list[bytes], int]:
         """All that is on the disk, and how many chunks of one object are."""
-        held = self._node.versions.open(digest)
-        return self._node.versions.held(), 0 if held is None else held.present()
+        held = self._versions.open(digest)
+        return self._versions.held(), 0 if held is None else held.present()
 
     # What must not be followed is refused before a byte of it is fetched.
 
@@ -287,7 +316,7 @@ class Weights:
         """
         wanted = payload(entry)
         peers = list(self.holders(entry))
-        data = await self._node.fetch_blob(wanted.manifest, wanted.manifest_size, peers, timeout=5)
+        data = await self._blobs.fetch(wanted.manifest, wanted.manifest_size, peers, timeout=5)
         manifest = await trio.to_thread.run_sync(Manifest.parse, data)
         if manifest.whole != wanted.whole or manifest.size != wanted.size:
             raise PeerError("the manifest is not the one that the weights entry describes")
@@ -303,7 +332,7 @@ class Weights:
         """The manifest of version 0, which the genesis names."""
         if self._version_0 is None:
             blob = self._node.domain.model.manifest
-            data = await self._node.fetch_blob(blob.hash, blob.size, list(self._node.network.peers), timeout=5)
+            data = await self._blobs.fetch(blob.hash, blob.size, timeout=5)
             self._version_0 = await trio.to_thread.run_sync(Manifest.parse, data)
         return self._version_0
 
@@ -314,11 +343,12 @@ class Weights:
         """Let others know that what is here of a version can be fetched from this node already."""
         self._arriving.append(entry.id)
         self._stir()
-        self._node.presences.announce_soon()
+        self._publish()
         try:
             yield
         finally:
             self._arriving.remove(entry.id)
+            self._own.arriving = self.arriving()
 
     def progress(self, entry: Entry) -> dict[str, int | str]:
         """How far a version is: of the ``part`` that arrives now (its delta, or the whole) the bytes that are here and
@@ -340,7 +370,7 @@ class Weights:
         node = self._node
         alike = {e.id for e in node.log.ledger.lineage() if payload(e).manifest == payload(entry).manifest} | {entry.id}
         found: dict[bytes, Holding] = {}
-        for peer, presence in node.presences.live().items():
+        for peer, presence in self._presences.live().items():
             if alike.intersection(presence.versions):
                 found[peer] = Holding(preference=RELAY if presence.role == "relay" else OTHER)
             elif alike.intersection(presence.arriving) or peer in self._offers.get(entry.id, ()):
@@ -373,7 +403,7 @@ class Weights:
         newest = self.newest()
         if newest is None or (newest.id not in self._held and newest.id not in self._arriving):
             return []
-        live, connected = self._node.presences.live(), self._node.network.peers
+        live, connected = self._presences.live(), self._node.network.peers
         return [
             peer
             for peer, presence in live.items()
@@ -382,9 +412,9 @@ class Weights:
 
     async def _head_start(self, entry: Entry) -> None:
         """Leave the trainer's uplink to the relays for one presence interval, where there is a relay."""
-        presences = self._node.presences.live()
+        presences = self._presences.live()
         relays = {n for n, p in presences.items() if p.role == "relay"}
-        if self._node.role == "relay" or not relays:
+        if self._own.role == "relay" or not relays:
             return
         deadline = trio.current_time() + self._node.domain.timings.presence_ms / 1000
         while trio.current_time() < deadline:

@@ -17,18 +17,17 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
+from node.context import Node
 from node.net import listening
+from node.peers.own_state import OwnState
 from node.weights.bulk.serving_limits import Limits
 from node.workers import frames
 from node.workers.child_process import Process, WorkerError, spawn
 from protocol.errors import LocalError
-
-if TYPE_CHECKING:
-    from node.context import Node
 
 TOPIC: Final = "bulk"
 """The health warning's."""
@@ -52,8 +51,9 @@ Handler = Callable[..., None]
 class Bulk:
     """The data plane of one node, as its daemon sees it."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, own: OwnState) -> None:
         self._node = node
+        self._own_state = own
         self.secret = secrets.token_bytes(32)
         self.own = ""
         """This node's certificate and key (PEM); empty in a public domain."""
@@ -186,7 +186,7 @@ class Bulk:
             await trio.lowlevel.checkpoint()
             return f"cannot be started ({error})"
         self.starts += 1
-        self._node.children["bulk"] = self.pid = process.pid
+        self._own_state.children["bulk"] = self.pid = process.pid
         self._is_ready = trio.Event()
         why = ""
         try:
@@ -203,7 +203,7 @@ class Bulk:
             why = process.how_it_ended()
         finally:
             self._queue = None
-            self._node.children.pop("bulk", None)
+            self._own_state.children.pop("bulk", None)
             self._change(False)
             await process.aclose()
         return why
@@ -247,7 +247,8 @@ class Bulk:
     def _change(self, up: bool) -> None:
         if self.up != up:
             self.up = up
-            self._node.presences.announce_soon()
+            self._own_state.bulk = self.addresses
+            self._own_state.announce()
             for callback in self._changes:
                 callback(up)
             for call in self._calls.values() if not up else ():
