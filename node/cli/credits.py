@@ -38,12 +38,9 @@ def _credits(arguments: argparse.Namespace) -> int:
         COLUMNS,
         [
             (
-                row["node"][:8],
-                row["name"],
-                row["role"],
-                *(str(row[key]) for key in NUMBERS),
-                f"{row['reputation'] / 1e6:.3f}",
-                "; ".join(_notes(row)),
+                *(row["node"][:8], row["name"], row["role"]),
+                *(row[key] for key in NUMBERS),
+                *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
             )
             for row in answer["nodes"]
         ],

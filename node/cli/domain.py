@@ -14,6 +14,7 @@ from node.errors import UserError
 
 if TYPE_CHECKING:
     from protocol.domain import Domain
+    from protocol.records import Blob
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
@@ -76,6 +77,7 @@ def _create(arguments: argparse.Namespace) -> int:
         listen = resolve(directory.config_file, environment=os.environ).listen
         directory.identity()
         options.note(f"checking the tasks and converting {asked.model}")
+        trio.run(founding.check, asked)
         domain = trio.run(founding.found, directory, asked)
         directory.clean_work()
     if out is not None:
@@ -144,15 +146,8 @@ def describe(domain: Domain) -> dict[str, Any]:
             "tokenizer": domain.model.tokenizer.hash.hex(),
         },
         "tasks": [
-            {
-                "kind": task.kind,
-                "name": task.name,
-                "weight": task.weight,
-                "parameters": task.parameters,
-                "version": task.version,
-                "data": None if task.data is None else {"hash": task.data.hash.hex(), "bytes": task.data.size},
-                "set": None if task.items is None else {"hash": task.items.hash.hex(), "bytes": task.items.size},
-            }
+            {name: getattr(task, name) for name in ("kind", "name", "weight", "parameters", "version")}
+            | {"data": _blob(task.data), "set": _blob(task.items)}
             for task in domain.tasks
         ],
     }
@@ -163,6 +158,10 @@ def describe(domain: Domain) -> dict[str, Any]:
             for key, (field, unit) in section.keys.items()
         }
     return values
+
+
+def _blob(blob: Blob | None) -> dict[str, Any] | None:
+    return None if blob is None else {"hash": blob.hash.hex(), "bytes": blob.size}
 
 
 def text(described: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ CLASS: Final = "PreTrainedTokenizerFast"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ExportedVersion:
     """A version on the disk, with what belongs to it."""
 
     number: int
@@ -47,7 +47,7 @@ class Chosen:
     tokenizer: bytes
 
 
-def choose(directory: DataDirectory, version: int) -> Chosen:
+def choose(directory: DataDirectory, version: int) -> ExportedVersion:
     """Version number ``version``, -1 for the newest that is here whole. Raises ``UserError``."""
     domain = joining.required(directory)
     found = held_versions.choose(directory, version, "farflung weights pull fetches one")
@@ -55,7 +55,7 @@ def choose(directory: DataDirectory, version: int) -> Chosen:
         manifest = Manifest.parse(found.manifest.read_bytes())
     except (OSError, PeerError) as error:
         raise UserError(f"{found.folder}: the version cannot be read ({error})", "farflung weights pull") from None
-    return Chosen(
+    return ExportedVersion(
         number=found.number,
         manifest=manifest,
         whole=found.whole,
@@ -80,7 +80,7 @@ def header(manifest: Manifest) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write(chosen: Chosen, folder: Path, *, progress: Callable[[int, int], None]) -> None:
+def write(chosen: ExportedVersion, folder: Path, *, progress: Callable[[int, int], None]) -> None:
     """Write the directory ``folder``, which must be new or empty; ``progress(done, total)`` tells bytes.
 
     Raises ``UserError``, and ``OSError`` where the disk is full.
@@ -106,7 +106,7 @@ def write(chosen: Chosen, folder: Path, *, progress: Callable[[int, int], None])
         raise
 
 
-def _copy(chosen: Chosen, path: Path, progress: Callable[[int, int], None]) -> None:
+def _copy(chosen: ExportedVersion, path: Path, progress: Callable[[int, int], None]) -> None:
     manifest = chosen.manifest
     with chosen.whole.open("rb") as source, path.open("wb") as target:
         target.write(header(manifest))

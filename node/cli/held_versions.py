@@ -152,27 +152,16 @@ def pull(
     The answer has its number (``version``) and ``size``. Raises ``Declined`` where it does not arrive, and
     ``UserError`` where no daemon answers.
     """
-    from node.api.control_client import Declined, Unavailable
-    from node.cli.node_reading import ask, lock_holder
+    from node.cli.node_reading import ask, ask_running
 
-    parts = ("version {task.fields[version]}", "{task.fields[part]}")
-    with tables.progress(
-        *parts, "bar", "bytes", "{task.fields[rate]}", "{task.fields[peers]}", "left", clock=clock
-    ) as bar:
+    ask_running(directory, "can fetch", f"farflung run --data-dir {directory.path}")
+    parts = ("version {task.fields[version]}", "{task.fields[part]}", "bar", "bytes")
+    speed = ("{task.fields[rate]}", "{task.fields[peers]}", "left")
+    with tables.progress(*parts, *speed, clock=clock) as bar:
         task = bar.add_task("", total=None, version="?", part="", rate="", peers="")
         part = None
         while True:
-            try:
-                found = ask(directory, "weights-pull", version=version)
-            except Declined:
-                raise
-            except Unavailable as error:
-                if lock_holder(directory) is None:
-                    raise UserError(
-                        f"{directory.path}: no daemon runs, and only a running one can fetch",
-                        f"farflung run --data-dir {directory.path}",
-                    ) from None
-                raise UserError(str(error), "wait until the daemon answers") from None
+            found = ask(directory, "weights-pull", version=version)
             if found["done"]:
                 return found
             if found["part"] != part:

@@ -112,13 +112,8 @@ def _show(arguments: argparse.Namespace) -> int:
         ("cut", "entry", "node", "name", "seq", "kind", "what"),
         [
             (
-                str(found.replica.height(entry.anchor)),
-                entry.id.hex()[:8],
-                entry.author.hex()[:8],
-                found.names[entry.author],
-                str(entry.seq),
-                entry.kind,
-                _words(entry.payload, numbers),
+                *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
+                *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
             )
             for entry in chosen
         ],

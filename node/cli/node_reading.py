@@ -46,19 +46,21 @@ def ask_or_none(directory: DataDirectory, op: str) -> dict[str, Any] | None:
 
 def ask_running(directory: DataDirectory, why: str, remedy: str) -> dict[str, Any]:
     """The status of a node that must run. Raises ``UserError`` where none does: ``why`` only a running one will do."""
-    status = ask_or_none(directory, "status")
-    if status is None:
-        raise UserError(f"{directory.path}: no daemon runs, and only a running one {why}", remedy)
-    return status
+    try:
+        return ask(directory, "status")
+    except Unavailable as error:
+        if isinstance(error, Declined) or lock_holder(directory) is not None:
+            raise
+    raise UserError(f"{directory.path}: no daemon runs, and only a running one {why}", remedy)
 
 
 def wait_for(
-    look: Callable[[], dict[str, Any]], condition: Callable[[dict[str, Any]], bool], patience: float, poll: float = POLL
+    read: Callable[[], dict[str, Any]], condition: Callable[[dict[str, Any]], bool], patience: float, poll: float = POLL
 ) -> dict[str, Any]:
-    """The first answer of ``look`` that meets ``condition``, or the one after ``patience`` seconds."""
+    """The first answer of ``read`` that meets ``condition``, or the one after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while True:
-        found = look()
+        found = read()
         if condition(found) or time.monotonic() > deadline:
             return found
         time.sleep(poll)

@@ -12,7 +12,6 @@ from node.cli import options
 from node.cli.node_reading import ask, ask_running, wait_for
 from node.errors import UserError
 from node.keys import recovery_words
-from node.log.offline_proof import own_join
 from node.store.data_directory import DataDirectory
 from protocol.identity import Identity
 from protocol.log import recovery
@@ -72,20 +71,6 @@ def add_to(actions: options.Parsers) -> None:
         options.add_file(parser, "--words-file", help="a file with the words (default: ask)")
 
 
-def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
-    """Tell about a recovery key that was ``made`` just now: its words where ``secret`` text may go to the output."""
-    if not made:
-        return
-    command = f"farflung identity recovery show --data-dir {directory.path}"
-    if secret:
-        print("\nthe recovery key of this node, shown this once:\n")
-        print("\n".join(recovery_words.lines(directory.recovery())))
-        print(f"\n{recovery_words.PURPOSE}")
-        print(f"It also lies in {directory.recovery_file} until farflung identity recovery forget.\n")
-    else:
-        print(f"write its recovery key down, as words: {command}")
-
-
 def _show(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     key = directory.recovery()
@@ -106,6 +91,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _committed(directory: DataDirectory, public: bytes) -> bool | None:
     """Whether the node's join names this key; None as long as no join is held."""
+    from node.log.offline_proof import own_join  # it takes a second to load, which no other action should pay
+
     join = own_join(directory)
     return None if join is None else join.recovery == commitment(public)
 
@@ -189,14 +176,14 @@ def _append(
     """Have the daemon append the entry, and wait until a cut covers it."""
     made = ask(directory, op, target=target["node"], recovery=key.node.hex(), signature=signature.hex())
 
-    def look() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         rows = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
         return next(row for row in rows if row["node"] == target["node"])
 
     def final(row: dict[str, Any]) -> bool:
         return row["ended"] is not None and (op == "close" or row["successor"] is not None)
 
-    row = wait_for(look, final, patience)
+    row = wait_for(read, final, patience)
     if final(row):
         print(f"{done} (final since the cut of height {row['ended']})")
     else:

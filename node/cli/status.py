@@ -115,8 +115,8 @@ def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, s
     if status["why_nothing"] is not None:
         yield "earned nothing", status["why_nothing"]
     for number, row in enumerate(status["unpaid"]):
-        told = f"{row['count']} × {row['words']} ({row['reason']}, {row['severity']})"
-        yield "earned nothing" if number == 0 else "", f"{told}: {row['remedy']}" if row["remedy"] else told
+        line = f"{row['count']} × {row['words']} ({row['reason']}, {row['severity']})"
+        yield "earned nothing" if number == 0 else "", f"{line}: {row['remedy']}" if row["remedy"] else line
     rejection = status["last_rejection"]
     if rejection is not None:
         yield "last rejection", f"{rejection['words']} ({rejection['outcome']}: {rejection['reason']})"

@@ -155,7 +155,7 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((founding.MODEL / "tokenizer.json").read_bytes())
     asked = replace(founding.devnet(name="test", nodes=5, tasks=None), model=folder)
-    domain = await founding.found(directory, asked, checked=True)
+    domain = await founding.found(directory, asked)
     assert domain.model.architecture == "gpt2"
     assert BlobStore(directory.blobs).get(domain.model.config.hash) == (folder / "config.json").read_bytes()
 
@@ -164,7 +164,7 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path) -> None:
 
     longer = replace(asked, recipe=replace(asked.recipe, max_prompt_tokens=65))
     with pytest.raises(UserError, match="the model has 69 positions, and prompts and responses take 70 tokens"):
-        await founding.found(directory, longer, checked=True, convert=converted)
+        await founding.found(directory, longer, convert=converted)
 
 
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:
