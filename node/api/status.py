@@ -133,8 +133,12 @@ async def roles(panel: Panel, request: control_requests.Roles) -> Answer:
 
 
 def _health(node: Node) -> list[str]:
-    trouble = node.log.disk_trouble
-    return sorted([*node.health.warnings.values(), *([] if trouble is None else [f"the log is not stored: {trouble}"])])
+    found = list(node.health.warnings.values())
+    if node.log.disk_trouble is not None:
+        found.append(f"the log is not stored: {node.log.disk_trouble}")
+    if node.log.store.unreadable is not None:
+        found.append(node.log.store.unreadable)
+    return sorted(found)
 
 
 async def _credits(panel: Panel, request: control_requests.Credits) -> Answer:
