@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from libp2p.tools.anyio_service import background_trio_service
 from node.net.guard import GuardedHost, Limits, node_of
 from node.net.pubsub import MAX_TOPIC, forward_together, make_pubsub
 from node.net.requests import Count
+from node.net.token_buckets import Buckets
 from protocol.errors import LocalError, PeerError
 
 log = logging.getLogger(__name__)
@@ -37,28 +38,8 @@ TOKEN_BYTES: Final = 16 << 10
 FORWARDER_FACTOR: Final = 16
 """How many origins' worth of messages one peer may forward."""
 
-MAX_BUCKETS: Final = 4096
 REGISTRATION_PERIOD: Final = 5.0
 REGISTRATION_ATTEMPTS: Final = 3
-
-
-class Buckets:
-    """Token buckets by key, at most ``MAX_BUCKETS`` (the least recently used goes first)."""
-
-    def __init__(self, burst: float, per_second: float) -> None:
-        self._burst = burst
-        self._per_second = per_second
-        self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
-
-    def take(self, key: bytes, tokens: float, now: float) -> bool:
-        """Take ``tokens`` of ``key``'s bucket if it holds them."""
-        held, updated = self._buckets.pop(key, (self._burst, now))
-        held = min(self._burst, held + (now - updated) * self._per_second)
-        enough = held >= tokens
-        self._buckets[key] = (held - tokens if enough else held, now)
-        if len(self._buckets) > MAX_BUCKETS:
-            self._buckets.popitem(last=False)
-        return enough
 
 
 def message_id(message: Any) -> bytes:

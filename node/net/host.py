@@ -19,11 +19,11 @@ from typing import Any, Final
 import trio
 
 from node.net import requests
-from node.net.discovery import Address, AddressBook, AddressError, PeerManager, parse_address
+from node.net.address_text import Address, AddressError, outbound, parse_address
+from node.net.discovery import AddressBook, PeerManager
 from node.net.gossip import Gossip
 from node.net.gossip import Handler as GossipHandler
 from node.net.guard import GuardedHost, GuardedSwarm, Limits, make_host, peer_of
-from node.net.listening import outbound
 from node.net.peer_scores import Scores
 from node.net.requests import Count, Unreachable
 from protocol.errors import Error, LocalError, PeerError
@@ -73,8 +73,8 @@ class Network:
         self._servers: dict[str, requests.Server] = {}
         self._peers: dict[bytes, Peer] = {}
         self._on_connect: list[Callable[[bytes], None]] = []
-        self._book = AddressBook(identity.node)
-        self._manager = PeerManager(self._book, dial=self._dial, connected=self.is_connected, may_dial=self._may_dial)
+        self.book = AddressBook(identity.node)
+        self._manager = PeerManager(self.book, dial=self._dial, connected=self.is_connected, may_dial=self._may_dial)
         self._gossip = Gossip(
             identity.node,
             domain_tag,
@@ -126,7 +126,7 @@ class Network:
         parsed = parse_address(address)
         if parsed.node is None:
             raise AddressError(f"{address}: the address must end in /p2p/PEER")
-        self._book.learn(parsed.node, [parsed], trio.current_time(), seed=True)
+        self.book.learn(parsed.node, [parsed], trio.current_time(), seed=True)
         await trio.lowlevel.checkpoint()
 
     def learn(self, node: bytes, addresses: Sequence[str]) -> None:
@@ -138,13 +138,13 @@ class Network:
             except AddressError as error:
                 log.debug("%s", error)
         if parsed:
-            self._book.learn(node, parsed, trio.current_time())
+            self.book.learn(node, parsed, trio.current_time())
 
     def known_addresses(self) -> dict[bytes, list[str]]:
         """Seeds and peers met so far with their addresses, newest first: what is worth keeping on disk."""
         return {
             node: [str(address) for address in entry.addresses]
-            for node, entry in self._book.entries.items()
+            for node, entry in self.book.entries.items()
             if entry.addresses and (entry.seed or entry.reached)
         }
 
@@ -277,10 +277,10 @@ class Network:
                 trio.current_time(),
                 f"{remote[0]}:{remote[1]}" if remote is not None else "?",
             )
-            self._book.connected(node, trio.current_time())
+            self.book.connected(node, trio.current_time())
             self._call_back(node)
         elif not connections and self._peers.pop(node, None) is not None:
-            self._book.disconnected(node, trio.current_time())
+            self.book.disconnected(node, trio.current_time())
 
     def _call_back(self, node: bytes) -> None:
         for callback in self._on_connect:

@@ -17,7 +17,7 @@ from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import Transport as NoiseTransport
 
-from node.net.discovery import parse_address
+from node.net.address_text import parse_address
 from node.net.guard import Limits, peer_of
 from node.net.host import Network, open_network
 from protocol.identity import Identity

@@ -7,7 +7,7 @@ import trio
 from libp2p.pubsub.pb import rpc_pb2
 from trio.testing import wait_all_tasks_blocked
 
-from node.net.gossip import Buckets, message_id
+from node.net.gossip import message_id
 from node.net.guard import Limits
 from node.net.host import Network
 from protocol.errors import LocalError
@@ -163,17 +163,6 @@ def test_every_part_of_a_message_is_in_its_id() -> None:
     }
     assert len(ids) == 6
     assert {len(one) for one in ids} == {20}
-
-
-def test_buckets_refill_and_stay_bounded() -> None:
-    buckets = Buckets(burst=4, per_second=2)
-    assert [buckets.take(b"a", 1, 0.0) for _ in range(5)] == [True] * 4 + [False]
-    assert buckets.take(b"b", 4, 0.0)
-    assert not buckets.take(b"a", 3, 1.0)
-    assert buckets.take(b"a", 3, 1.5)
-    for number in range(5000):
-        buckets.take(number.to_bytes(2, "big"), 1, 2.0)
-    assert len(buckets._buckets) == 4096
 
 
 async def test_what_a_peer_says_it_has_is_not_asked_for_again() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.net.discovery import AddressError
+from node.net.address_text import AddressError
 from node.net.guard import Limits
 from node.net.host import Network, PortBusy, open_network
 from node.net.requests import Unreachable
