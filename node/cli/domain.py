@@ -59,7 +59,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
     from node.config import resolve
     from node.domain import domain_toml, founding
-    from node.net.listening import own_addresses
+    from node.net.address_text import own_addresses
     from node.store.durable_files import write_new
 
     asked = domain_toml.load(arguments.file)

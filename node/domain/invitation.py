@@ -18,9 +18,8 @@ import trio
 
 from node.domain.joining import ask_genesis
 from node.errors import UserError
-from node.net.address_text import address_problem
+from node.net.address_text import AddressError, address_problem
 from node.net.blob_exchange import fetch_blob
-from node.net.discovery import AddressError
 from node.net.host import Network, open_network
 from node.net.requests import Unreachable
 from protocol.constants import MAX_MANIFEST_BYTES

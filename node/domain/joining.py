@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import trio
 
 from node.errors import UserError
-from node.net.discovery import AddressError
+from node.net.address_text import AddressError
 from node.net.host import Network, open_network
 from node.net.requests import Unreachable
 from node.store.data_directory import DataDirectory

@@ -22,7 +22,7 @@ from typing import Any, Final
 import trio
 
 from node.context import Node
-from node.net import listening
+from node.net import address_text
 from node.peers.own_state import OwnState
 from node.weights.bulk.serving_limits import Limits
 from node.workers import frames
@@ -97,7 +97,7 @@ class Bulk:
             kind = "ip6" if ":" in host else "ip4"
             hosts = [host]
             if host in ("0.0.0.0", "::"):  # noqa: S104  compared with
-                outbound = listening.outbound(kind)
+                outbound = address_text.outbound(kind)
                 hosts = [*([] if outbound is None else [outbound]), "::1" if kind == "ip6" else "127.0.0.1"]
             found += [f"/{kind}/{one}/tcp/{port}/{scheme}" for one in hosts]
         return list(dict.fromkeys(found))[:4]
@@ -282,7 +282,7 @@ class Bulk:
         named = config.bulk.listen
         try:
             for text in named or config.listen[:1]:
-                kind, host, port = listening.split(text)
+                kind, host, port = address_text.split(text)
                 if named:
                     self._listeners.append(_bind(kind, host, port))
                 else:
