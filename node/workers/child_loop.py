@@ -54,7 +54,7 @@ def _one_line(error: BaseException) -> str:
     return (text or type(error).__name__)[:2000]
 
 
-def answer(operations: Mapping[str, Operation], request: frames.Message) -> frames.Message:
+def answer(operations: Mapping[str, Operation], request: dict[str, Any]) -> dict[str, Any]:
     """Run the operation that ``request`` names and return the frame to send back. Never raises an ``Exception``."""
     name = request.pop("op", None)
     operation = operations.get(name) if isinstance(name, str) else None
@@ -72,12 +72,12 @@ def answer(operations: Mapping[str, Operation], request: frames.Message) -> fram
 def serve(operations: Mapping[str, Operation], connection: socket.socket) -> None:
     """Answer requests over ``connection``, one at a time, until its other end closes. ``ping`` is always there."""
     table: dict[str, Operation] = {"ping": dict, **operations}
-    while (request := frames.read_frame(connection)) is not None:
-        reply = answer(table, request)
+    while (body := frames.read_frame(connection)) is not None:
+        reply = answer(table, frames.decode(body, dict[str, Any]))
         try:
-            frame = frames.pack(reply)
+            frame = frames.encode(reply)
         except LocalError as error:
-            frame = frames.pack({"error": _one_line(error), "kind": "internal"})
+            frame = frames.encode({"error": _one_line(error), "kind": "internal"})
         connection.sendall(frame)
 
 

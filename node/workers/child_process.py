@@ -105,13 +105,13 @@ class Process:
             finally:
                 os.close(pidfd)
 
-    async def read_frame(self) -> frames.Message:
-        """The next frame from the child.
+    async def read_frame(self) -> bytes:
+        """The body of the next frame from the child.
 
         Raises ``LocalError`` for rubbish or a closed end, ``trio.BrokenResourceError`` where the socket broke.
         """
         size = frames.body_size(await self._receive(frames.HEADER_BYTES))
-        return frames.unpack(await self._receive(size))
+        return await self._receive(size)
 
     async def send(self, frame: bytes) -> None:
         """Send one frame. Raises ``trio.BrokenResourceError``."""
@@ -195,7 +195,7 @@ class Worker(Process):
         ``timeout`` in seconds counts from when the child is free; the first call also waits for the child to start (a
         torch child takes about three seconds). Raises ``WorkerError``.
         """
-        frame = frames.pack({"op": op, **arguments})
+        frame = frames.encode({"op": op, **arguments})
         async with self._lock:
             if not self.alive:
                 raise self._death(op)
@@ -217,22 +217,22 @@ class Worker(Process):
             self._out_of_step = False
         return self._read(op, answer)
 
-    def _read(self, op: str, answer: frames.Message) -> dict[str, Any]:
+    def _read(self, op: str, answer: dict[str, Any]) -> dict[str, Any]:
         result = answer.get("ok")
         if isinstance(result, dict):
             return result
         kind: Kind = "user" if answer.get("kind") == "user" else "internal"
         raise WorkerError(f"{self.name}: {op}: {answer.get('error', 'an answer of no known form')}", kind)
 
-    async def _exchange(self, frame: bytes) -> frames.Message | None:
+    async def _exchange(self, frame: bytes) -> dict[str, Any] | None:
         """Send ``frame`` and return the answer, or None where the child died or spoke rubbish."""
-        answer: frames.Message | None = None
+        answer: dict[str, Any] | None = None
 
         async def talk() -> None:
             nonlocal answer
             with suppress(trio.BrokenResourceError, LocalError):
                 await self.send(frame)
-                answer = await self.read_frame()
+                answer = frames.decode(await self.read_frame(), dict[str, Any])
             nursery.cancel_scope.cancel()
 
         async def watch() -> None:

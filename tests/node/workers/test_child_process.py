@@ -137,7 +137,7 @@ async def test_a_missing_program_is_one_clear_error() -> None:
 async def test_the_child_ends_in_mid_operation_when_the_socket_closes() -> None:
     async with open_worker(ECHO, name="engine") as worker:
         await worker.call("ping", timeout=20)
-        await worker._stream.send_all(frames.pack({"op": "hang"}))
+        await worker._stream.send_all(frames.encode({"op": "hang"}))
         await worker._stream.aclose()
         with trio.fail_after(5):
             await worker.wait_dead()

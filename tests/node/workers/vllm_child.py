@@ -43,8 +43,9 @@ class Child:
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The answer of an operation; raises ``RuntimeError`` with its error, ``EOFError`` where the child is gone."""
-        frames.write_frame(self._connection, {"op": op, **arguments})
-        answer = frames.read_frame(self._connection)
+        self._connection.sendall(frames.encode({"op": op, **arguments}))
+        body = frames.read_frame(self._connection)
+        answer = None if body is None else frames.decode(body, dict[str, Any])
         if answer is None:
             raise EOFError(op)
         if "error" in answer:
