@@ -5,7 +5,7 @@
 2. A chunk may be served as soon as it is verified, long before the object is whole. Nothing is served or called
    complete that was not verified since the daemon started.
 3. Room is taken when an object is begun: where it would exceed the quota, or leave less free space than the reserve,
-   what ``spare`` names goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it. The same where
+   what may be spared goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it. The same where
    others have filled the disk since, so that what lacks of objects on their way has no room any more.
 4. ``retain`` deletes what is neither kept nor pinned. What is on its way is pinned.
 5. What is deleted is moved aside in a moment, and then taken apart: nobody waits for that but who asked for it.
@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -64,8 +64,6 @@ class VersionStore:
         self.folder = folder
         self.quota = quota
         self.reserve = reserve
-        self.spare: Callable[[], Iterable[bytes]] = tuple
-        """Names objects that may go where room is short, the first to go first."""
         self._open: dict[bytes, Held] = {}
         self._pinned: Counter[bytes] = Counter()
         self._lock = Lock()
@@ -103,8 +101,9 @@ class VersionStore:
             self._open[digest] = held
         return held
 
-    def begin(self, listing: ChunkList) -> bytes:
-        """Make room for an object, or take up what an earlier run left of it; returns its digest.
+    def begin(self, listing: ChunkList, spare: Sequence[bytes] = ()) -> bytes:
+        """Make room for an object, or take up what an earlier run left of it; returns its digest. ``spare`` are objects
+        that may go where room is short, the first to go first.
 
         Raises ``NoRoom``, and ``OSError`` for other failures of the disk.
         """
@@ -113,7 +112,7 @@ class VersionStore:
         with self._changing:
             if self.open(digest) is None:
                 self._delete(digest)
-                self._make_room(lambda: self._shortage(listing.size), digest)
+                self._make_room(lambda: self._shortage(listing.size), digest, spare)
                 temporary = self.folder / f".{secrets.token_hex(8)}"
                 try:
                     self._make(temporary, data, len(listing.chunks), MISSING)
@@ -127,7 +126,7 @@ class VersionStore:
                         raise NoRoom(f"the disk has no room for {listing.size >> 20} MiB of weights") from None
                     raise
             elif self._unwritten(digest):
-                self._make_room(self._overfull, digest)
+                self._make_room(self._overfull, digest, spare)
         return digest
 
     def adopt(self, manifest: bytes, whole: Path) -> bytes:
@@ -256,11 +255,11 @@ class VersionStore:
             for digest in digests:
                 self._delete_unpinned(digest)
 
-    def _make_room(self, short: Callable[[], str | None], digest: bytes) -> None:
+    def _make_room(self, short: Callable[[], str | None], digest: bytes, spare: Sequence[bytes]) -> None:
         shortage = short()
         if shortage is None:
             return
-        for other in list(self.spare()):
+        for other in spare:
             if other != digest and self._delete_unpinned(other):
                 shortage = short()
                 if shortage is None:

@@ -1,4 +1,4 @@
-"""Relays push: they tell those who lag of the newest version before these have heard of it themselves.
+"""Relays push: they offer those who lag the newest version before these have heard of it themselves.
 
 1. A relay that holds the newest version, whole or in part, offers it to each connected node whose presence says neither
    that it holds it nor that it is arriving; to each again after ``AGAIN`` presence intervals.
@@ -46,7 +46,7 @@ def serve(node: Node) -> None:
 async def push(node: Node) -> None:
     """Offer the newest version to those who lag, for ever."""
     interval = node.domain.timings.presence_ms / 1000
-    told: dict[bytes, tuple[bytes, float]] = {}
+    offered_to: dict[bytes, tuple[bytes, float]] = {}
     limit = trio.CapacityLimiter(AT_ONCE)
     async with trio.open_nursery() as nursery:
         while True:
@@ -54,11 +54,11 @@ async def push(node: Node) -> None:
             lagging = node.weights.lagging()
             for peer in lagging:
                 assert newest is not None
-                weights, until = told.get(peer, (b"", 0.0))
+                weights, until = offered_to.get(peer, (b"", 0.0))
                 if weights != newest.id or until <= now:
-                    told[peer] = newest.id, now + AGAIN * interval
+                    offered_to[peer] = newest.id, now + AGAIN * interval
                     nursery.start_soon(_offer, node, peer, newest.id, limit)
-            told = {peer: row for peer, row in told.items() if peer in lagging}
+            offered_to = {peer: row for peer, row in offered_to.items() if peer in lagging}
             await node.weights.wait_stirred(interval)
 
 

@@ -45,13 +45,13 @@ _TLS_PIECE: Final = 256 << 10
 """Bytes that a peer has to take within ``STALL_SECONDS``."""
 
 
-class News:
+class ChunkNews:
     """Wakes those who wait for chunks."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Some object has more chunks. May be called from any thread."""
         with self._condition:
             self._condition.notify_all()
@@ -112,8 +112,9 @@ class _Secure:
 class Server:
     """Serves the bulk objects of one domain.
 
-    ``find(digest)`` gives an object that is held at least in part. ``secure``: the TLS context and what tells a peer's
-    node id from its certificate (DER; None for a stranger), for a private domain.
+    ``find(digest)`` gives an object that is held at least in part. ``secure``: the TLS context and what knows a peer's
+    node id from its certificate (DER; None for a stranger), for a private domain. ``news`` wakes those who wait for
+    chunks, ``coming(digest)`` gives the bitmap of an object's chunks that are on their way to us.
     """
 
     def __init__(
@@ -124,16 +125,16 @@ class Server:
         find: Callable[[bytes], Held | None],
         limits: Limits,
         secure: tuple[Callable[[], ssl.SSLContext], Callable[[bytes], bytes | None]] | None = None,
-        news: News | None = None,
+        news: ChunkNews | None = None,
+        coming: Callable[[bytes], bytes] = lambda digest: b"",
     ) -> None:
         self._domain = domain
         self._secret = secret
         self._find = find
         self._secure = secure
         self.gate = Gate(limits)
-        self.news = news or News()
-        self.coming: Callable[[bytes], bytes] = lambda digest: b""
-        """The bitmap of the chunks of an object that are on their way to us."""
+        self.news = news or ChunkNews()
+        self._coming = coming
         self.sent = 0
         """Bytes of objects that were sent."""
 
@@ -279,7 +280,7 @@ class Server:
             until = time.monotonic() + asked.wait
             self.news.wait(until, more)
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
-        return held.bitmap() + self.coming(asked.digest)
+        return held.bitmap() + self._coming(asked.digest)
 
     def _send(self, stream: _Plain | _Secure, held: Held, offset: int, count: int, ticket: Ticket) -> None:
         piece = self.gate.piece

@@ -5,8 +5,6 @@
 2. Everything is bounded: connecting, each head and each chunk have a time, a body has exactly the length asked for.
 3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules.
    After either but ``Missing`` the connection is closed.
-4. Requests may be sent ahead (``ask``) of the answers (``take``): on a long line the next answer then follows the last
-   without a round trip in between. Answers come in the order of the requests.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import socket
 import ssl
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -83,9 +80,8 @@ class Connection:
         self._base_path = base_path
         self._socket: socket.socket | None = None
         self._closed = False
-        self._asked: deque[tuple[bytes, int, int]] = deque()
         self._spare = b""
-        self._patience = 0.0  # what the kernel was told: the seconds and the bytes that it waits for
+        self._patience = 0.0  # what the kernel knows: the seconds and the bytes that it waits for
         self._woken_at = 1
         self._poll = select.poll()
         self._fresh = True  # no answer came over this socket yet
@@ -112,26 +108,7 @@ class Connection:
 
         ``arrived(index of the chunk)`` is called after each. Raises ``Unreachable`` or ``PeerError``.
         """
-        reused = self._socket is not None
-        try:
-            self.ask(digest, first, len(buffers))
-            self.take(buffers, arrived)
-        except _IdledOut:
-            if not reused:
-                raise
-            self.ask(digest, first, len(buffers))
-            self.take(buffers, arrived)
-
-    def ask(self, digest: bytes, first: int, count: int) -> None:
-        """Send the request for ``count`` chunks; ``take`` receives them."""
-        self._send(f"/{digest.hex()}/{first}-{first + count - 1}")
-        self._asked.append((digest, first, count))
-
-    def take(self, buffers: Sequence[memoryview], arrived: Callable[[int], None]) -> None:
-        """Receive the answer to the oldest request that was sent: see ``get``."""
-        _, first, count = self._asked.popleft()
-        assert count == len(buffers)
-        self._expect(sum(len(buffer) for buffer in buffers), HEAD_SECONDS)
+        self._exchange(f"/{digest.hex()}/{first}-{first + len(buffers) - 1}", sum(map(len, buffers)), HEAD_SECONDS)
         for index, buffer in enumerate(buffers, first):
             self._fill(buffer, self.chunk_timeout)
             arrived(index)
@@ -141,18 +118,8 @@ class Connection:
 
         It answers once it has more than ``more_than`` of them, after ``wait`` seconds (at most 2) in any case.
         """
-        assert not self._asked
         path = f"/{digest.hex()}/have?more-than={more_than}&wait={round(wait * 1000)}"
-        reused = self._socket is not None
-        try:
-            self._send(path)
-            size = self._expect(None, HEAD_SECONDS + wait)
-        except _IdledOut:
-            if not reused:
-                raise
-            self._send(path)
-            size = self._expect(None, HEAD_SECONDS + wait)
-        bitmap = bytearray(size)
+        bitmap = bytearray(self._exchange(path, None, HEAD_SECONDS + wait))
         self._fill(memoryview(bitmap), HEAD_SECONDS)
         return bytes(bitmap)
 
@@ -171,12 +138,24 @@ class Connection:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _exchange(self, path: str, length: int | None, seconds: float) -> int:
+        """Send a request and receive the head of its answer: see ``_expect``. It is sent again, over a new connection,
+        where one that was kept turns out to be closed."""
+        reused = self._socket is not None
+        try:
+            self._send(path)
+            return self._expect(length, seconds)
+        except _IdledOut:
+            if not reused:
+                raise
+            self._send(path)
+            return self._expect(length, seconds)
+
     def _what(self) -> str:
         return f"weights at {self.address.host}:{self.address.port}"
 
     def _drop(self) -> None:
         connection, self._socket = self._socket, None
-        self._asked.clear()
         self._spare = b""
         if connection is not None:
             connection.close()
@@ -235,7 +214,7 @@ class Connection:
             raise _IdledOut(f"{self._what()}: the connection broke") from None
 
     def _wait(self, connection: socket.socket, seconds: float) -> None:
-        """Let the next receive wait for the first byte, so long or a little longer: what the kernel was told last time
+        """Let the next receive wait for the first byte, so long or a little longer: what the kernel knows from last time
         often serves."""
         if self._tls is not None:
             connection.settimeout(seconds)

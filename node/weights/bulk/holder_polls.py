@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Final
 
 from node.errors import Busy, Unreachable
@@ -31,7 +32,7 @@ class Polls:
         """Ask this holder from now on, if it is not asked already. To be called holding ``changed``."""
         if node not in self._running:
             self._running[node] = None
-            if not self._shared.thread(self._poll, node):
+            if not self._shared.thread(partial(self._poll, node)):
                 del self._running[node]
 
     def abort(self) -> None:
@@ -53,26 +54,26 @@ class Polls:
                         return
                     if not self._shared.direct(place, began):
                         return
-                    address, token = place.address, place.token
+                    row = place.row
                 try:
                     if connection is None:
-                        connection = self._shared.child.connection(address, node, token)
+                        connection = self._shared.means.connect(row.address, node, row.token)
                         with self._shared.changed:
                             self._running[node] = connection
-                    connection.token = token
+                    connection.token = row.token
                     bitmap = connection.have(self._shared.digest, more_than, POLL_WAIT)
                     if len(bitmap) not in self._sizes:
                         raise PeerError(f"a bitmap of {len(bitmap)} bytes")
                     with self._shared.changed:
                         self._shared.met(place)
-                        more_than = self._shared.tell(node, bitmap) + self._shared.swarm.batch(node) - 1
+                        more_than = self._shared.take_haves(node, bitmap) + self._shared.swarm.batch(node) - 1
                     pause = max(POLL, EACH * len(self._running))
                 except Missing as error:
                     if self._shared.strange(place):
                         self._poll_failed(node, connection, error)
                         connection = None
                     with self._shared.changed:
-                        self._shared.swarm.heard(node, 0, 0, time.monotonic())
+                        self._shared.swarm.learn(node, 0, 0, time.monotonic())
                     more_than, pause = 0, POLL_WAIT
                 except (Unreachable, PeerError) as error:
                     self._poll_failed(node, connection, error)

@@ -1,7 +1,7 @@
 """One transfer in the bulk child: ``protocol.weights.swarm`` decides, threads fetch.
 
 1. One thread looks after the swarm's time: rates, stalls, how many flows (``node.weights.bulk.transfer_flows``), whom
-   to poll (``node.weights.bulk.holder_polls``), and what to tell the daemon.
+   to poll (``node.weights.bulk.holder_polls``), and what the daemon is to know.
 2. What no direct connection carries the daemon fetches over libp2p: the child asks for a chunk, the daemon writes it
    into the store and says so.
 3. Once it is stopped no thread of it writes to the object any more.
@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from node.store.bulk_object import Held
+from node.weights.bulk.bulk_messages import HolderRow, Outcome, TransferDone, TransferProgress, WantFallback
 from node.weights.bulk.holder_polls import POLL_WAIT, Polls
 from node.weights.bulk.transfer_flows import Flows
-from node.weights.bulk.transfer_state import Shared
+from node.weights.bulk.transfer_state import Means, Shared
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.chunk_set import bitmap_of
 from protocol.weights.holders import Run
 from protocol.weights.routes import Routes
 
-if TYPE_CHECKING:
-    from node.weights.bulk.bulk_child import Child
-
 NEWS: Final = 0.05
-"""Seconds between two looks whether there are chunks to tell others of."""
+"""Seconds after which those who wait for chunks are woken, where some arrived."""
 TICK: Final = 0.1
 PROGRESS: Final = 0.5
 STOP_SECONDS: Final = 2.0
@@ -35,8 +33,8 @@ STOP_SECONDS: Final = 2.0
 class Transfer:
     """One object on its way. All of its threads end with ``stop``, or once it is whole."""
 
-    def __init__(self, child: Child, digest: bytes, held: Held, routes: Routes) -> None:
-        self._shared = Shared(child, digest, held, routes)
+    def __init__(self, means: Means, digest: bytes, held: Held, routes: Routes) -> None:
+        self._shared = Shared(means, digest, held, routes)
         self._flows = Flows(self._shared)
         self._polls = Polls(self._shared)
         self._fallbacks: dict[tuple[bytes, int], Run] = {}
@@ -65,13 +63,12 @@ class Transfer:
 
     # --- from the daemon ---------------------------------------------------------------------------------------------
 
-    def holders(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Take these for the holders: see ``Shared.set_holders``."""
+    def set_holders(self, rows: Sequence[HolderRow]) -> None:
+        """Take these for the holders."""
         self._shared.set_holders(rows)
 
-    def delivered(self, node: bytes, index: int, outcome: str) -> None:
-        """A chunk that was asked for over libp2p: "ok" (it is in the store), "lacks", "busy", "wrong", "unkept"
-        (our own disk refused it) or "failed"."""
+    def take_chunk(self, node: bytes, index: int, outcome: Outcome) -> None:
+        """A chunk that was asked for over libp2p came, or did not."""
         now = time.monotonic()
         with self._shared.changed:
             run = self._fallbacks.pop((node, index), None)
@@ -99,10 +96,10 @@ class Transfer:
                 self._shared.swarm.finished(run, now)
                 self._shared.changed.notify_all()
 
-    def haves(self, node: bytes, bitmap: bytes) -> None:
-        """The answer to a ``fallback`` of index −1."""
+    def take_haves(self, node: bytes, bitmap: bytes) -> None:
+        """What a holder has, as it said over libp2p."""
         with self._shared.changed:
-            self._shared.tell(node, bitmap)
+            self._shared.take_haves(node, bitmap)
 
     # --- its own thread ----------------------------------------------------------------------------------------------
 
@@ -121,24 +118,24 @@ class Transfer:
                 fresh, self._shared.fresh = self._shared.fresh, False
                 done = self._shared.swarm.done
             if fresh or done:
-                self._shared.child.news.tell()
+                self._shared.means.more_chunks()
             if now >= next_progress and not done:
                 next_progress = now + PROGRESS
                 self._progress()
             if done:
                 self.stop()
                 self._progress()
-                self._shared.child.daemon.say("done", digest=self._shared.digest)
+                self._shared.means.send(TransferDone(self._shared.digest))
             else:
                 woken = self._shared.soon.wait(NEWS)
-        self._shared.child.news.tell()
+        self._shared.means.more_chunks()
 
     def _tick(self, now: float) -> None:
         swarm = self._shared.swarm
         for run, (connection, base) in self._flows.running.items():
             run.received = max(run.received, connection.received() - base)
         if any(0 < place.hidden_until <= now for place in self._shared.places.values()):
-            self._shared.hold()
+            self._shared.update_holders()
         swarm.tick(now)
         for run in swarm.aborts:
             if run in self._flows.running:
@@ -156,20 +153,16 @@ class Transfer:
                 self._polls.tend(node)
             elif self._haves_at.get(node, 0.0) <= now:
                 self._haves_at[node] = now + POLL_WAIT
-                self._shared.child.daemon.say("fallback", digest=self._shared.digest, node=node, index=-1)
+                self._shared.means.send(WantFallback(self._shared.digest, node, -1))
 
     def _ask_daemon(self, run: Run) -> None:
         self._fallbacks[run.node, run.at] = run
-        self._shared.child.daemon.say("fallback", digest=self._shared.digest, node=run.node, index=run.at)
+        self._shared.means.send(WantFallback(self._shared.digest, run.node, run.at))
 
     def _progress(self) -> None:
         with self._shared.changed:
             swarm = self._shared.swarm
-            values = {
-                "have": swarm.chunks - swarm.missing.bit_count(),
-                "total": swarm.chunks,
-                "rate": int(swarm.rate),
-                "peers": len({run.node for run in [*self._flows.running, *self._fallbacks.values()]}),
-                "why": self._shared.why,
-            }
-        self._shared.child.daemon.say("progress", digest=self._shared.digest, **values)
+            have = swarm.chunks - swarm.missing.bit_count()
+            peers = len({run.node for run in [*self._flows.running, *self._fallbacks.values()]})
+            rate, why = int(swarm.rate), self._shared.why
+        self._shared.means.send(TransferProgress(self._shared.digest, have, swarm.chunks, rate, peers, why))

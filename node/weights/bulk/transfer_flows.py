@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 from typing import Final
 
 from node.errors import Busy, Unreachable
@@ -20,7 +21,7 @@ from protocol.errors import PeerError
 from protocol.weights.holders import Run
 
 IDLE: Final = 0.1
-"""Seconds until a flow without work looks again, where nothing wakes it."""
+"""Seconds until a flow without work asks again, where nothing wakes it."""
 CHUNK_TIMEOUT: Final = 300.0
 """A chunk that arrives slowly is given up by the swarm's rules, much earlier where somebody else has it."""
 
@@ -45,7 +46,7 @@ class Flows:
         """Begin what flows to a holder there are too few of. To be called holding ``changed``."""
         for _ in range(self._shared.flows(node, now) - self._count[node]):
             self._count[node] += 1
-            if not self._shared.thread(self._flow, node):
+            if not self._shared.thread(partial(self._flow, node)):
                 self._count[node] -= 1
 
     def _flow(self, node: bytes) -> None:
@@ -72,13 +73,13 @@ class Flows:
             place = self._shared.places.get(node)
             if self._shared.over or place is None or not self._shared.direct(place, time.monotonic()):
                 return None
-            address, token = place.address, place.token
+            row = place.row
         if connection is not None:
-            connection.token = token
+            connection.token = row.token
             return connection
         connection = None
         try:
-            connection = self._shared.child.connection(address, node, token, chunk_timeout=CHUNK_TIMEOUT)
+            connection = self._shared.means.connect(row.address, node, row.token, chunk_timeout=CHUNK_TIMEOUT)
             seconds = connection.connect()
         except (Unreachable, PeerError) as error:
             if connection is not None:
@@ -136,7 +137,7 @@ class Flows:
         finally:
             with changed:
                 if outcome is not None:
-                    self._settle(run, outcome, time.monotonic())
+                    self._conclude(run, outcome, time.monotonic())
                 self.running.pop(run)
                 swarm.finished(run, time.monotonic())
                 if swarm.done:
@@ -145,7 +146,7 @@ class Flows:
                     changed.notify_all()
         return outcome is None or isinstance(outcome, Missing)
 
-    def _settle(self, run: Run, outcome: Exception, now: float) -> None:
+    def _conclude(self, run: Run, outcome: Exception, now: float) -> None:
         """What an ill-fated request means for the holder."""
         node = run.node
         if isinstance(outcome, Ended) or run.broken_off or self._shared.over:
