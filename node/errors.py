@@ -39,3 +39,10 @@ class Busy(Refused):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What happened, without the groups that trio wraps it in: the first of several."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

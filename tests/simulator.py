@@ -282,7 +282,8 @@ class World:
     async def _run(self, node: SimNode, *, task_status: Any) -> None:
         with node.scope:
             async with trio.open_nursery() as nursery:
-                await nursery.start(node.sync.run)
+                node.sync.serve()
+                nursery.start_soon(node.sync.run)
                 if node.elector is not None:
                     nursery.start_soon(node.elector.run)
                 task_status.started()

@@ -1,51 +1,63 @@
 """Amendments over the control socket: what is in force, the own elector's signature, and carrying one into the log.
 
-``{"op": "amend"}`` tells the newest number, electors and thresholds in force; ``{"op": "amend_sign", "body": HEX}`` has
-the node's elector sign; ``{"op": "amend_submit", "body": HEX, "votes": {NODE: HEX}}`` appends the entry.
+``amend`` tells the newest number, electors and thresholds in force; ``amend_sign`` has the node's elector sign;
+``amend_submit`` appends the entry.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
-from node.context import Node
-from protocol.errors import Error, PeerError
+from node.api import control_requests
+from node.api.control_requests import Answer, Handler, Panel, Request, octets
+from node.errors import Refused
+from protocol.errors import PeerError
 from protocol.log.amendment import Amendment
 
-OPS = ("amend", "amend_sign", "amend_submit")
+WHAT: Final = "the amendment"
 
 
-async def answer(node: Node, request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one of ``OPS``."""
-    replica = node.log.replica
+async def _show(panel: Panel, request: control_requests.ShowAmendments) -> Answer:
+    replica = panel.node.log.replica
     height = len(replica.cuts) + 1
-    electors = replica.electors_at(height)
-    if request["op"] == "amend":
-        return {
-            "domain": node.domain.id.hex(),
-            "number": replica.amendments.number,
-            "electors": [elector.hex() for elector in electors],
-            "thresholds": replica.thresholds_at(height).to_value(),
-        }
-    try:
-        amendment = Amendment.parse(bytes.fromhex(request.get("body", "")))
-        if amendment.domain != node.domain.id:
-            raise PeerError("amendment: it belongs to another domain")
-        if request["op"] == "amend_sign":
-            if node.elector is None or node.id not in electors:
-                return {"error": "this node is no elector of the domain"}
-            signature = await node.elector.voter.sign_amendment(amendment)
-            if isinstance(signature, str):
-                return {"error": f"the elector does not sign: {signature}"}
-            return {"elector": node.id.hex(), "signature": signature.hex()}
-        votes = {bytes.fromhex(elector): bytes.fromhex(vote) for elector, vote in request.get("votes", {}).items()}
-        if amendment.number != replica.amendments.number + 1:
-            return {"error": f"the next amendment has number {replica.amendments.number + 1}"}
-        payload = amendment.payload(votes)
-        amendment.verify(payload.votes, electors)
-        (entry,) = await node.log.append(payload, timeout=5)
-        return {"seq": entry.seq, "id": entry.id.hex()}
-    except (ValueError, TypeError, AttributeError):
-        return {"error": "the amendment is not hexadecimal"}
-    except (Error, OSError) as error:
-        return {"error": str(error)}
+    return {
+        "domain": panel.node.domain.id.hex(),
+        "number": replica.amendments.number,
+        "electors": [elector.hex() for elector in replica.electors_at(height)],
+        "thresholds": replica.thresholds_at(height).to_value(),
+    }
+
+
+async def _sign(panel: Panel, request: control_requests.SignAmendment) -> Answer:
+    node, amendment, elector = panel.node, _parse(panel, request.body), panel.elector.elector
+    if elector is None or not elector.voter.elected:
+        raise Refused("this node is no elector of the domain")
+    signature = await elector.voter.sign_amendment(amendment)
+    if isinstance(signature, str):
+        raise Refused(f"the elector does not sign: {signature}")
+    return {"elector": node.id.hex(), "signature": signature.hex()}
+
+
+async def _submit(panel: Panel, request: control_requests.SubmitAmendment) -> Answer:
+    replica, amendment = panel.node.log.replica, _parse(panel, request.body)
+    votes = {octets(elector, WHAT): octets(vote, WHAT) for elector, vote in request.votes.items()}
+    if amendment.number != replica.amendments.number + 1:
+        raise Refused(f"the next amendment has number {replica.amendments.number + 1}")
+    payload = amendment.payload(votes)
+    amendment.verify(payload.votes, replica.electors_at(len(replica.cuts) + 1))
+    (entry,) = await panel.node.log.append(payload, timeout=5)
+    return {"seq": entry.seq, "id": entry.id.hex()}
+
+
+def _parse(panel: Panel, body: str) -> Amendment:
+    amendment = Amendment.parse(octets(body, WHAT))
+    if amendment.domain != panel.node.domain.id:
+        raise PeerError("amendment: it belongs to another domain")
+    return amendment
+
+
+HANDLERS: Final[dict[type[Request], Handler]] = {
+    control_requests.ShowAmendments: _show,
+    control_requests.SignAmendment: _sign,
+    control_requests.SubmitAmendment: _submit,
+}

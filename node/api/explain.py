@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from node.api.control_requests import Panel
 from node.api.reason_words import remedy, words
-from node.context import Node
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from proofs.checks import REASONS
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
@@ -50,22 +50,23 @@ def why(
     return f"{'' if role == 'none' else text + '; '}it becomes {wanted} as soon as that is settled"
 
 
-def why_now(node: Node) -> str:
+def why_now(panel: Panel) -> str:
     """Why a running node has its role."""
-    if node.leaving:
-        return "it has left; the next start brings it back" if node.left else "it is leaving"
+    node = panel.node
+    if panel.own.leaving:
+        return "it has left; the next start brings it back" if panel.own.left else "it is leaving"
     grant = node.log.ledger.grant()
     if node.log.own_seq < 0:
         return "it has not joined yet"
     if grant is None:
         return "the domain has no trainer yet"
-    return why(node.role, node.id, node.presences.live(), node.domain.policy, grant, node.log.ledger.may_validate)
+    return why(panel.own.role, node.id, panel.presences.live(), node.domain.policy, grant, node.log.ledger.may_validate)
 
 
-def waits_for(node: Node) -> list[str]:
+def waits_for(panel: Panel) -> list[str]:
     """What a running node waits for, each a phrase; none where it is at work or has nothing to do."""
-    log, ledger = node.log, node.log.ledger
-    if node.left:
+    node, log, ledger = panel.node, panel.node.log, panel.node.log.ledger
+    if panel.own.left:
         return []
     if not log.ready.is_set():
         height, told = len(log.replica.cuts), log.height_told
@@ -73,36 +74,37 @@ def waits_for(node: Node) -> list[str]:
     if log.own_seq < 0:
         return ["the entry that it joins with"]
     if ledger.grant() is None:
-        present, asked = len(node.presences.live()), node.domain.policy.min_nodes
+        present, asked = len(panel.presences.live()), node.domain.policy.min_nodes
         return [f"a first trainer: {present} nodes are present, {asked} are asked for"]
-    newest, held = node.weights.newest_number(), node.weights.newest_held()
+    newest, held = panel.weights.held.newest_number(), panel.weights.held.newest_held()
     number = -1 if held is None else weights_payload(held).number
     found = []
-    if node.elector is not None and (away := node.elector.voter.away()) is not None and node.elector.voter.elected:
+    elector = panel.elector.elector
+    if elector is not None and (away := elector.voter.away()) is not None and elector.voter.elected:
         found.append(f"its part as an elector: {away}")
     if newest < 0:
         found.append("version 0 of the weights")
     elif number < newest:
         found.append(f"version {newest} of the weights to arrive")
-    match node.role:
-        case "trainer" if newest >= 0 and not node.paused():
-            rollouts = (entry.payload for entry, _ in node.pool.usable(newest).values())
+    match panel.own.role:
+        case "trainer" if newest >= 0 and not panel.own.paused():
+            rollouts = (entry.payload for entry, _ in panel.pool.usable(newest).values())
             groups = sum(rollout.groups for rollout in rollouts if isinstance(rollout, Rollout))
             if groups < node.domain.recipe.groups_per_step:
                 found.append(f"accepted rollouts: {groups} of {node.domain.recipe.groups_per_step} groups are there")
         case "validator" if newest >= 0:
-            version = node.weights.newest()
+            version = panel.weights.held.newest()
             if version is not None and node.id not in ledger.validators_of(version.id):
                 found.append("a version that counts it among the validators")
             elif not ledger.pending_for(node.id):
                 found.append("submissions to audit")
-        case "inference" if held is not None and not node.generating:
+        case "inference" if held is not None and not panel.own.generating:
             if not ledger.may_infer(node.id, held.id):
                 found.append("the first version that is made after it joined")
-            elif not node.paused() and schedule.usable(newest - number, node.domain.recipe.async_level):
+            elif not panel.own.paused() and schedule.usable(newest - number, node.domain.recipe.async_level):
                 found.append("room: enough rollouts wait for the trainer")
-    if node.paused():
-        found.append(f"nothing: work ends at step {node.pause_at_step}")
+    if panel.own.paused():
+        found.append(f"nothing: work ends at step {panel.own.pause_at_step}")
     return found
 
 
@@ -139,20 +141,20 @@ def unpaid(account: Account | None) -> list[dict[str, Any]]:
     ]
 
 
-def why_nothing(node: Node) -> str | None:
+def why_nothing(panel: Panel) -> str | None:
     """Why a node that stands for inference has earned nothing so far, where no submission of its was judged; else
     None."""
-    ledger = node.log.ledger
+    node, ledger = panel.node, panel.node.log.ledger
     account = ledger.accounts().get(node.id)
-    if account is None or account.credit or account.reasons or node.role != "inference":
+    if account is None or account.credit or account.reasons or panel.own.role != "inference":
         return None
     if account.pending:
         count = account.pending
         return f"{count} of its submissions wait for verdicts" if count > 1 else "its submission waits for verdicts"
-    held = node.weights.newest_held()
+    held = panel.weights.held.newest_held()
     if held is not None and not ledger.may_infer(node.id, held.id):
         return "it may generate from the first version on that is made after it joined"
-    if held is not None and not node.will_judge(ledger.validators_of(held.id) - {node.id}):
+    if held is not None and not panel.presences.can_decide(ledger.validators_of(held.id) - {node.id}):
         return "too few validators are there to judge what it would make"
     return "it has announced no submission yet"
 

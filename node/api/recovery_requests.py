@@ -1,18 +1,17 @@
-"""The control socket's operations on recovery keys; all values are hexadecimal digits.
+"""The control socket's operations on recovery keys.
 
-``{"op": "recovery", "commitment": …}`` lists the nodes whose join names that hash of a recovery key. ``{"op": "close",
-"target": …, "recovery": …, "signature": …}`` and ``"rebind"`` append such an entry to the own feed: public key and
-signature come from the command, which alone sees the words.
+``recovery`` lists the nodes whose join names that hash of a recovery key. ``close`` and ``rebind`` append such an entry
+to the own feed: public key and signature come from the command, which alone sees the words.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
+from node.api import control_requests
+from node.api.control_requests import Answer, Handler, Panel, Request, octets
 from node.context import Node
-from node.log.replicated_log import NotReady
-from protocol.errors import LocalError, PeerError
+from node.errors import Refused
 from protocol.log.recovery import check, commitment
 from protocol.records import Close, Rebind
 
@@ -20,24 +19,19 @@ PATIENCE: Final = 8.0
 """Seconds until the entry must stand; the command waits a little longer for the answer."""
 
 
-async def answer(node: Node, line: bytes) -> dict[str, Any] | None:
-    """The answer to a request, None where it is for somebody else."""
-    try:
-        request = json.loads(line)
-        match request:
-            case {"op": "recovery", "commitment": str(digest)}:
-                return {"nodes": rows(node, bytes.fromhex(digest))}
-            case {
-                "op": ("close" | "rebind") as kind,
-                "target": str(target),
-                "recovery": str(key),
-                "signature": str(by),
-            }:
-                record = (Close if kind == "close" else Rebind)(*map(bytes.fromhex, (target, key, by)))
-                return await _append(node, record)
-    except (ValueError, RecursionError):
-        pass
-    return None
+async def _show(panel: Panel, request: control_requests.ShowRecovery) -> Answer:
+    return {"nodes": rows(panel.node, octets(request.commitment, "the commitment"))}
+
+
+async def _end(panel: Panel, request: control_requests.Ending) -> Answer:
+    node, kind = panel.node, Close if isinstance(request, control_requests.CloseFeed) else Rebind
+    values = (request.target, request.recovery, request.signature)
+    record = kind(*(octets(value, "the statement") for value in values))
+    check(record, node.domain.id, node.id)
+    if node.log.replica.commitments.get(record.target) != commitment(record.recovery):
+        raise Refused(f"{record.target.hex()} did not name this recovery key when it joined")
+    (made,) = await node.log.append(record, timeout=PATIENCE)
+    return {"entry": made.id.hex(), "seq": made.seq}
 
 
 def rows(node: Node, digest: bytes) -> list[dict[str, Any]]:
@@ -54,15 +48,8 @@ def rows(node: Node, digest: bytes) -> list[dict[str, Any]]:
     return found
 
 
-async def _append(node: Node, record: Close | Rebind) -> dict[str, Any]:
-    try:
-        check(record, node.domain.id, node.id)
-    except PeerError as error:
-        return {"error": str(error)}
-    if node.log.replica.commitments.get(record.target) != commitment(record.recovery):
-        return {"error": f"{record.target.hex()} did not name this recovery key when it joined"}
-    try:
-        (made,) = await node.log.append(record, timeout=PATIENCE)
-    except (NotReady, LocalError, OSError) as error:
-        return {"error": str(error)}
-    return {"entry": made.id.hex(), "seq": made.seq}
+HANDLERS: Final[dict[type[Request], Handler]] = {
+    control_requests.ShowRecovery: _show,
+    control_requests.CloseFeed: _end,
+    control_requests.RebindFeed: _end,
+}

@@ -10,10 +10,11 @@ from typing import Any, Final
 import trio
 
 from node import __version__
-from node.api import explain
-from node.api.node_rows import account, role_rows
+from node.api import control_requests, explain
+from node.api.control_requests import Answer, Handler, Panel, Request
+from node.api.node_rows import account, credits, role_rows
 from node.context import Node
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from protocol.credit import reputation
 from protocol.identity import peer_id
 from protocol.records import Step
@@ -25,12 +26,13 @@ ROOM: Final = 200 << 20
 """Free bytes below which a status complains."""
 
 
-def status(node: Node) -> dict[str, Any]:
+async def status(panel: Panel, request: control_requests.Status) -> Answer:
     """What the node does."""
+    node, own = panel.node, panel.own
     ledger, replica = node.log.ledger, node.log.replica
     cut = replica.newest_cut
     accounts = reputation.credits(ledger)
-    held = node.weights.newest_held()
+    held = panel.weights.held.newest_held()
     sent, received = node.network.traffic
     steps = ledger.steps()
     peers = node.network.peers
@@ -40,15 +42,15 @@ def status(node: Node) -> dict[str, Any]:
         "name": node.config.name,
         "node": node.id.hex(),
         "peer_id": peer_id(node.id),
-        "role": node.role,
-        "why": explain.why_now(node),
-        "waits_for": explain.waits_for(node),
-        "leaving": node.leaving,
-        "left": node.left,
+        "role": own.role,
+        "why": explain.why_now(panel),
+        "waits_for": explain.waits_for(panel),
+        "leaving": own.leaving,
+        "left": own.left,
         "domain": node.domain.id.hex(),
         "domain_name": node.domain.name,
         "version": -1 if held is None else weights_payload(held).number,
-        "newest_version": node.weights.newest_number(),
+        "newest_version": panel.weights.held.newest_number(),
         "step": ledger.step_count(),
         "heads_root": replica.heads_root().hex(),
         "cut_height": 0 if cut is None else cut.cut.height,
@@ -57,42 +59,43 @@ def status(node: Node) -> dict[str, Any]:
         "own_final": replica.certified_head(node.id) == node.log.own_seq,
         "frozen": replica.frozen(node.id),
         "over": node.log.over(),
-        "pending_audits": sum(map(node.will_be_judged, ledger.outstanding())),
-        "generating": node.generating,
-        "evaluating": node.evaluating,
+        "pending_audits": sum(panel.presences.can_decide(ledger.due(entry)) for entry in ledger.outstanding()),
+        "generating": own.generating,
+        "evaluating": panel.evaluations.under_way,
         "peers": len(peers),
         "inbound": inbound,
         "outbound": len(peers) - inbound,
         "bytes_sent": sent,
         "bytes_received": received,
-        "tokens": node.tokens_generated,
-        "tokens_per_second": node.tokens_per_second,
-        "pause_at_step": node.pause_at_step,
+        "tokens": own.tokens_generated,
+        "tokens_per_second": own.tokens_per_second,
+        "pause_at_step": own.pause_at_step,
         "disk_free": node.directory.free_bytes(),
         "health": _health(node),
         "addresses": list(node.network.addresses),
-        "bulk": {"addresses": node.bulk.addresses, "listening": node.bulk.listening, "private": node.bulk.private},
-        "children": [{"name": name, "pid": pid} for name, pid in sorted(node.children.items())],
-        "account": None if (own := ledger.accounts().get(node.id)) is None else account(own, accounts.get(node.id)),
+        "bulk": {"addresses": panel.bulk.addresses, "listening": panel.bulk.ports.addresses(), "private": panel.bulk.private},
+        "children": [{"name": name, "pid": pid} for name, pid in sorted(own.children.items())],
+        "account": None if (mine := ledger.accounts().get(node.id)) is None else account(mine, accounts.get(node.id)),
         "last_rejection": explain.last_rejection(ledger, node.id),
         "unpaid": explain.unpaid(ledger.accounts().get(node.id)),
-        "why_nothing": explain.why_nothing(node),
+        "why_nothing": explain.why_nothing(panel),
         "credit": {author.hex(): entry.credit for author, entry in accounts.items()},
         "reasons": {author.hex(): dict(entry.reasons) for author, entry in accounts.items()},
         "nodes": [
             {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
             for author in ledger.authors()
         ],
-        "evaluations": list(node.evaluations)[-RECENT_EVALUATIONS:],
+        "evaluations": list(panel.evaluations.rows)[-RECENT_EVALUATIONS:],
         "steps": [_step(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
     }
     answer["problems"] = explain.problems(answer, ROOM)
     return answer
 
 
-def peers(node: Node) -> dict[str, Any]:
+async def peers(panel: Panel, request: control_requests.Peers) -> Answer:
     """Who is there: connected peers, and nodes that are only heard by gossip."""
-    connected, heard, ledger = node.network.peers, node.presences.live(), node.log.ledger
+    node = panel.node
+    connected, heard, ledger = node.network.peers, panel.presences.live(), node.log.ledger
     rows = []
     for other in sorted({*connected, *heard} - {node.id}):
         peer, presence = connected.get(other), heard.get(other)
@@ -117,9 +120,10 @@ def peers(node: Node) -> dict[str, Any]:
     return {"node": node.id.hex(), "peers": rows}
 
 
-def roles(node: Node) -> dict[str, Any]:
+async def roles(panel: Panel, request: control_requests.Roles) -> Answer:
     """Who holds which role, by the log and by what is heard."""
-    heard = node.presences.live()
+    node = panel.node
+    heard = panel.presences.live()
     nodes = role_rows(node.log.ledger)
     for row in nodes:
         presence = heard.get(bytes.fromhex(row["node"]))
@@ -148,3 +152,15 @@ def _step(step: Step) -> dict[str, Any]:
         "publish_ms": step.publish_ms,
         "blocked_ms": step.blocked_ms,
     }
+
+
+async def _credits(panel: Panel, request: control_requests.Credits) -> Answer:
+    return credits(panel.node.log.ledger)
+
+
+HANDLERS: Final[dict[type[Request], Handler]] = {
+    control_requests.Status: status,
+    control_requests.Peers: peers,
+    control_requests.Roles: roles,
+    control_requests.Credits: _credits,
+}

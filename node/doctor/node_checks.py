@@ -312,7 +312,7 @@ async def _elsewhere(subject: Subject, domain: Domain, network: Network, reached
             return Finding("identity", OK, "peers hear the daemon of this directory and no other with its key")
         return Finding("identity", ERROR, f"another node runs with this key at {', '.join(newer.addresses)}", remedy)
     interval = min(domain.timings.presence_ms / 1000, MAX_INTERVAL)
-    sighting = await twins.look(network, reached, domain.id, node, interval)
+    sighting = await twins.sight(network, reached, domain.id, node, interval)
     if sighting.presence is None:
         return Finding("identity", OK, f"none of {sighting.answered} peers hears this node")
     at = ", ".join(sighting.presence.addresses) or "an unknown address"

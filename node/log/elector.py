@@ -23,7 +23,7 @@ from node.log.elector_messages import Evidence, Refusal
 from node.log.other_electors import Others
 from node.log.replicated_log import LogService, Own
 from node.log.replication import LogSync
-from node.log.voter import META, Voter
+from node.log.voter import META, Objection, Voter
 from protocol.errors import Error, LocalError, PeerError
 from protocol.identity import Identity
 from protocol.log import elector_state as rules
@@ -354,8 +354,15 @@ class Elector:
             self.voter.note(elector, Evidence(committed, epoch, cut.id, signature))
 
 
-async def open_elector(service: LogService, identity: Identity, sync: LogSync | None = None) -> Elector:
+async def open_elector(
+    service: LogService,
+    identity: Identity,
+    sync: LogSync | None = None,
+    *,
+    objection: Objection = lambda grant: "it does not watch the office",
+) -> Elector:
     """The elector whose state is in ``service``'s store; among several it needs ``sync`` to speak to the others.
+    ``objection`` is what ``Voter`` asks before it agrees to a grant.
 
     Raises ``UserError`` where that state is damaged, ``LocalError`` where this node is no elector.
     """
@@ -369,7 +376,7 @@ async def open_elector(service: LogService, identity: Identity, sync: LogSync | 
         state = State() if data is None else State.decode(data)
     except PeerError as error:
         raise UserError(f"the stored state of the elector is damaged: {error}", REMEDY) from None
-    voter = Voter(service, identity, state, sync)
+    voter = Voter(service, identity, state, sync, objection)
     if sync is not None:
         Answers(voter, sync)
     return Elector(voter)

@@ -100,14 +100,16 @@ class LogSync:
         self._wanted[peer] = None
         self._soon.set()
 
-    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve, gossip and compare, for ever."""
+    def serve(self) -> None:
+        """Answer peers, and take in what they gossip."""
         self.service.subscribe(self._enqueue)
         self.transport.serve(self.protocol, self.handle, max_request=replication_messages.MAX_REQUEST)
         self.transport.subscribe(TOPIC, self.hear)
+
+    async def run(self) -> None:
+        """Gossip and compare, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish)
-            task_status.started()
             await self._compare()
 
     # Gossip

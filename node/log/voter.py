@@ -34,16 +34,25 @@ logger = logging.getLogger(__name__)
 
 META: Final = "elector"
 
+Objection = Callable[[Grant], str | None]
+
 
 class Voter:
-    """One elector's state, for ``node.log.elector``. ``sync`` is None where it is the only elector."""
+    """One elector's state, for ``node.log.elector``. ``sync`` is None where it is the only elector. ``objection`` says
+    why the trainer's office should not be given as a grant says, None where it may."""
 
-    def __init__(self, service: LogService, identity: Identity, state: State, sync: LogSync | None) -> None:
+    def __init__(
+        self,
+        service: LogService,
+        identity: Identity,
+        state: State,
+        sync: LogSync | None,
+        objection: Objection,
+    ) -> None:
         self.service = service
         self.identity = identity
         self.sync = sync
-        self.objection: Callable[[Grant], str | None] = lambda grant: "it does not watch the office yet"
-        """Why the trainer's office should not be given as a grant says; None where it may."""
+        self.objection = objection
         self.floor = 0
         """An epoch that others are said to have reached."""
         self._in_force = self.electors

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -24,6 +25,7 @@ from blake3 import blake3
 
 from node.net.host import Network
 from node.net.requests import Refused, Unreachable
+from node.store.blob_store import BlobStore
 from protocol import codec
 from protocol.constants import CHUNK_BYTES, MAX_BLOB_BYTES
 from protocol.errors import PeerError
@@ -191,6 +193,34 @@ async def fetch_blob(
         network.blame(peer, PeerError("blob: the bytes have another hash"))
     reasons = "; ".join(failures[-3:]) or "nobody to ask"
     raise Unreachable(f"blob {digest.hex()[:8]} ({size} bytes): {reasons}")
+
+
+class BlobExchange:
+    """The blobs of one node: in its ``store``, and wherever peers have them."""
+
+    def __init__(self, store: BlobStore, network: Network) -> None:
+        self.store = store
+        self._network = network
+
+    async def put(self, data: bytes) -> bytes:
+        """Store ``data`` durably and return its hash. Raises ``OSError``."""
+        return await self.store.put_async(data)
+
+    async def fetch(self, digest: bytes, size: int, peers: Sequence[bytes] | None = None, *, timeout: float) -> bytes:
+        """The bytes of a blob: from the store, else from the first of ``peers`` (None: all that are connected) that
+        has it, and then kept. Raises as ``fetch_blob``, and ``OSError``."""
+        data = await self.store.get_async(digest)
+        if data is None:
+            asked = list(self._network.peers) if peers is None else peers
+            data = await fetch_blob(self._network, asked, digest, size, timeout=timeout)
+            await self.store.put_async(data)
+        return data
+
+    async def path(self, digest: bytes, size: int) -> Path:
+        """The local file of a blob that the domain names, fetched from any peer where it is not held yet."""
+        if not self.store.has(digest):
+            await self.fetch(digest, size, timeout=60)
+        return self.store.path(digest)
 
 
 async def _read_ranges(

@@ -40,8 +40,8 @@ from node.net.yamux_stream import (
     SYN,
     WINDOW,
     Budget,
+    FairLock,
     MuxerStream,
-    Turns,
     Violation,
 )
 
@@ -100,7 +100,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         self.rtt = 0.0
         self._inbound = 0
         self._next_id = 1 if self.is_initiator_value else 2
-        self._write_lock = Turns()
+        self._write_lock = FairLock()
         self._accept_send, self._accept_receive = trio.open_memory_channel[MuxerStream](MAX_INBOUND_STREAMS)
         self._control_send, self._control_receive = trio.open_memory_channel[tuple[int, ...]](MAX_CONTROL)
         self._scope = trio.CancelScope()

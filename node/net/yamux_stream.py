@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import trio
 from libp2p.abc import IMuxedStream
@@ -12,9 +12,6 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamEOF, MuxedStreamReset
 
 from protocol.errors import PeerError
-
-if TYPE_CHECKING:
-    from node.net.yamux import Muxer
 
 HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
 DATA, WINDOW, PING, GO_AWAY = range(4)
@@ -41,15 +38,38 @@ class Violation(PeerError):
     """A peer broke the rules of the connection: it is closed and the peer scored down."""
 
 
+class Connection(Protocol):
+    """What a stream asks of the connection that carries it (``node.net.yamux.Muxer``)."""
+
+    budget: Budget
+    peer_id: Any
+    buffered: int
+    extra_credit: int
+
+    def abort(self, reason: Violation | None = None) -> None:
+        """End it, because the peer broke a rule."""
+
+    async def write_frame(
+        self, kind: int, flags: int, stream_id: int, length: int, payload: memoryview | bytes = b""
+    ) -> None:
+        """Send one frame whole; raises ``ConnectionClosedError`` if the connection has ended."""
+
+    def forget(self, stream: MuxerStream) -> None:
+        """The stream has ended."""
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Host and port of the peer."""
+
+
 class Budget:
     """Memory that the receive buffers of one host may hold together (bytes)."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self.connections: set[Muxer] = set()
+        self.connections: set[Connection] = set()
 
-    def add(self, connection: Muxer, size: int) -> None:
+    def add(self, connection: Connection, size: int) -> None:
         """Account for ``size`` bytes; over the limit the connection that holds most is closed."""
         connection.buffered += size
         self.used += size
@@ -57,13 +77,13 @@ class Budget:
             worst = max(self.connections, key=lambda candidate: candidate.buffered)
             worst.abort(Violation("it fills this node's memory with unread data"))
 
-    def remove(self, connection: Muxer, size: int) -> None:
+    def remove(self, connection: Connection, size: int) -> None:
         """The reverse of ``add``."""
         connection.buffered -= size
         self.used -= size
 
 
-class Turns:
+class FairLock:
     """A fair lock. Taking it costs no round of the scheduler where it is free, as it nearly always is: trio's own lock
     costs one each time, and a frame passes several on its way out."""
 
@@ -87,7 +107,7 @@ class Turns:
 class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
     """One stream. ``read`` returns at least one byte or raises; whole ``write`` calls never interleave."""
 
-    def __init__(self, connection: Muxer, stream_id: int) -> None:
+    def __init__(self, connection: Connection, stream_id: int) -> None:
         self.muxed_conn = connection
         self.stream_id = stream_id
         self.buffer = bytearray()
@@ -99,7 +119,7 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
         self.fin_received = False
         self.dead = False
         self._changed = trio.Event()
-        self._write_lock = Turns()
+        self._write_lock = FairLock()
 
     def wake(self) -> None:
         """Let readers and writers look again."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import trio
 
 from node.context import Node
+from node.peers.own_state import OwnState
+from protocol.constants import MAX_DUE_VALIDATORS
 from protocol.errors import PeerError
 from protocol.identity import peer_id
 from protocol.work.presence import MAX_ARRIVING, Presence, PresenceTable
@@ -30,8 +32,9 @@ def _memory_mb() -> int:
 class Presences:
     """Publishes ours every interval and at once when something worth telling changed."""
 
-    def __init__(self, node: Node, boot: int) -> None:
+    def __init__(self, node: Node, own: OwnState, boot: int) -> None:
         self._node = node
+        self._state = own
         self.boot = boot
         self._counter = 0
         self._interval = node.domain.timings.presence_ms / 1000
@@ -40,7 +43,6 @@ class Presences:
         self._room = 16
         """How many signed presences are kept before those of nodes that are gone are sorted out."""
         self._recent: deque[Presence] = deque(maxlen=MAX_RECENT)
-        self._soon = trio.Event()
         self._first_peer_at: float | None = None
 
     def live(self) -> Mapping[bytes, Presence]:
@@ -57,13 +59,15 @@ class Presences:
         """Whether ``presence``, in this node's name, was signed by this very process, lately."""
         return presence in self._recent
 
-    def announce_soon(self) -> None:
-        """Publish without waiting for the interval: a version arrived or the role changed."""
-        self._soon.set()
-
     def founded_for(self) -> float:
         """Seconds since the first other node was heard; negative before that."""
         return -1.0 if self._first_peer_at is None else trio.current_time() - self._first_peer_at
+
+    def can_decide(self, validators: Collection[bytes]) -> bool:
+        """Whether so many of these validators are here and at it that they can decide about a submission."""
+        present = self.live()
+        at_it = sum(validator in present and present[validator].role == "validator" for validator in validators)
+        return at_it > min(len(validators), MAX_DUE_VALIDATORS) // 2
 
     def listen(self) -> None:
         """Take in what others publish. It reaches all within a fraction of the three intervals after which it lapses,
@@ -76,8 +80,8 @@ class Presences:
             # A pause between unscheduled ones bounds the traffic that a burst of changes makes.
             await trio.sleep(self._interval / 5)
             with trio.move_on_after(self._interval * 4 / 5):
-                await self._soon.wait()
-            self._soon = trio.Event()
+                await self._state.changed.wait()
+            self._state.changed = trio.Event()
             presence = self._own()
             self._recent.append(presence)
             data = presence.sign(self._node.identity)
@@ -85,7 +89,7 @@ class Presences:
             await self._node.network.publish(TOPIC, data)
 
     def _own(self) -> Presence:
-        node = self._node
+        node, own = self._node, self._state
         self._counter += 1
         load = os.getloadavg()[0] / (os.cpu_count() or 1)
         return Presence(
@@ -94,19 +98,19 @@ class Presences:
             boot=self.boot,
             counter=self._counter,
             name=node.config.name,
-            role=node.role,
-            willing=node.willing(),
+            role=own.role,
+            willing=own.willing(),
             addresses=tuple(node.network.addresses[:8]),
-            bulk=tuple(node.bulk.addresses),
-            versions=tuple(node.weights.held()[:8]),
-            arriving=tuple(node.weights.arriving()[:MAX_ARRIVING]),
+            bulk=tuple(own.bulk),
+            versions=tuple(own.versions[:8]),
+            arriving=tuple(own.arriving[:MAX_ARRIVING]),
             cpus=os.cpu_count() or 1,
             memory_mb=_memory_mb(),
             gpu_mb=0,
-            tokens_per_second=node.tokens_per_second,
+            tokens_per_second=own.tokens_per_second,
             bandwidth_kbps=0,
             load=int(load * 1_000_000),
-            paused=int(node.paused()),
+            paused=int(own.paused()),
         )
 
     def _update(self, presence: Presence, data: bytes) -> bool:

@@ -22,6 +22,8 @@ from typing import Final
 
 import trio
 
+from node.context import Node
+from node.errors import UserError
 from node.net.host import Network
 from node.net.requests import Unreachable
 from node.peers.presences import Presences
@@ -30,6 +32,10 @@ from protocol.errors import PeerError
 from protocol.work.presence import Presence
 
 PROTOCOL: Final = "/farflung/presence/1"
+PEER_PATIENCE: Final = 5.0
+"""Seconds that a restarted node waits for a peer that may tell whether it runs elsewhere."""
+LOOKS: Final = (1.5, 4.0, 8.0)
+"""Presence intervals after which a node asks whether its twin appeared meanwhile."""
 ANSWER_SECONDS: Final = 3.0
 MAX_ASKED: Final = 8
 """Peers asked: enough for a majority that one liar cannot make."""
@@ -87,7 +93,7 @@ async def sighted(network: Network, peers: Iterable[bytes], domain: bytes, node:
     return found
 
 
-async def look(
+async def sight(
     network: Network,
     peers: Iterable[bytes],
     domain: bytes,
@@ -115,3 +121,37 @@ async def look(
     ]
     newest = max(alive or heard.values(), key=lambda presence: (presence.boot, presence.counter))
     return Sighting(len(first), len(alive), newest)
+
+
+async def refuse_copy(node: Node, presences: Presences) -> None:
+    """Raise ``UserError`` where this very node runs elsewhere already (a copied data directory)."""
+    # On its first start a node has a key that nobody else can have.
+    if presences.boot > 1 and node.network.known_addresses():
+        connected = trio.Event()
+        node.network.on_connect(lambda _: connected.set())
+        if not node.network.peers:
+            with trio.move_on_after(PEER_PATIENCE):
+                await connected.wait()
+        await _refuse_elsewhere(node, presences)
+
+
+async def refuse_twin(node: Node, presences: Presences) -> None:
+    """Two copies that started at once found nobody: now their presences are out, and neither has a role yet.
+
+    It is asked more than once: while the two push each other off the same peer's connection, that peer hears little.
+    """
+    for intervals in LOOKS:
+        await trio.sleep(intervals * node.domain.timings.presence_ms / 1000)
+        await _refuse_elsewhere(node, presences)
+
+
+async def _refuse_elsewhere(node: Node, presences: Presences) -> None:
+    interval, ours = node.domain.timings.presence_ms / 1000, presences.ours
+    sighting = await sight(node.network, node.network.peers, node.domain.id, node.id, interval, ours)
+    if sighting.elsewhere and sighting.presence is not None:
+        at = ", ".join(sighting.presence.addresses) or "an unknown address"
+        raise UserError(
+            f"{node.directory.key_file}: the node of this key runs elsewhere already ({at}), and two of them would "
+            "fork its feed",
+            "stop that one, or use a new data directory",
+        )

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import trio
 
-from node.context import Node
 from protocol.constants import MILLION
 from protocol.weights.manifest import Manifest
 
@@ -28,18 +27,18 @@ def forged(rewards: list[list[int]]) -> list[list[int]]:
     return [[MILLION for _ in group] for group in rewards]
 
 
-async def perturbed(node: Node, weights: bytes) -> Path:
-    """A file with the version's tensors plus noise, made once a version."""
-    manifest, whole = node.weights.paths(weights)
-    path = node.directory.work / f"cheat-{weights.hex()[:16]}.bin"
-    if not path.exists():
-        for old in node.directory.work.glob("cheat-*.bin"):
-            old.unlink()
-        await trio.to_thread.run_sync(_write, manifest, whole, path)
+async def perturbed(folder: Path, weights: bytes, manifest: Path, whole: Path) -> Path:
+    """A file in ``folder`` with the version's tensors plus noise, made once a version."""
+    path = folder / f"cheat-{weights.hex()[:16]}.bin"
+    await trio.to_thread.run_sync(_write, manifest, whole, path)
     return path
 
 
 def _write(manifest_path: Path, whole: Path, path: Path) -> None:
+    if path.exists():
+        return
+    for old in path.parent.glob("cheat-*.bin"):
+        old.unlink()
     manifest = Manifest.parse(manifest_path.read_bytes())
     data = bytearray(whole.read_bytes())
     generator = np.random.default_rng(0)

@@ -7,20 +7,18 @@ the configuration says; "auto" is vLLM where it is installed and the model is la
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from node.context import Node
 from node.errors import UserError
-from node.tasks.task_service import TaskService
 from node.workers import vllm_start
 from node.workers.child_process import Worker, WorkerError, open_worker
-from protocol.domain import Domain
+from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Group, pack
@@ -63,11 +61,25 @@ class Prefill:
 
 
 class Engine(Prefill):
-    """Speaks to the child; holds at most one version at a time."""
+    """Speaks to the child; holds at most one version at a time.
 
-    def __init__(self, node: Node, worker: Worker, end_token: int, vocabulary: int) -> None:
+    ``paths`` gives the manifest's and the raw tensors' files of a version; ``wrote(tokens, seconds)`` is called for
+    what was generated.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        end_token: int,
+        vocabulary: int,
+        recipe: Recipe,
+        paths: Callable[[bytes], tuple[Path, Path]],
+        wrote: Callable[[int, float], None],
+    ) -> None:
         super().__init__(worker, end_token, vocabulary)
-        self._node = node
+        self._recipe = recipe
+        self._paths = paths
+        self._wrote = wrote
         self._loaded: tuple[bytes, Path] | None = None
 
     async def load(self, weights: bytes, raw: Path | None = None) -> None:
@@ -75,7 +87,7 @@ class Engine(Prefill):
 
         The engine's own tensors must give the manifest's checksum: a reload that silently kept old ones is an error.
         """
-        manifest, whole = self._node.weights.paths(weights)
+        manifest, whole = self._paths(weights)
         wanted = (weights, raw or whole)
         if self._loaded == wanted:
             return
@@ -89,12 +101,10 @@ class Engine(Prefill):
 
     async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
         """One group a prompt. See ``node.workers.engine_child`` for the answer's fields."""
-        recipe = self._node.domain.recipe
+        recipe = self._recipe
         timeout = WORK_TIMEOUT + len(prompts) * recipe.group_size * recipe.max_response_tokens / WORK_SPEED
         answer = await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))
-        self._node.tokens_generated += answer["tokens"]
-        if answer["seconds"] > 0:
-            self._node.tokens_per_second = int(answer["tokens"] / answer["seconds"])
+        self._wrote(answer["tokens"], answer["seconds"])
         return answer
 
 
@@ -110,17 +120,6 @@ def wire(seed: bytes, group: Group) -> dict[str, Any]:
         "prompt": pack(group.prompt),
         "responses": [[pack(r.tokens), pack(r.logprobs), r.finish] for r in group.responses],
         "proofs": group.proofs,
-    }
-
-
-async def configuration(node: Node) -> dict[str, Any]:
-    """What every torch child is configured with: paths of the model's files and the recipe."""
-    model = node.domain.model
-    return {
-        "config": str(await node.blob_path(model.config.hash, model.config.size)),
-        "tokenizer": str(await node.blob_path(model.tokenizer.hash, model.tokenizer.size)),
-        "recipe": asdict(node.domain.recipe),
-        "threads": node.config.threads,
     }
 
 
@@ -150,7 +149,11 @@ class Setup:
 
 @asynccontextmanager
 async def open_child(
-    setup: Setup, size: int, started: Callable[[int], None] = lambda _: None
+    setup: Setup,
+    size: int,
+    started: Callable[[int], None] = lambda _: None,
+    *,
+    open_worker: Callable[..., AbstractAsyncContextManager[Worker]] = open_worker,
 ) -> AsyncIterator[tuple[str, Worker, dict[str, Any]]]:
     """The child that generates with a model of ``size`` bytes: which it is, and its answer to being configured.
 
@@ -160,55 +163,22 @@ async def open_child(
     found = chosen(setup.engine, size, installed=vllm_start.installed())
     async with AsyncExitStack() as stack:
         try:
-            worker, answer = await _start(stack, found, setup, started)
+            worker, answer = await _start(stack, found, setup, started, open_worker)
         except WorkerError as error:
             if found == "torch" or setup.engine != "auto" or error.kind != "user":
                 raise
             logger.info("torch generates: %s", error)
             found = "torch"
-            worker, answer = await _start(stack, found, setup, started)
+            worker, answer = await _start(stack, found, setup, started, open_worker)
         yield found, worker, answer
 
 
-@asynccontextmanager
-async def open_engine(node: Node, dtype: str = "float32", *, generates: bool = False) -> AsyncIterator[Engine]:
-    """An engine child, configured to compute in ``dtype``; it ends with the block. Audits are in float32 always. One
-    that ``generates`` need not be able to replay."""
-    setup = await setup_of(node, dtype)
-    if not generates:
-        setup = replace(setup, engine="torch")
-
-    def started(pid: int) -> None:
-        node.children["engine"] = pid
-
-    try:
-        async with open_child(setup, await model_bytes(node, setup.engine), started) as (_, worker, answer):
-            yield Engine(node, worker, answer["end_token"], answer["vocabulary"])
-    finally:
-        node.children.pop("engine", None)
-
-
-async def setup_of(node: Node, dtype: str) -> Setup:
-    """How this node's configuration wants an engine child."""
-    return Setup(
-        options=await configuration(node) | {"dtype": dtype},
-        engine=node.config.engine,
-        tensor_parallel=node.config.tensor_parallel,
-        cache=node.directory.path / "vllm",
-    )
-
-
-async def model_bytes(node: Node, engine: str) -> int:
-    """Bytes of the domain's weights, where the choice of the engine depends on them; else 0."""
-    if engine != "auto" or not vllm_start.installed():
-        return 0
-    blob = node.domain.model.manifest
-    data = await trio.Path(await node.blob_path(blob.hash, blob.size)).read_bytes()
-    return (await trio.to_thread.run_sync(Manifest.parse, data)).size
-
-
 async def _start(
-    stack: AsyncExitStack, engine: str, setup: Setup, started: Callable[[int], None]
+    stack: AsyncExitStack,
+    engine: str,
+    setup: Setup,
+    started: Callable[[int], None],
+    open_worker: Callable[..., AbstractAsyncContextManager[Worker]],
 ) -> tuple[Worker, dict[str, Any]]:
     """A child of ``engine`` and its answer to being configured."""
     options = dict(setup.options)
@@ -224,33 +194,3 @@ async def _start(
     worker = await stack.enter_async_context(opened)
     started(worker.pid)
     return worker, await worker.call("configure", timeout=timeout, **options)
-
-
-async def task_table(node: Node, domain: Domain) -> list[dict[str, Any]]:
-    """The domain's tasks as the tasks child takes them, with the local paths of their data, and their sets."""
-    table = []
-    for task in domain.tasks:
-        items = None
-        if task.items is not None:
-            peers = list(node.network.peers)
-            items = await node.fetch_blob(task.items.hash, task.items.size, peers, timeout=60)
-        path = None if task.data is None else str(await node.blob_path(task.data.hash, task.data.size))
-        table.append(
-            {
-                "kind": task.kind,
-                "name": task.name,
-                "weight": task.weight,
-                "parameters": task.parameters,
-                "version": task.version,
-                "data": path,
-                "items": items,
-            }
-        )
-    return table
-
-
-@asynccontextmanager
-async def open_tasks(node: Node, table: Sequence[Mapping[str, Any]] | None = None) -> AsyncIterator[TaskService]:
-    """The sandboxed tasks child, configured with the domain's tasks, or with those of another ``table``."""
-    async with TaskService(await task_table(node, node.domain) if table is None else table) as service:
-        yield service

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import trio
 
-from node.context import Node
 from node.net.requests import Unreachable
 from node.roles.rollout_pool import Amount
+from node.roles.workbench import Workbench
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout
@@ -41,9 +41,10 @@ class Gathered:
 class Gathering:
     """Fills one batch after the other."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._recipe = node.domain.recipe
+    def __init__(self, bench: Workbench) -> None:
+        self._node = bench.node
+        self._bench = bench
+        self._recipe = bench.node.domain.recipe
         self._batch: dict[bytes, Gathered] = {}
         self._refused: set[bytes] = set()
 
@@ -59,8 +60,8 @@ class Gathering:
 
     async def fill(self, number: int) -> bool:
         """Take in what was accepted since the last look, for a step from version ``number``; True once it is full."""
-        await self._node.pool.update()
-        usable = self._node.pool.usable(number)
+        await self._bench.pool.update()
+        usable = self._bench.pool.usable(number)
         # What was gathered for another base, or before a step that another trainer made, may be too old or used by now.
         self._batch = {i: replace(g, lag=usable[i][1]) for i, g in self._batch.items() if i in usable}
         for entry, lag in usable.values():
@@ -83,7 +84,7 @@ class Gathering:
 
     async def take(self, entry: Entry, lag: int) -> None:
         """Fetch one accepted submission into the batch, where that can be."""
-        node = self._node
+        node, bench = self._node, self._bench
         if entry.id in self._batch or entry.id in self._refused:
             return
         rollout = entry.payload
@@ -91,7 +92,7 @@ class Gathering:
         try:
             # The validators fetched it to judge it, and hold it; its author may be busy or gone.
             peers = [*node.log.ledger.verdicts(entry.id), entry.author]
-            data = await node.fetch_blob(rollout.submission, rollout.size, peers, timeout=FETCH_TIMEOUT)
+            data = await bench.blobs.fetch(rollout.submission, rollout.size, peers, timeout=FETCH_TIMEOUT)
             submission = await trio.to_thread.run_sync(Submission.parse, data, self._recipe)
         except PeerError as error:
             self._refused.add(entry.id)
@@ -99,18 +100,18 @@ class Gathering:
             return
         except Unreachable:
             return
-        self._batch[entry.id] = Gathered(entry, lag, node.blobs.path(rollout.submission), submission)
+        self._batch[entry.id] = Gathered(entry, lag, bench.blobs.store.path(rollout.submission), submission)
 
     def hand_out(self) -> list[Gathered]:
         """The batch, for a step; the next one begins empty."""
         batch = list(self._batch.values())
         self._batch.clear()
-        self._node.pool.take(g.entry.id for g in batch)
+        self._bench.pool.take(g.entry.id for g in batch)
         return batch
 
     def give_back(self, batch: Sequence[Gathered]) -> None:
         """The step was thrown away for no fault of these."""
-        self._node.pool.give_back(g.entry.id for g in batch)
+        self._bench.pool.give_back(g.entry.id for g in batch)
 
     def refuse(self, batch: Sequence[Gathered]) -> None:
         """Never to be tried again."""
@@ -118,7 +119,7 @@ class Gathering:
 
     def refused(self, number: int) -> bool:
         """Whether a step from version ``number`` could use what is not to be tried again: others count on it."""
-        return not self._refused.isdisjoint(self._node.pool.usable(number))
+        return not self._refused.isdisjoint(self._bench.pool.usable(number))
 
 
 def amount(batch: Collection[Gathered]) -> Amount:

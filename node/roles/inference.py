@@ -14,12 +14,12 @@ from typing import Any
 
 import trio
 
-from node.context import Node
 from node.roles import cheats
-from node.roles.engine_client import Engine, open_engine, open_tasks
+from node.roles.engine_client import Engine
 from node.roles.role_figures import lengths
+from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step
@@ -33,51 +33,53 @@ SLOW = 2
 being published stands there as well, because nobody knows yet that it was used."""
 
 
-async def run(node: Node) -> None:
+async def run(bench: Workbench) -> None:
     """Generate until cancelled."""
+    node, engines = bench.node, bench.engines
     dtype = node.domain.model.compute_dtype
-    async with open_engine(node, dtype, generates=True) as engine, open_tasks(node) as tasks:
-        life = _Life(node, engine, tasks)
+    async with engines.open(dtype, generates=True) as engine, engines.open_tasks() as tasks:
+        life = _Life(bench, engine, tasks)
         seen = 0
         try:
             while True:
                 version = await life.wanted()
-                node.generating = version is not None
+                bench.own.generating = version is not None
                 if version is None:
                     seen = await node.log.wait_change(seen, timeout=0.5)
                 else:
                     await life.submit(version)
         finally:
-            node.generating = False
+            bench.own.generating = False
 
 
 class _Life:
-    def __init__(self, node: Node, engine: Engine, tasks: TaskService) -> None:
-        self._node = node
+    def __init__(self, bench: Workbench, engine: Engine, tasks: TaskService) -> None:
+        self._node = bench.node
+        self._bench = bench
         self._engine = engine
         self._tasks = tasks
-        self._recipe = node.domain.recipe
+        self._recipe = bench.node.domain.recipe
         self._newest_used = -1
 
     async def wanted(self) -> Entry | None:
         """The version to generate with now, or None while nothing is to be done."""
-        node = self._node
-        version = node.weights.newest_held()
-        newest = node.weights.newest_number()
+        node, bench = self._node, self._bench
+        version = bench.weights.held.newest_held()
+        newest = bench.weights.held.newest_number()
         if version is None:
             return None
         number = weights_payload(version).number
         if number < self._newest_used or not schedule.usable(newest - number, self._recipe.async_level):
             return None
-        if node.paused() or not node.log.ready.is_set():
+        if bench.own.paused() or not node.log.ready.is_set():
             return None
         ledger = node.log.ledger
         others = ledger.validators_of(version.id) - {node.id}
-        if not ledger.may_infer(node.id, version.id) or not node.will_judge(others):
+        if not ledger.may_infer(node.id, version.id) or not bench.presences.can_decide(others):
             return None
-        await node.pool.update()
+        await bench.pool.update()
         batches = self._backlog() if number == newest else 1
-        if node.pool.waiting(newest).fills(batches, self._recipe):
+        if bench.pool.waiting(newest).fills(batches, self._recipe):
             return None
         return version
 
@@ -90,10 +92,12 @@ class _Life:
 
     async def submit(self, version: Entry) -> None:
         """Make one submission and announce it."""
-        node, recipe = self._node, self._recipe
+        node, bench, recipe = self._node, self._bench, self._recipe
         self._newest_used = weights_payload(version).number
         cheat = node.config.devnet.cheat
-        raw = await cheats.perturbed(node, version.id) if cheat == cheats.WRONG_WEIGHTS else None
+        raw = None
+        if cheat == cheats.WRONG_WEIGHTS:
+            raw = await cheats.perturbed(node.directory.work, version.id, *bench.weights.held.paths(version.id))
         await self._engine.load(version.id, raw)
         first = node.log.ledger.next_counter(node.id, version.id)
         counters = range(first, first + recipe.groups_per_submission)
@@ -113,14 +117,14 @@ class _Life:
         )
         submission = Submission(node.domain.id, version.id, node.id, first, groups)
         data = await trio.to_thread.run_sync(submission.encode)
-        digest = await node.blobs.put_async(data)
+        digest = await bench.blobs.put(data)
         tokens = sum(len(r.tokens) for g in groups for r in g.responses)
         responses = sum(len(g.responses) for g in groups)
         await node.log.append(
             Rollout(version.id, first, len(groups), responses, tokens, digest, len(data), submission.signal)
         )
         written = [response for group in groups for response in group.responses]
-        node.metrics.record(
+        bench.metrics.record(
             "generation",
             version=self._newest_used,
             groups=len(groups),

@@ -20,9 +20,10 @@ import trio
 from node.context import Node
 from node.roles import role_figures
 from node.roles.gathering import Gathered, amount
+from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from node.weights.second_holder import entrust
 from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
@@ -53,7 +54,7 @@ class Made:
 class Publication:
     """One version, numbered ``number``, on its way from the trainer into the log; ``batch`` is what made it."""
 
-    def __init__(self, node: Node, number: int, batch: Sequence[Gathered], checkpoints: Path) -> None:
+    def __init__(self, bench: Workbench, number: int, batch: Sequence[Gathered], checkpoints: Path) -> None:
         self.number = number
         self.batch = batch
         self.entry: Entry | None = None
@@ -62,7 +63,8 @@ class Publication:
         """The child's figures of the step."""
         self.over = trio.Event()
         self.over_at = 0.0
-        self._node = node
+        self._node = bench.node
+        self._bench = bench
         self._checkpoints = checkpoints
         self._made: tuple[Made, Entry] | None = None
         self._ready = trio.Event()
@@ -70,7 +72,7 @@ class Publication:
     async def run(self) -> None:
         """Publish it once it is made. The child that describes it starts while it is trained."""
         try:
-            async with delta_making.open_child() as differ:
+            async with delta_making.open_child(self._bench.engines.open_worker) as differ:
                 await self._ready.wait()
                 if self._made is not None:
                     self.entry = await self._publish(differ, *self._made)
@@ -92,30 +94,30 @@ class Publication:
         self._ready.set()
 
     async def _publish(self, differ: Worker, made: Made, base: Entry) -> Entry | None:
-        node = self._node
-        if overtaken(node, base):
+        node, bench = self._node, self._bench
+        if overtaken(bench, base):
             return None
         described = await self._describe(differ, made, base)
         manifest = described.manifest
         data = await trio.to_thread.run_sync(manifest.encode)
-        digest = await node.blobs.put_async(data)
-        node.weights.expect(manifest, described.delta)
-        await trio.to_thread.run_sync(node.versions.adopt, data, made.whole)
+        digest = await bench.blobs.put(data)
+        bench.weights.held.expect(manifest, described.delta)
+        await trio.to_thread.run_sync(bench.versions.adopt, data, made.whole)
         delta = await self._adopt_delta(described)
-        await entrust(node, Blob(digest, len(data)), delta, manifest.size)
+        await entrust(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
-        if grant is None or overtaken(node, base):
+        if grant is None or overtaken(bench, base):
             return None
         made.checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
         # Before the entry is: it makes the old checkpoint useless.
         await trio.to_thread.run_sync(sync_directory, self._checkpoints)
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
-        step = self._step(made, grant.term, base, await node.blobs.put_async(blob), len(blob))
+        step = self._step(made, grant.term, base, await bench.blobs.put(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
-        node.metrics.record("step", **role_figures.of_step(step, self.metrics, responses))
-        node.pool.add_step(entries[0], StepBlob.parse(blob))
-        node.weights.adopt(entries[1])
+        bench.metrics.record("step", **role_figures.of_step(step, self.metrics, responses))
+        bench.pool.add_step(entries[0], StepBlob.parse(blob))
+        bench.weights.held.note(entries[1])
         for path in self._checkpoints.glob("*.safetensors"):
             if path.stem != digest.hex():
                 path.unlink(missing_ok=True)
@@ -155,14 +157,14 @@ class Publication:
 
     async def _describe(self, differ: Worker, made: Made, base: Entry) -> delta_making.Described:
         """The new version's manifest, and its delta in ``work``."""
-        node, answer = self._node, made.answer
-        place = node.weights.paths(base.id)[0].parent
+        node, bench, answer = self._node, self._bench, made.answer
+        place = bench.weights.held.paths(base.id)[0].parent
         given = (answer["tensors"], answer["checksum"], made.whole, weights_payload(base).size)
         try:
             found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
         except WorkerError as error:
             node.health.warn("delta", f"no delta was made of the newest version: {error}")
-            async with delta_making.open_child() as other:
+            async with delta_making.open_child(self._bench.engines.open_worker) as other:
                 return await delta_making.describe(other, *given, None, node.directory.work / DELTA)
         node.health.clear("delta")
         return found
@@ -172,8 +174,8 @@ class Publication:
         if described.delta is None:
             return None
         data = await trio.to_thread.run_sync(described.delta.encode)
-        digest = await self._node.blobs.put_async(data)
-        await trio.to_thread.run_sync(self._node.versions.adopt, data, self._node.directory.work / DELTA)
+        digest = await self._bench.blobs.put(data)
+        await trio.to_thread.run_sync(self._bench.versions.adopt, data, self._node.directory.work / DELTA)
         return Blob(digest, len(data))
 
     def _accepting(self, entry: Entry) -> tuple[bytes, ...]:
@@ -187,9 +189,9 @@ def in_office(node: Node) -> bool:
     return grant is not None and grant.trainer == node.id
 
 
-def overtaken(node: Node, base: Entry) -> bool:
+def overtaken(bench: Workbench, base: Entry) -> bool:
     """Whether the term or the version that a step began with is over meanwhile."""
-    newest = node.weights.newest()
+    node, newest = bench.node, bench.weights.held.newest()
     over = not in_office(node) or newest is None or newest.id != base.id
     if over:
         number = weights_payload(base).number

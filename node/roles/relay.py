@@ -7,9 +7,10 @@ leave it a head start, and that it offers what it has (``node.weights.offers``).
 from __future__ import annotations
 
 from node.context import Node
+from node.weights.following import Weights
 from node.weights.offers import push
 
 
-async def run(node: Node) -> None:
+async def run(node: Node, weights: Weights) -> None:
     """Offer, and serve, until cancelled."""
-    await push(node)
+    await push(node, weights)

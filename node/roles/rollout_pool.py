@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import trio
 
 from node.context import Node
+from node.net.blob_exchange import BlobExchange
 from node.net.requests import Unreachable
+from node.peers.presences import Presences
 from protocol.constants import GATHER_FACTOR, MAX_STEP_BLOB_BYTES
 from protocol.domain import Recipe
 from protocol.errors import PeerError
@@ -46,8 +48,10 @@ class Amount:
 class Pool:
     """Call ``update`` before reading the others."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, blobs: BlobExchange, presences: Presences) -> None:
         self._node = node
+        self._blobs = blobs
+        self._presences = presences
         self._known_steps: set[bytes] = set()
         self._consumed: set[bytes] = set()
         self._taken: set[bytes] = set()
@@ -103,7 +107,7 @@ class Pool:
         try:
             if payload.blob_size > MAX_STEP_BLOB_BYTES:
                 raise PeerError("a step blob of an absurd size")
-            data = await self._node.fetch_blob(payload.blob, payload.blob_size, peers, timeout=5)
+            data = await self._blobs.fetch(payload.blob, payload.blob_size, peers, timeout=5)
             self.add_step(step, StepBlob.parse(data))
         except PeerError as error:
             self._known_steps.add(step.id)
@@ -119,7 +123,9 @@ class Pool:
         not.
         """
         ledger, level = self._node.log.ledger, self._node.domain.recipe.async_level
-        oldest = min(number, self._node.weights.newest_number()) - level
+        newest = ledger.newest_weights()
+        published = None if newest is None else ledger.version_number(newest.id)
+        oldest = (number if published is None else min(number, published)) - level
         found: dict[bytes, tuple[Entry, int]] = {}
         for entry in list(self._accepted.values()):
             assert isinstance(entry.payload, Rollout)
@@ -150,7 +156,7 @@ class Pool:
                 continue
             due = ledger.due(entry)
             if due not in judged:
-                judged[due] = self._node.will_judge(due)
+                judged[due] = self._presences.can_decide(due)
             if not judged[due]:
                 continue
             account = accounts[entry.author]

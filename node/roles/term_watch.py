@@ -17,6 +17,7 @@ import trio
 
 from node.context import Node
 from node.log.elector import Elector
+from node.peers.presences import Presences
 from protocol.errors import Error
 from protocol.log import elector_state as rules
 from protocol.log.quorum import Grant
@@ -29,23 +30,22 @@ TURN: Final = 2
 class TermWatch:
     """Runs beside the elector's cuts."""
 
-    def __init__(self, node: Node, elector: Elector) -> None:
+    def __init__(self, node: Node, presences: Presences) -> None:
         self._node = node
-        self._elector = elector
+        self._presences = presences
         self._interval = node.domain.timings.presence_ms / 1000
         self._silence = node.domain.timings.term_silence_ms / 1000
         self._term = 0
-        self._since = self._heard = trio.current_time()
+        self._since = self._seen_at = trio.current_time()
         self._wanted: float | None = None
-        elector.voter.objection = self.objection
 
-    async def run(self) -> None:
-        """Watch for ever."""
-        node, voter = self._node, self._elector.voter
+    async def run(self, elector: Elector) -> None:
+        """Watch for ever, and have ``elector`` ask for grants."""
+        node, voter = self._node, elector.voter
         while True:
             await trio.sleep(self._interval)
-            self._look()
-            candidate = self._wanted_trainer()
+            self._note_holder()
+            candidate = self._wanted_trainer(voter.state)
             if candidate is None:
                 self._wanted = None
                 continue
@@ -55,7 +55,7 @@ class TermWatch:
             if now < self._wanted + turn * TURN * self._interval:
                 continue
             try:
-                await self._elector.grant_term(candidate)
+                await elector.grant_term(candidate)
             except (Error, OSError) as error:
                 node.health.warn("term", f"no term can be granted: {error}")
                 continue
@@ -65,7 +65,7 @@ class TermWatch:
     def objection(self, grant: Grant) -> str | None:
         """Why this elector does not want a term granted so, None where it agrees. Its clock may be a little behind the
         asker's."""
-        self._look()
+        self._note_holder()
         slack = TURN * self._interval
         now = trio.current_time()
         holder = self._node.log.ledger.grant()
@@ -78,41 +78,41 @@ class TermWatch:
         )
         if not renewed and not self._vacant(slack):
             return "the office is not vacant"
-        presence = self._node.presences.live().get(grant.trainer)
+        presence = self._presences.live().get(grant.trainer)
         if presence is None or ("trainer" not in presence.willing and presence.role != "trainer"):
             return "that trainer is not there"
         return None
 
-    def _look(self) -> None:
+    def _note_holder(self) -> None:
         """Take notice of who holds the office and whether it is there."""
         grant = self._node.log.ledger.grant()
         if grant is None:
             return
         now = trio.current_time()
         if grant.term != self._term:
-            self._term, self._since, self._heard = grant.term, now, now
-        trainer = self._node.presences.live().get(grant.trainer)
+            self._term, self._since, self._seen_at = grant.term, now, now
+        trainer = self._presences.live().get(grant.trainer)
         if trainer is not None and ("trainer" in trainer.willing or trainer.role == "trainer"):
-            self._heard = now
+            self._seen_at = now
 
     def _vacant(self, slack: float = 0.0) -> bool:
         now = trio.current_time()
         if self._node.log.ledger.grant() is not None:
-            return now >= self._heard + self._silence - slack
-        present = len(self._node.presences.live())
-        waited = self._node.presences.founded_for()
+            return now >= self._seen_at + self._silence - slack
+        present = len(self._presences.live())
+        waited = self._presences.founded_for()
         return self._node.log.ready.is_set() and (
             present >= self._node.domain.policy.min_nodes
             or (present > 1 and waited >= self._node.domain.timings.founding_wait_ms / 1000 - slack)
         )
 
-    def _wanted_trainer(self) -> bytes | None:
+    def _wanted_trainer(self, state: rules.State) -> bytes | None:
         """Whom a term should be granted to now; None for nobody."""
         node = self._node
-        presences = node.presences.live()
+        presences = self._presences.live()
         holder = node.log.ledger.grant()
         if not self._vacant():
-            contested = rules.contested(self._elector.voter.state, self._term)
+            contested = rules.contested(state, self._term)
             waited = trio.current_time() >= self._since + self._silence
             return holder.trainer if holder is not None and contested and waited else None
         candidate = assignment.trainer_candidate(presences, node.domain.policy, node.log.ledger.may_validate)

@@ -28,15 +28,15 @@ from typing import Any
 
 import trio
 
-from node.context import Node
 from node.roles import trainer_evaluation
-from node.roles.engine_client import configuration, load_timeout
+from node.roles.engine_client import load_timeout
 from node.roles.gathering import Gathered, Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
-from node.weights.following import payload as weights_payload
+from node.roles.workbench import Workbench
+from node.weights.held import payload as weights_payload
 from node.workers import torchrun
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError
 from protocol.log.entry import Entry
 from protocol.records import Weights
 from protocol.weights.manifest import Manifest
@@ -48,31 +48,33 @@ START_TIMEOUT = 300.0
 """Seconds that the child may take to start: several processes on a busy machine need their time."""
 
 
-async def run(node: Node) -> None:
+async def run(bench: Workbench) -> None:
     """Train until cancelled or until another term begins."""
-    async with _open_trainer(node) as worker:
-        node.children["trainer"] = worker.pid
+    node = bench.node
+    async with _open_trainer(bench) as worker:
+        bench.own.children["trainer"] = worker.pid
         try:
             settings = {
-                **await configuration(node),
+                **await bench.engines.configuration(),
                 "dtype": node.domain.model.compute_dtype,
                 "recompute": node.config.trainer.recompute,
             }
             await worker.call("configure", timeout=START_TIMEOUT, **settings)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(trainer_evaluation.run, node)
-                await _Life(node, worker, nursery).run()
+                nursery.start_soon(trainer_evaluation.run, bench)
+                await _Life(bench, worker, nursery).run()
         finally:
-            node.children.pop("trainer", None)
-            node.pool.give_all_back()  # what was under way ended with this
+            bench.own.children.pop("trainer", None)
+            bench.pool.give_all_back()  # what was under way ended with this
             node.health.clear("office")
             node.health.clear("founding")
             node.health.clear("training")
 
 
 @asynccontextmanager
-async def _open_trainer(node: Node) -> AsyncIterator[Worker]:
+async def _open_trainer(bench: Workbench) -> AsyncIterator[Worker]:
     """The trainer child: one process, or as many as the configuration says, started through torchrun."""
+    node, open_worker = bench.node, bench.engines.open_worker
     processes = node.config.trainer.processes
     if processes == 1:
         async with open_worker("node.workers.trainer_child", name="trainer") as worker:
@@ -87,13 +89,14 @@ async def _open_trainer(node: Node) -> AsyncIterator[Worker]:
 
 
 class _Life:
-    def __init__(self, node: Node, worker: Worker, nursery: trio.Nursery) -> None:
-        self._node = node
+    def __init__(self, bench: Workbench, worker: Worker, nursery: trio.Nursery) -> None:
+        self._node = node = bench.node
+        self._bench = bench
         self._worker = worker
         self._nursery = nursery
         self._recipe = node.domain.recipe
         self._checkpoints = node.directory.trainer
-        self._gathering = Gathering(node)
+        self._gathering = Gathering(bench)
         self._publication: Publication | None = None
         """The version that is on its way into the log."""
         self._holds: Publication | Entry | None = None
@@ -114,11 +117,11 @@ class _Life:
 
     async def _turn(self) -> bool:
         """Do what is to be done now; False where that was to wait."""
-        node = self._node
+        node, bench = self._node, self._bench
         if not in_office(node):
             node.health.warn("office", "another trainer was granted a term")
             return False
-        if node.weights.newest() is None:
+        if bench.weights.held.newest() is None:
             await self._announce_version_0()
             return False
         number = await self._base_number()
@@ -133,9 +136,9 @@ class _Life:
 
     def _paused(self) -> bool:
         """Whether no other step is wanted; one that is being published counts."""
-        node = self._node
+        node, bench = self._node, self._bench
         made = node.log.ledger.step_count() + (self._publication is not None)
-        return node.paused() or 0 < node.pause_at_step <= made
+        return bench.own.paused() or 0 < bench.own.pause_at_step <= made
 
     async def _base_number(self) -> int | None:
         """The number of the version that the child holds and that the next step starts from; None where it has to
@@ -151,11 +154,11 @@ class _Life:
 
     def _base(self) -> Entry | None:
         """The newest version, where it is held whole."""
-        newest, held = self._node.weights.newest(), self._node.weights.newest_held()
+        newest, held = self._bench.weights.held.newest(), self._bench.weights.held.newest_held()
         return held if held is not None and newest is not None and held.id == newest.id else None
 
     async def _announce_version_0(self) -> None:
-        node = self._node
+        node, bench = self._node, self._bench
         cut = node.log.replica.newest_cut_id
         if not node.log.ready.is_set():
             return
@@ -167,15 +170,15 @@ class _Life:
         grant = node.log.ledger.grant()
         assert grant is not None
         blob = node.domain.model.manifest
-        data = await node.fetch_blob(blob.hash, blob.size, list(node.network.peers), timeout=30)
+        data = await bench.blobs.fetch(blob.hash, blob.size, timeout=30)
         manifest = await trio.to_thread.run_sync(Manifest.parse, data)
         await node.log.append(Weights(grant.term, 0, None, blob.hash, blob.size, manifest.whole, manifest.size, None))
 
     async def _announce_again_if_stuck(self) -> None:
-        node = self._node
+        node, bench = self._node, self._bench
         patience = node.domain.timings.term_silence_ms / 1000
         base = self._base()
-        if base is None or trio.current_time() < self._progress_at + patience or node.paused():
+        if base is None or trio.current_time() < self._progress_at + patience or bench.own.paused():
             return
         why = self._deserted(base)
         if why is None:
@@ -187,29 +190,29 @@ class _Life:
         entries = await node.log.append(
             Weights(grant.term, old.number + 1, base.id, old.manifest, old.manifest_size, old.whole, old.size, None)
         )
-        node.weights.adopt(entries[-1])
+        bench.weights.held.note(entries[-1])
         self._progress_at = trio.current_time()
 
     def _deserted(self, base: Entry) -> str | None:
         """Why no rollouts come for ``base`` and would for weights announced now; None where there is no such reason."""
-        node = self._node
+        node, bench = self._node, self._bench
         ledger, replica = node.log.ledger, node.log.replica
         cut = replica.newest_cut_id
-        if not node.will_judge(ledger.validators_of(base.id)) and node.will_judge(
+        if not bench.presences.can_decide(ledger.validators_of(base.id)) and bench.presences.can_decide(
             [author for author in ledger.authors() if ledger.standing_role(author, cut) == "validator"]
         ):
             return "too few are here who are due to audit"
-        infers = {n for n, p in node.presences.live().items() if p.role == "inference"}
+        infers = {n for n, p in bench.presences.live().items() if p.role == "inference"}
         if not any(ledger.may_infer(n, base.id) for n in infers) and any(ledger.joined_at(n, cut) for n in infers):
             return "nobody here may generate with"
         number, batches = weights_payload(base).number, min(BACKLOG, self._recipe.async_level + 1)
-        if self._gathering.refused(number) and node.pool.waiting(number).fills(batches, self._recipe):
+        if self._gathering.refused(number) and bench.pool.waiting(number).fills(batches, self._recipe):
             return "rollouts that cannot be trained on stand in the way of others from"
         return None
 
     async def _load(self, base: Entry) -> None:
         self._holds = None
-        manifest, whole = self._node.weights.paths(base.id)
+        manifest, whole = self._bench.weights.held.paths(base.id)
         # Named by the weights, so that an optimizer state is never mixed up with another version's.
         checkpoint = self._checkpoints / f"{weights_payload(base).manifest.hex()}.safetensors"
         state = checkpoint.stat().st_size if checkpoint.exists() else None
@@ -226,13 +229,13 @@ class _Life:
 
     async def _reference(self) -> list[str] | None:
         """The manifest's and the whole file's path of version 0, where the recipe has a KL term."""
-        node = self._node
+        node, bench = self._node, self._bench
         if self._recipe.kl == 0:
             return None
         digest = node.domain.model.manifest.hash  # retention keeps it
-        if not await trio.to_thread.run_sync(node.versions.complete, digest):
-            await node.weights.hold(node.log.ledger.lineage()[0], timeout=REFERENCE_TIMEOUT)
-        return [str(path) for path in node.versions.paths(digest)]
+        if not await trio.to_thread.run_sync(bench.versions.complete, digest):
+            await bench.weights.hold(node.log.ledger.lineage()[0], timeout=REFERENCE_TIMEOUT)
+        return [str(path) for path in bench.versions.paths(digest)]
 
     # Steps
 
@@ -247,7 +250,7 @@ class _Life:
         waited, blocked = self._idle(started)
         batch = self._gathering.hand_out()
         whole, checkpoint = node.directory.work / f"{number + 1}.bin", self._checkpoints / f"{number + 1}.part"
-        publication = Publication(node, number + 1, batch, self._checkpoints)
+        publication = Publication(self._bench, number + 1, batch, self._checkpoints)
         self._nursery.start_soon(publication.run)
         self._holds = None
         try:

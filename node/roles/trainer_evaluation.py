@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import trio
 
-from node.context import Node, innermost
+from node.errors import innermost
 from node.evaluation import held_out
 from node.evaluation.held_out import Plan, Source
 from node.evaluation.version_answers import Question, Sampler, open_sampler, sampling
 from node.net.requests import Unreachable
-from node.roles.engine_client import model_bytes, open_tasks, setup_of, task_table
+from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
-from node.weights.following import payload
+from node.weights.held import payload
 from protocol.errors import Error
 from protocol.log.entry import Entry
 
@@ -36,12 +36,13 @@ LOOK: Final = 0.2
 """Seconds after which a version that was published counts as held at the latest."""
 
 
-async def run(node: Node) -> None:
+async def run(bench: Workbench) -> None:
     """Evaluate until cancelled; returns at once where the configuration asks for none."""
+    node = bench.node
     if not node.config.trainer.eval_every:
         return
     pause = FIRST_PAUSE
-    life = _Life(node)
+    life = _Life(bench)
     try:
         while True:
             done = life.count
@@ -54,16 +55,17 @@ async def run(node: Node) -> None:
                 node.health.warn("evaluation", f"a version was not evaluated: {why}; again in {pause:.0f} s")
                 if not isinstance(error, Error | OSError | trio.TooSlowError):
                     node.logger.error("evaluation: a bug", exc_info=error)
-            node.evaluating = False
+            bench.evaluations.under_way = False
             await trio.sleep(pause)
     finally:
-        node.evaluating = False
+        bench.evaluations.under_way = False
         node.health.clear("evaluation")
 
 
 class _Life:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, bench: Workbench) -> None:
+        self._node = node = bench.node
+        self._bench = bench
         self._every = node.config.trainer.eval_every
         self._last = -1
         self.count = 0
@@ -71,41 +73,41 @@ class _Life:
 
     async def run(self) -> None:
         """Evaluate what is due, until something fails."""
-        node, config = self._node, self._node.config.trainer
+        node, bench, config = self._node, self._bench, self._node.config.trainer
         await self._due()  # nothing is started before there is a version
         plan = await trio.to_thread.run_sync(
             partial(
                 Plan.of,
                 node.domain.id,
-                list(map(Source.held_out, await task_table(node, node.domain))),
+                list(map(Source.held_out, await bench.engines.task_table())),
                 config.eval_questions,
                 config.eval_samples,
                 greedy=config.eval_greedy,
             )
         )
         recipe = sampling(node.domain.recipe, plan.samples, greedy=plan.greedy)
-        setup = replace(await setup_of(node, node.domain.model.compute_dtype), modest=True)
-        size = await model_bytes(node, setup.engine)
-        async with open_tasks(node, plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
-            node.children[CHILD] = sampler.pid
+        setup = replace(await bench.engines.setup(node.domain.model.compute_dtype), modest=True)
+        size = await bench.engines.model_bytes(setup.engine)
+        async with bench.engines.open_tasks(plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
+            bench.own.children[CHILD] = sampler.pid
             try:
                 questions = await held_out.draw(plan, service)
                 while True:
                     await self._evaluate(await self._due(), plan, questions, sampler, service)
             finally:
-                node.children.pop(CHILD, None)
+                bench.own.children.pop(CHILD, None)
 
     async def _due(self) -> Entry:
         """The newest version that is to be evaluated and is not yet, once there is one."""
-        node, seen = self._node, 0
+        node, bench, seen = self._node, self._bench, 0
         while (found := self._newest_due()) is None:
-            node.evaluating = False
+            bench.evaluations.under_way = False
             seen = await node.log.wait_change(seen, timeout=LOOK)
-        node.evaluating = True
+        bench.evaluations.under_way = True
         return found
 
     def _newest_due(self) -> Entry | None:
-        held = set(self._node.weights.held())
+        held = set(self._bench.weights.held.ids())
         for entry in reversed(self._node.log.ledger.lineage()):
             number = payload(entry).number
             if number <= self._last:
@@ -122,10 +124,10 @@ class _Life:
         sampler: Sampler,
         service: TaskService,
     ) -> None:
-        node, number = self._node, payload(version).number
+        node, bench, number = self._node, self._bench, payload(version).number
         began = time.monotonic()
         try:
-            await sampler.load(*node.weights.paths(version.id))
+            await sampler.load(*bench.weights.held.paths(version.id))
         except Unreachable:
             return  # it went meanwhile; a newer one is due, or will be
         scores = await held_out.evaluate(plan, questions, sampler, service)
@@ -134,10 +136,10 @@ class _Life:
         self.count += 1
         rows: list[dict[str, Any]] = [held_out.figures(score) for score in scores]
         for row in rows:
-            node.metrics.record(
+            bench.metrics.record(
                 "eval", version=number, samples=plan.samples, greedy=int(plan.greedy), seconds=seconds, **row
             )
-        node.evaluations.append({"version": number, "id": version.id.hex(), "seconds": seconds, "scores": rows})
+        bench.evaluations.rows.append({"version": number, "id": version.id.hex(), "seconds": seconds, "scores": rows})
         node.health.clear("evaluation")
         if rows:
             told = (number, rows[-1]["pass_rate"], rows[-1]["pass_rate_low"], rows[-1]["pass_rate_high"])

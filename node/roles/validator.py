@@ -18,10 +18,10 @@ from collections.abc import Collection
 
 import trio
 
-from node.context import Node
 from node.net.requests import Unreachable
 from node.roles import auditing
-from node.roles.engine_client import Engine, open_engine, open_tasks
+from node.roles.engine_client import Engine
+from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
 from node.workers.child_process import WorkerError
 from proofs import audit, checks, duplicates
@@ -46,11 +46,12 @@ ATTEMPTS = 2
 """Times that a child may fail on a submission before it is given up."""
 
 
-async def run(node: Node) -> None:
+async def run(bench: Workbench) -> None:
     """Audit until cancelled."""
-    async with open_engine(node) as engine, open_tasks(node) as tasks, trio.open_nursery() as nursery:
-        fetches = _Fetches(node, nursery)
-        life = _Life(node, engine, tasks, fetches)
+    node, engines = bench.node, bench.engines
+    async with engines.open() as engine, engines.open_tasks() as tasks, trio.open_nursery() as nursery:
+        fetches = _Fetches(bench, nursery)
+        life = _Life(bench, engine, tasks, fetches)
         nursery.start_soon(fetches.wake_on_news)
         while True:
             # Those who earned trust first: a cheat that floods the network waits behind them.
@@ -68,8 +69,9 @@ async def run(node: Node) -> None:
 class _Fetches:
     """The submissions that arrived, and those on their way: at most ``FETCHES`` at once, in the order of ``keep``."""
 
-    def __init__(self, node: Node, nursery: trio.Nursery) -> None:
-        self._node = node
+    def __init__(self, bench: Workbench, nursery: trio.Nursery) -> None:
+        self._node = bench.node
+        self._bench = bench
         self._nursery = nursery
         self._running: dict[bytes, float] = {}
         self._arrived: dict[bytes, bytes | Unreachable | PeerError] = {}
@@ -106,7 +108,7 @@ class _Fetches:
     def needless(self, entry: Entry) -> bool:
         """Whether the verdict does not depend on the file."""
         assert isinstance(entry.payload, Rollout)
-        return self._node.weights.outdated(entry.payload.weights)
+        return self._bench.weights.held.outdated(entry.payload.weights)
 
     def ready(self, entry: Entry) -> bool:
         """Whether the entry can be judged now."""
@@ -130,7 +132,7 @@ class _Fetches:
         try:
             # The whole has as long as a verdict may wait: a peer that sends drop by drop holds a place no longer.
             with trio.fail_after(self._node.domain.timings.verdict_wait_ms / 1000):
-                found = await self._node.fetch_blob(rollout.submission, rollout.size, peers, timeout=10)
+                found = await self._bench.blobs.fetch(rollout.submission, rollout.size, peers, timeout=10)
         except trio.TooSlowError:
             self._arrived[entry.id] = Unreachable("it arrives too slowly")
             self._not_before[entry.id] = trio.current_time() + RETRY
@@ -144,8 +146,9 @@ class _Fetches:
 
 
 class _Life:
-    def __init__(self, node: Node, engine: Engine, tasks: TaskService, fetches: _Fetches) -> None:
-        self._node = node
+    def __init__(self, bench: Workbench, engine: Engine, tasks: TaskService, fetches: _Fetches) -> None:
+        self._node = bench.node
+        self._bench = bench
         self._engine = engine
         self._tasks = tasks
         self._fetches = fetches
@@ -161,7 +164,7 @@ class _Life:
         result = await self._examine(entry, rollout, draw)
         if result is None:
             return
-        self._node.metrics.record(
+        self._bench.metrics.record(
             "verdict",
             version=self._node.log.ledger.version_number(rollout.weights),
             outcome=result.outcome,
@@ -179,15 +182,15 @@ class _Life:
         await self._node.log.append(
             Verdict(entry.id, result.outcome, result.severity, result.reason, result.score, draw, result.audited)
         )
-        self._node.failed_audits.pop(entry.id, None)
+        self._bench.failed_audits.pop(entry.id, None)
 
     async def _examine(self, entry: Entry, rollout: Rollout, draw: bytes) -> audit.AuditResult | None:
         """The verdict, or None where it is too early for one."""
-        node = self._node
+        node, bench = self._node, self._bench
         version = node.log.ledger.weights(rollout.weights)
         if version is None:
             return None
-        if node.weights.outdated(rollout.weights):
+        if bench.weights.held.outdated(rollout.weights):
             return checks.result("late")
         first_seen = self._first_seen.setdefault(entry.id, trio.current_time())
         late = trio.current_time() > first_seen + node.domain.timings.verdict_wait_ms / 1000
@@ -198,7 +201,7 @@ class _Life:
                 node.network.blame(entry.author, error)
             return checks.result("missing") if late else None
         try:
-            await node.weights.hold(version, timeout=HOLD_TIMEOUT)
+            await bench.weights.hold(version, timeout=HOLD_TIMEOUT)
             await self._engine.load(rollout.weights)
         except (Unreachable, PeerError, trio.TooSlowError) as error:
             node.logger.info("a version to audit with is not here: %s", error or "it took too long")
@@ -206,8 +209,8 @@ class _Life:
         try:
             return await self._audit(entry, rollout, data, draw)
         except WorkerError as error:
-            node.failed_audits[entry.id] += 1
-            if node.failed_audits[entry.id] >= ATTEMPTS:
+            bench.failed_audits[entry.id] += 1
+            if bench.failed_audits[entry.id] >= ATTEMPTS:
                 node.logger.error("gave a submission of %s up: %s", entry.author.hex()[:8], error)
                 return checks.result("undecidable")
             if error.gone:

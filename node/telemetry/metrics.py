@@ -18,12 +18,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import trio
 
-if TYPE_CHECKING:
-    from node.context import Health
+from node.health.warnings import Health
 
 NAME: Final = "metrics.jsonl"
 FILE_BYTES: Final = 8 << 20

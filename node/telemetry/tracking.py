@@ -18,8 +18,11 @@ import trio
 
 from node import __version__
 from node.context import Node
-from node.telemetry.metrics import Queue
-from node.weights.following import payload
+from node.peers.own_state import OwnState
+from node.telemetry.metrics import Metrics, Queue
+from node.weights.delta_making import OpenWorker
+from node.weights.following import Weights
+from node.weights.held import payload
 from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.credit import reputation
 
@@ -71,18 +74,20 @@ def trackers(node: Node, environment: Mapping[str, str] = os.environ) -> list[Tr
     return found
 
 
-async def run(node: Node) -> None:
+async def run(
+    node: Node, own: OwnState, metrics: Metrics, weights: Weights, *, open_worker: OpenWorker = open_worker
+) -> None:
     """Feed the trackers and measure the node, for ever."""
     with ExitStack() as stack:
         # All follow before anything is measured, so that none lacks the first row.
-        queues = [(tracker, stack.enter_context(node.metrics.follow())) for tracker in trackers(node)]
+        queues = [(tracker, stack.enter_context(metrics.follow())) for tracker in trackers(node)]
         async with trio.open_nursery() as nursery:
             for tracker, queue in queues:
-                nursery.start_soon(_track, node, tracker, queue)
-            nursery.start_soon(_sample, node)
+                nursery.start_soon(_track, node, tracker, queue, open_worker)
+            nursery.start_soon(_sample, node, own, metrics, weights)
 
 
-async def _track(node: Node, tracker: Tracker, queue: Queue) -> None:
+async def _track(node: Node, tracker: Tracker, queue: Queue, open_worker: OpenWorker) -> None:
     topic = f"tracking {tracker.name}"
     pause = FIRST_PAUSE
     while True:
@@ -116,22 +121,22 @@ async def _feed(worker: Worker, queue: Queue) -> None:
                 await worker.call("finish", timeout=FINISH_TIMEOUT)
 
 
-async def _sample(node: Node) -> None:
+async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: Weights) -> None:
     """What a node is, whatever its role."""
     while True:
-        held = node.weights.newest_held()
+        held = weights.held.newest_held()
         sent, received = node.network.traffic
         account = reputation.credits(node.log.ledger).get(node.id)
-        node.metrics.record(
+        metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,
-            role=node.role,
-            newest_version=node.weights.newest_number(),
+            role=own.role,
+            newest_version=weights.held.newest_number(),
             peers=len(node.network.peers),
             bytes_sent=sent,
             bytes_received=received,
             credit=0 if account is None else account.credit,
-            tokens_generated=node.tokens_generated,
+            tokens_generated=own.tokens_generated,
             warnings=len(node.health.warnings),
         )
         await trio.sleep(SAMPLE_EVERY)

@@ -58,7 +58,7 @@ class DeltaChain:
         self._holders_of = holders_of
         self._manifests = manifests
         self._fetching = fetching
-        self._rates = rates
+        self.rates = rates
         self._open_worker = open_worker
         self.applied = 0
         """Versions that were made from deltas."""
@@ -70,7 +70,7 @@ class DeltaChain:
         """
         try:
             chain = await self._chain(entry)
-            speed = self._rates.speed
+            speed = self.rates.speed
             missing = await self._missing(manifest)
             if not chain or seconds_for_whole(missing, speed) <= speed.start:
                 return
@@ -95,7 +95,7 @@ class DeltaChain:
             if not await trio.to_thread.run_sync(self._versions.complete, listing.base):
                 return
             missing, lacking = await self._missing(target), await self._missing(listing)
-            if chain_pays(missing, [lacking], target.size, self._rates.speed):
+            if chain_pays(missing, [lacking], target.size, self.rates.speed):
                 await self._make(listing, target, ask_holders)
         except (Unreachable, PeerError) as error:
             self._fall_back(str(error))
@@ -160,7 +160,7 @@ class DeltaChain:
             folders = [versions.paths(digest)[0].parent for digest in (listing.digest, listing.base, target.digest)]
             try:
                 wrong = await delta_making.apply(
-                    self._open_worker, self._rates, folders[0], folders[1], folders[2], target.size
+                    self._open_worker, self.rates, folders[0], folders[1], folders[2], target.size
                 )
             except WorkerError as error:
                 self._fall_back(str(error))

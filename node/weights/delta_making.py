@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.workers.child_process import Worker, WorkerError
 from protocol.weights.delta import DeltaManifest, Speed
 from protocol.weights.manifest import Manifest
+
+OpenWorker = Callable[..., AbstractAsyncContextManager[Worker]]
 
 MODULE: Final = "node.workers.delta_child"
 NAME: Final = "delta"
@@ -82,7 +84,7 @@ def threads() -> int:
 
 
 @asynccontextmanager
-async def open_child() -> AsyncIterator[Worker]:
+async def open_child(open_worker: OpenWorker) -> AsyncIterator[Worker]:
     """A child for one piece of work. Raises ``WorkerError``."""
     async with open_worker(MODULE, name=NAME) as worker:
         yield worker
@@ -116,13 +118,13 @@ async def describe(
     )
 
 
-async def apply(rates: Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
+async def apply(open_worker: OpenWorker, rates: Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
     """Make the version of ``size`` bytes in the folder ``target`` from those in the other two.
 
     Returns the chunks that came out wrong. Raises ``WorkerError``, of kind "user" where the delta is at fault.
     """
     begun = time.monotonic()
-    async with open_child() as worker:
+    async with open_child(open_worker) as worker:
         answer = await worker.call(
             "apply",
             timeout=timeout(size),

@@ -16,6 +16,8 @@ import trio
 
 from node.context import Node
 from node.errors import Refused, Unreachable
+from node.peers.presences import Presences
+from node.weights.following import Weights
 from protocol import codec
 from protocol.errors import PeerError
 
@@ -28,38 +30,38 @@ AT_ONCE: Final = 8
 TIMEOUT: Final = 5.0
 
 
-def serve(node: Node) -> None:
+def serve(node: Node, weights: Weights, presences: Presences) -> None:
     """Take the offers of relays."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
-        (weights,) = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="offer")
-        presence = node.presences.live().get(peer)
+        (version,) = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="offer")
+        presence = presences.live().get(peer)
         if presence is None or presence.role != "relay":
             raise Refused("only relays offer versions")
-        node.weights.offered(peer, weights)
+        weights.holders_of.on_offer(peer, version)
         return b""
 
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def push(node: Node) -> None:
+async def push(node: Node, weights: Weights) -> None:
     """Offer the newest version to those who lag, for ever."""
     interval = node.domain.timings.presence_ms / 1000
     offered_to: dict[bytes, tuple[bytes, float]] = {}
     limit = trio.CapacityLimiter(AT_ONCE)
     async with trio.open_nursery() as nursery:
         while True:
-            newest, now = node.weights.newest(), trio.current_time()
-            lagging = node.weights.lagging()
+            newest, now = weights.held.newest(), trio.current_time()
+            lagging = weights.holders_of.lagging()
             for peer in lagging:
                 assert newest is not None
-                weights, until = offered_to.get(peer, (b"", 0.0))
-                if weights != newest.id or until <= now:
+                version, until = offered_to.get(peer, (b"", 0.0))
+                if version != newest.id or until <= now:
                     offered_to[peer] = newest.id, now + AGAIN * interval
                     nursery.start_soon(_offer, node, peer, newest.id, limit)
             offered_to = {peer: row for peer, row in offered_to.items() if peer in lagging}
-            await node.weights.wait_stirred(interval)
+            await weights.notice.wait(interval)
 
 
 async def _offer(node: Node, peer: bytes, weights: bytes, limit: trio.CapacityLimiter) -> None:

@@ -20,8 +20,11 @@ from typing import Final
 import trio
 
 from node.context import Node
+from node.net.blob_exchange import BlobExchange
 from node.net.requests import Refused, Unreachable
-from node.weights.following import payload
+from node.peers.presences import Presences
+from node.weights.following import Weights
+from node.weights.held import payload
 from protocol import codec
 from protocol.constants import MAX_MANIFEST_BYTES
 from protocol.errors import PeerError
@@ -53,14 +56,14 @@ HEAD_START: Final = 0.125
 ORDER: Final = ("relay", "validator", "inference", "none")
 
 
-def serve(node: Node) -> None:
+def serve(node: Node, weights: Weights, blobs: BlobExchange) -> None:
     """Take what the trainer entrusts to this node."""
     busy = trio.CapacityLimiter(1)
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         fields = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="entrusted version")
         digest, size, delta, delta_size = fields
-        grant, newest = node.log.ledger.grant(), node.weights.newest()
+        grant, newest = node.log.ledger.grant(), weights.held.newest()
         if grant is None or grant.trainer != peer or newest is None:
             raise Refused("only the trainer in office entrusts versions")
         whole = payload(newest).size
@@ -72,17 +75,17 @@ def serve(node: Node) -> None:
             raise Refused("another version is on its way") from None
         try:
             with trio.move_on_after(_patience(whole)) as patience:
-                data = await node.fetch_blob(digest, size, [peer], timeout=5)
+                data = await blobs.fetch(digest, size, [peer], timeout=5)
                 manifest = await trio.to_thread.run_sync(Manifest.parse, data)
                 if manifest.size != whole:
                     raise PeerError("an entrusted version of another size")
                 listing = None
                 if delta is not None:
-                    data = await node.fetch_blob(delta, delta_size, [peer], timeout=5)
+                    data = await blobs.fetch(delta, delta_size, [peer], timeout=5)
                     listing = await trio.to_thread.run_sync(DeltaManifest.parse, data)
                     if listing.target != digest:
                         raise PeerError("an entrusted version with the delta of another")
-                await node.weights.keep_entrusted(manifest, listing, peer)
+                await weights.keep_unpublished(manifest, listing, peer)
             if patience.cancelled_caught:
                 raise Refused("it took too long")
         except Unreachable as error:
@@ -96,9 +99,9 @@ def serve(node: Node) -> None:
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def entrust(node: Node, manifest: Blob, delta: Blob | None, size: int) -> None:
+async def entrust(node: Node, heard: Presences, manifest: Blob, delta: Blob | None, size: int) -> None:
     """Return once another node holds this version of ``size`` bytes, or nobody near takes it."""
-    presences = node.presences.live()
+    presences = heard.live()
     others = [n for n in node.network.peers if n in presences and presences[n].role in ORDER]
     others.sort(key=lambda n: (ORDER.index(presences[n].role), n))
     change = [None, 0] if delta is None else delta.to_value()

@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 import trio
 
-from node.roles import engine_client as engine_role
-from node.roles import trainer as trainer_role
+from node.daemon import Machinery
 from node.store.hashing import hash_bytes
-from node.weights import delta_making
 from node.workers import delta_child as delta_worker
 from node.workers.child_process import WorkerError
 from protocol.constants import MILLION
@@ -26,6 +24,7 @@ from protocol.domain import Model, Policy, Recipe, Task, default_timings, make_g
 from protocol.records import Blob
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
+from tests.node.fake_bulk import FakeBulkChild
 from protocol.work.rollout import Submission, pack
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
 
@@ -105,6 +104,8 @@ class Faults:
     """Time that an operation takes; 0.05 where nothing else is said."""
     before: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Called while the operation runs."""
+    machinery: Machinery = field(default_factory=Machinery)
+    """What starts such children."""
 
     async def note(self, child: str, op: str, arguments: dict[str, Any]) -> None:
         self.calls.append((child, op))
@@ -304,10 +305,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
         await trio.lowlevel.checkpoint()
         return function(*arguments)
 
-    monkeypatch.setattr(engine_role, "open_worker", open_worker)
-    monkeypatch.setattr(trainer_role, "open_worker", open_worker)
-    monkeypatch.setattr(delta_making, "open_worker", open_worker)
-    monkeypatch.setattr(engine_role, "TaskService", lambda table: Tasks(table, shared))
+    machinery: Any = Machinery(open_worker, lambda table: Tasks(table, shared), FakeBulkChild)  # type: ignore[arg-type]
+    shared.machinery = machinery
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(trio.from_thread, "run_sync", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -12,30 +12,27 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final
 
 import trio
 
-from node.api.weight_requests import Pulls
 from node.config import Config, DevnetConfig
 from node.config_keys import WILLING
-from node.context import Health, Node
-from node.log.elector import Elector, open_elector
+from node.context import Node
+from node.daemon import PRESENCE, ROLES, Parts
+from node.health.warnings import Health
+from node.log.elector import Elector
 from node.log.log_opening import load
 from node.log.replicated_log import LogService
-from node.log.replication import LogSync
-from node.net.blob_exchange import serve_blobs, serve_chunks, serve_haves
 from node.net.host import Peer
+from node.peers.own_state import OwnState
 from node.peers.presences import Presences
-from node.roles.role_manager import RoleManager
+from node.roles.role_manager import Lives
 from node.roles.rollout_pool import Pool
-from node.roles.term_watch import TermWatch
+from node.roles.workbench import Workbench
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
-from node.weights import offers, second_holder
-from node.weights.bulk.bulk_process import Bulk
-from node.weights.bulk.token_exchange import Routes
 from node.weights.following import Weights
 from node.workers import delta_child as delta_worker
 from protocol.domain import Domain, parse_genesis
@@ -51,6 +48,7 @@ from tests.node.fake_children import (
     TENSORS,
     TOKENIZER,
     WHOLE_0,
+    Faults,
     checksum,
     genesis,
     manifest_of,
@@ -80,21 +78,60 @@ class NodePort(Port):
         return dict(self.learned)
 
 
+BY_ITSELF: Final = (PRESENCE, "following weights", ROLES, "voting")
+"""The services of a node that does something; the others serve and tell."""
+
+
 @dataclass
 class Running:
     """A node that runs, and what a test may do to it."""
 
-    node: Node
+    parts: Parts
     disk: Disk
     port: NodePort
-    elector: Elector | None
-    sync: LogSync
     stopped: trio.Event
     nursery: trio.Nursery = field(init=False)
 
     @property
+    def node(self) -> Node:
+        return self.parts.node
+
+    @property
     def id(self) -> bytes:
         return self.node.id
+
+    @property
+    def own(self) -> OwnState:
+        return self.parts.own
+
+    @property
+    def presences(self) -> Presences:
+        return self.parts.presences
+
+    @property
+    def weights(self) -> Weights:
+        return self.parts.weights
+
+    @property
+    def versions(self) -> VersionStore:
+        return self.parts.versions
+
+    @property
+    def blobs(self) -> BlobStore:
+        return self.parts.blobs.store
+
+    @property
+    def pool(self) -> Pool:
+        return self.parts.pool
+
+    @property
+    def bench(self) -> Workbench:
+        return self.parts.bench
+
+    @property
+    def elector(self) -> Elector:
+        assert self.parts.elector.elector is not None
+        return self.parts.elector.elector
 
     @property
     def steps(self) -> int:
@@ -102,14 +139,22 @@ class Running:
 
 
 class Cluster:
-    """Nodes of one domain. "elector" is the founder and holds version 0 and the model's files."""
+    """Nodes of one domain. "elector" is the founder and holds version 0 and the model's files.
 
-    def __init__(self, folder: Path, nursery: trio.Nursery, network: Network, data: bytes) -> None:
+    Nodes are wired as the daemon wires them; ``faults`` are what their children do, and ``lives`` what they do in their
+    roles where that is not the real thing.
+    """
+
+    def __init__(
+        self, folder: Path, nursery: trio.Nursery, network: Network, data: bytes, faults: Faults, lives: Lives | None
+    ) -> None:
         self.folder = folder
         self.nursery = nursery
         self.network = network
         self.genesis = data
         self.domain: Domain = parse_genesis(data)
+        self.faults = faults
+        self.lives = lives
         self.running: dict[str, Running] = {}
         self.boots: Counter[str] = Counter()
 
@@ -128,42 +173,23 @@ class Cluster:
         identity: Identity = key(name)
         directory = DataDirectory(self.folder / name)
         directory.create()
+        directory.save_genesis(self.genesis)
         fresh, disk = disk is None, disk if disk is not None else Disk()
         log = LogService(identity, await load(disk, self.domain), disk, known=known, fresh=fresh, thread_from=1 << 30)
         port = NodePort(self.network, identity.node, self.nursery)
-        sync = LogSync(log, port, interval=self.domain.timings.presence_ms / 1000)
-        stopped = trio.Event()
-        node = Node(
-            identity=identity,
-            domain=self.domain,
-            config=Config(name=name, willing=tuple(willing), devnet=DevnetConfig(cheat=cheat)),
-            directory=directory,
-            network=cast("Any", port),
-            log=log,
-            blobs=BlobStore(directory.blobs),
-            versions=VersionStore(directory.versions),
-            health=Health(logging.getLogger(f"test.{name}")),
-            logger=logging.getLogger(f"test.{name}"),
-            stop=stopped.set,
-            pause_at_step=pause_at_step,
-        )
+        logger = logging.getLogger(f"test.{name}")
+        devnet = DevnetConfig(cheat=cheat, pause_at_step=pause_at_step)
+        config = Config(name=name, willing=tuple(willing), devnet=devnet)
+        network: Any = port
+        node = Node(identity, self.domain, config, directory, network, log, Health(logger), logger)
         self.boots[name] += 1
-        node.bulk = Bulk(node)  # with no child: weights travel over the links
-        node.routes = Routes(node, node.bulk)
-        node.weights, node.pool = Weights(node), Pool(node)
-        node.pulls = Pulls(node)
-        node.presences = Presences(node, self.boots[name])
+        stopped = trio.Event()
+        parts = Parts(node, self.boots[name], stopped.set, self.faults.machinery, lives=self.lives)
+        running = Running(parts, disk, port, stopped)
         if name == "elector":
-            self._found(node)
-        serve_blobs(node.network, node.blobs.get)
-        serve_chunks(node.network, node.versions.read_chunk)
-        serve_haves(node.network, node.versions.bitmap)
-        second_holder.serve(node)
-        offers.serve(node)
-        node.presences.listen()
-        elector = await open_elector(log, identity, sync) if identity.node in self.domain.electors else None
-        node.elector = elector
-        running = Running(node, disk, port, elector, sync, stopped)
+            self._found(running)
+        parts.serve()
+        await parts.elector.open()
         await self.nursery.start(self._run, running)
         self.network.ports[identity.node] = port
         self.running[name] = running
@@ -172,14 +198,11 @@ class Cluster:
         return running
 
     async def start(self, name: str, **options: Any) -> Running:
-        """A node with all its parts, as ``node.daemon`` runs them."""
+        """A node with all that it does by itself, as ``node.daemon`` runs it."""
         running = await self.node(name, **options)
-        node = running.node
-        parts = [node.presences.run, node.weights.run, RoleManager(node).run]
-        if running.elector is not None:
-            parts += [running.elector.run, TermWatch(node, running.elector).run]
-        for part in parts:
-            running.nursery.start_soon(part)
+        services = running.parts.services()
+        chosen = {service: services[service] for service in BY_ITSELF}
+        running.nursery.start_soon(running.parts.keep, chosen)
         return running
 
     def crash(self, name: str) -> Running:
@@ -197,9 +220,7 @@ class Cluster:
     async def cut(self) -> None:
         """Certify all there is, everywhere."""
         await self.agree()
-        elector = self.running["elector"].elector
-        assert elector is not None
-        await elector.cut()
+        await self.running["elector"].elector.cut()
         await self.agree()
 
     async def stage(self, **roles: str) -> Entry:
@@ -212,15 +233,13 @@ class Cluster:
                 await self.node(name)
         for name, role in roles.items():
             running = self.running[name]
-            running.node.role = role
+            running.own.role = role
             await running.node.log.append(Role(role))
         for running in self.running.values():
-            running.nursery.start_soon(running.node.presences.run)
+            running.nursery.start_soon(running.presences.run)
         await self.cut()
         (trainer,) = (name for name, role in roles.items() if role == "trainer")
-        elector = self.running["elector"].elector
-        assert elector is not None
-        await elector.grant_term(self.running[trainer].id)
+        await self.running["elector"].elector.grant_term(self.running[trainer].id)
         await self.agree()
         return await self.announce(trainer, WHOLE_0, None)
 
@@ -228,16 +247,16 @@ class Cluster:
         self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool = False
     ) -> Entry:
         """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta."""
-        node = self.running[name].node
-        change = None
+        running = self.running[name]
+        node, change = running.node, None
         if delta:
             assert predecessor is not None
-            change = self._delta(node, raw, predecessor)
+            change = self._delta(running, raw, predecessor)
         manifest = manifest_of(raw)
         file = node.directory.work / "announced.bin"
         file.write_bytes(raw)
-        node.versions.adopt(manifest.encode(), file)
-        node.blobs.put(manifest.encode())
+        running.versions.adopt(manifest.encode(), file)
+        running.blobs.put(manifest.encode())
         number = 0
         if predecessor is not None:
             assert isinstance(predecessor.payload, WeightsRecord)
@@ -257,37 +276,40 @@ class Cluster:
                 *(() if change is None else (change.hash, change.size)),
             )
         )
-        node.weights.adopt(entry)
+        running.weights.held.note(entry)
         await self.agree()
         return entry
 
-    def _delta(self, node: Node, raw: bytes, predecessor: Entry) -> Blob:
+    def _delta(self, running: Running, raw: bytes, predecessor: Entry) -> Blob:
         """What changed since the predecessor, in the node's stores."""
+        node = running.node
         file, delta = node.directory.work / "described.bin", node.directory.work / "described.delta"
         file.write_bytes(raw)
-        base = node.weights.paths(predecessor.id)[0].parent
+        base = running.weights.held.paths(predecessor.id)[0].parent
         rows = [list(row) for row in TENSORS]
         found = delta_worker.describe(rows, checksum(raw), str(file), str(base), str(delta))
         assert found["delta_manifest"] is not None
-        node.versions.adopt(found["delta_manifest"], delta)
-        return Blob(node.blobs.put(found["delta_manifest"]), len(found["delta_manifest"]))
+        running.versions.adopt(found["delta_manifest"], delta)
+        return Blob(running.blobs.put(found["delta_manifest"]), len(found["delta_manifest"]))
 
     def role(self, role: str) -> str:
         """The name of the one running node with this role."""
-        (name,) = (name for name, running in self.running.items() if running.node.role == role)
+        (name,) = (name for name, running in self.running.items() if running.own.role == role)
         return name
 
     async def _run(self, running: Running, *, task_status: Any) -> None:
         async with trio.open_nursery() as running.nursery:
-            await running.nursery.start(running.sync.run)
+            running.nursery.start_soon(running.parts.sync.run)
+            running.nursery.start_soon(running.parts.bulk.run)
             task_status.started()
 
-    def _found(self, node: Node) -> None:
+    def _found(self, running: Running) -> None:
+        node = running.node
         for data in (CONFIG, TOKENIZER, TASKS_FILE, TASK_SET, manifest_of(WHOLE_0).encode()):
-            node.blobs.put(data)
+            running.blobs.put(data)
         raw = node.directory.work / "version-0.bin"
         raw.write_bytes(WHOLE_0)
-        node.versions.adopt(manifest_of(WHOLE_0).encode(), raw)
+        running.versions.adopt(manifest_of(WHOLE_0).encode(), raw)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something holds; fails after ``seconds`` of the mock clock."""
@@ -298,11 +320,16 @@ class Cluster:
 
 @asynccontextmanager
 async def open_cluster(
-    folder: Path, network: Network | None = None, data: bytes | None = None
+    folder: Path,
+    faults: Faults,
+    *,
+    network: Network | None = None,
+    data: bytes | None = None,
+    lives: Lives | None = None,
 ) -> AsyncIterator[Cluster]:
     """A cluster that ends with the block."""
     async with trio.open_nursery() as nursery:
-        yield Cluster(folder, nursery, network or Network(), data or genesis())
+        yield Cluster(folder, nursery, network or Network(), data or genesis(), faults, lives)
         nursery.cancel_scope.cancel()
 
 
@@ -314,7 +341,7 @@ def presence(node: Node, **changes: Any) -> Presence:
         boot=1,
         counter=1,
         name=node.config.name,
-        role=node.role,
+        role="none",
         willing=node.config.willing,
         addresses=(),
         bulk=(),

@@ -47,7 +47,7 @@ def test_the_error_in_groups_of_groups() -> None:
 async def test_a_file_of_the_domain_is_fetched_once_from_whoever_has_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
         lacking = await cluster.node("a")
         node = (await cluster.node("b")).node
@@ -63,7 +63,7 @@ async def test_a_file_of_the_domain_is_fetched_once_from_whoever_has_it(
 
 
 async def test_a_pause_counts_steps(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator", i="inference")
         node = cluster.running["i"].node
         assert not node.paused()
@@ -71,17 +71,17 @@ async def test_a_pause_counts_steps(tmp_path: Path, faults: Faults, autojump_clo
         assert not node.paused()
         for name in ("v", "i", "t", "elector"):
             cluster.crash(name)
-    async with open_cluster(tmp_path / "trained") as cluster:
+    async with open_cluster(tmp_path / "trained", faults) as cluster:
         for name in ("elector", "a", "b", "c"):
             await cluster.start(name, pause_at_step=1)
-        await cluster.until(lambda: all(running.node.paused() for running in cluster.running.values()))
+        await cluster.until(lambda: all(running.own.paused() for running in cluster.running.values()))
         assert {running.steps for running in cluster.running.values()} == {1}
 
 
 async def test_a_majority_of_the_due_must_be_here_and_at_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", w="validator", i="inference")
         await trio.sleep(1)
         node = cluster.running["i"].node
@@ -96,6 +96,6 @@ async def test_a_majority_of_the_due_must_be_here_and_at_it(
         (entry,) = await node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
         assert isinstance(entry, Entry)
         assert node.will_be_judged(entry)
-        cluster.running["w"].node.role = "inference"
+        cluster.running["w"].own.role = "inference"
         await trio.sleep(1)
         assert not node.will_be_judged(entry)

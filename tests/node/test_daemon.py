@@ -154,7 +154,7 @@ async def kept(running: Running, *failures: Exception) -> list[float]:
 async def test_a_part_that_fails_is_begun_again(
     tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("a")
         group = ExceptionGroup("nursery", [OSError(28, "No space left on device")])
         begun = await kept(running, group, KeyError("bug"))
@@ -171,7 +171,7 @@ async def test_a_part_that_fails_is_begun_again(
 async def test_a_join_waits_for_room_on_the_disk(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("a", join=False)
         running.disk.full = True
         running.nursery.start_soon(daemon._keep, running.node, "own feed", partial(daemon._keep_joined, running.node))
@@ -188,7 +188,7 @@ async def test_a_join_waits_for_room_on_the_disk(
 async def test_a_head_in_doubt_is_told_until_it_is_clear(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first = await cluster.node("a")
         await cluster.node("b")
         await cluster.agree()
@@ -208,7 +208,7 @@ async def test_a_head_in_doubt_is_told_until_it_is_clear(
 async def test_known_peers_are_kept_and_a_full_disk_is_told(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("a")
         peer = key("b").node
         running.port.learned[peer] = [f"/ip4/192.0.2.1/tcp/4001/p2p/{peer_id(peer)}"]
@@ -234,11 +234,11 @@ async def test_a_twin_that_appears_after_the_start_is_refused(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Both copies started at once, so neither found the other when it asked first."""
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running, witness = await cluster.node("a"), await cluster.node("b")
         for one in (running, witness):
-            twins.serve(one.node.network, one.node.presences)
-            one.nursery.start_soon(one.node.presences.run)
+            twins.serve(one.node.network, one.presences)
+            one.nursery.start_soon(one.presences.run)
         await daemon._refuse_twin(running.node)  # its own presences are no twin's
 
         async def twin() -> None:
@@ -246,7 +246,7 @@ async def test_a_twin_that_appears_after_the_start_is_refused(
             while True:
                 counter += 1
                 signed = presence(running.node, counter=counter).sign(running.node.identity)
-                await witness.node.presences._receive(running.id, signed)
+                await witness.presences._receive(running.id, signed)
                 await trio.sleep(0.3)
 
         await trio.sleep(1)

@@ -38,7 +38,6 @@ from node.weights.bulk.bulk_messages import (
 from node.weights.bulk.chunk_server import ChunkNews, Server
 from node.weights.bulk.holder_connection import CHUNK_SECONDS, Connection
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
-from node.weights.bulk.serving_limits import Limits
 from node.weights.bulk.transfer_state import Means
 from node.weights.bulk.transfer_table import Transfers
 from node.workers import frames
@@ -72,7 +71,7 @@ class Child:
             domain=setup.domain,
             secret=setup.secret,
             find=self._store.open,
-            limits=Limits(**setup.limits),
+            limits=setup.limits,
             secure=None if self._doorkeeper is None else (self._doorkeeper.context, self._doorkeeper.peer_of),
             news=self._news,
             coming=self._transfers.coming,

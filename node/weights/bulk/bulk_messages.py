@@ -17,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from node.weights.bulk.serving_limits import Limits
+
 Outcome = Literal["ok", "lacks", "busy", "wrong", "unkept", "failed"]
 """What became of a chunk that was asked for over libp2p: "ok" (it is in the store), "unkept" (our own disk refused it),
 or what is wrong with its holder."""
@@ -45,8 +47,7 @@ class HolderRow(msgspec.Struct, frozen=True, array_like=True):
 class Configure(Message, frozen=True):
     """What a child is told at its start.
 
-    ``sockets`` are the descriptors of listening sockets, ``limits`` the fields of ``serving_limits.Limits``; in a
-    private domain ``certificate`` is this node's own with its key (PEM), ``admitted`` those of its peers (node id and
+    ``sockets`` are the descriptors of listening sockets; in a private domain ``certificate`` is this node's own with its key (PEM), ``admitted`` those of its peers (node id and
     DER).
     """
 
@@ -54,7 +55,7 @@ class Configure(Message, frozen=True):
     secret: bytes
     versions: str
     sockets: list[int]
-    limits: dict[str, int | bool]
+    limits: Limits
     certificate: str = ""
     admitted: list[tuple[bytes, bytes]] = []
 

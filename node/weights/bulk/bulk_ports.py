@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from node.config import Config
-from node.context import Health
+from node.health.warnings import Health
 from node.net import listening
 
 TOPIC: Final = "bulk port"
@@ -61,8 +61,8 @@ class BulkPorts:
             found += [f"/{kind}/{one}/tcp/{port}/{self._scheme}" for one in hosts]
         return list(dict.fromkeys(found))[:4]
 
-    def try_open(self) -> None:
-        """Open them, all or none."""
+    def try_open(self) -> bool:
+        """Open them, all or none; whether they are."""
         named = self._config.bulk.listen
         try:
             for text in named or self._config.listen[:1]:
@@ -80,6 +80,7 @@ class BulkPorts:
         else:
             self.lacking = False
             self._health.clear(TOPIC)
+        return not self.lacking
 
     def _close(self) -> None:
         for listener in self._listeners:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import Final, Protocol
 
 import trio
@@ -68,8 +67,12 @@ class ChildEnd(Protocol):
     async def aclose(self) -> None: ...
 
 
+StartBulk = Callable[[Sequence[int]], ChildEnd]
+"""Starts a child that inherits these descriptors. Raises ``WorkerError``."""
+
+
 def start_child(sockets: Sequence[int]) -> ChildEnd:
-    """A new child that inherits these descriptors. Raises ``WorkerError``."""
+    """A new child, as ``StartBulk``."""
     environment = {"MALLOC_ARENA_MAX": "2"}  # many threads that allocate little
     return spawn(Process, "node.weights.bulk.bulk_child", "weights", environment, inherited=sockets)
 
@@ -82,7 +85,7 @@ class BulkProcess:
         node: Node,
         own: OwnState,
         *,
-        start: Callable[[Sequence[int]], ChildEnd] = start_child,
+        start: StartBulk = start_child,
         start_seconds: float = START_SECONDS,
         first_pause: float = FIRST_PAUSE,
         busy_pause: float = BUSY_PAUSE,
@@ -269,11 +272,10 @@ class BulkProcess:
             process.kill()
 
     async def _watch_ports(self, process: ChildEnd) -> None:
-        if self.ports.lacking:
-            while self.ports.lacking:
-                await trio.sleep(self._busy_pause)
-                self.ports.try_open()
-            process.kill()
+        while self.ports.lacking:
+            await trio.sleep(self._busy_pause)
+            if self.ports.try_open():
+                process.kill()
 
     def _on_gone(self) -> None:
         for transfer in self._transfers.values():
@@ -302,7 +304,7 @@ class BulkProcess:
             secret=self.secret,
             versions=str(self._node.directory.versions.absolute()),
             sockets=sockets,
-            limits=asdict(limits),
+            limits=limits,
             certificate=self._pem,
             admitted=list(self.known.items()),
         )

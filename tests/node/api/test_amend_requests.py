@@ -28,7 +28,7 @@ async def test_it_is_made_signed_carried_and_in_force(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "amendment.json"
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         elector = await cluster.node("elector")
         other = await cluster.node("a")
         for running in (elector, other):
@@ -79,7 +79,7 @@ async def test_it_is_made_signed_carried_and_in_force(
 
 
 async def test_nonsense_is_told(tmp_path: Path, faults: Faults) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
         await running.nursery.start(control_socket.run, running.node)
         for body, why in (("zz", "hexadecimal"), (7, "hexadecimal"), ("90", "amendment"), ("", "amendment")):

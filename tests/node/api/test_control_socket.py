@@ -24,10 +24,10 @@ from tests.protocol.builders import digest
 @asynccontextmanager
 async def serving(tmp_path: Path) -> AsyncIterator[Running]:
     """A node that serves its control socket, in a network of its own."""
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         running = cluster.running["i"]
-        await running.node.weights.hold(version, timeout=10)
+        await running.weights.hold(version, timeout=10)
         await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
         await cluster.agree()
         await running.nursery.start(control_socket.run, running.node)
@@ -50,7 +50,7 @@ async def test_status(tmp_path: Path, faults: Faults) -> None:
     async with serving(tmp_path) as running:
         running.node.health.warn("weights", "version 7 has not arrived")
         running.node.log.disk_trouble = "no space"
-        running.node.children["engine"] = 4711
+        running.own.children["engine"] = 4711
         status = await ask(running, "status")
         replica = running.node.log.replica
         assert status["name"] == "i"
@@ -79,7 +79,7 @@ async def test_status(tmp_path: Path, faults: Faults) -> None:
 
 async def test_steps_are_told_up_to_a_number(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 20.0
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in ("elector", "a", "b", "c"):
             await cluster.start(name, pause_at_step=3)
         await cluster.until(lambda: all(running.steps == 3 for running in cluster.running.values()), clock)
@@ -97,7 +97,7 @@ async def test_steps_are_told_up_to_a_number(tmp_path: Path, faults: Faults, mon
 
 
 async def test_the_socket_is_its_owners_alone_and_replaces_what_a_crash_left(tmp_path: Path, faults: Faults) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
         socket = running.node.directory.control_socket
         socket.touch()
@@ -110,13 +110,13 @@ async def test_the_socket_is_its_owners_alone_and_replaces_what_a_crash_left(tmp
 async def test_pausing_and_going_on(tmp_path: Path, faults: Faults) -> None:
     async with serving(tmp_path) as running:
         assert await ask(running, "pause_at", step=7) == {"pause_at_step": 7}
-        assert running.node.pause_at_step == 7
+        assert running.own.pause_at_step == 7
         assert (await ask(running, "status"))["pause_at_step"] == 7
         assert await ask(running, "pause_at", step=0) == {"pause_at_step": 0}
         for wrong in (-1, "7", None, True, 1.5):
             with pytest.raises(Unavailable, match="unknown request"):
                 await ask(running, "pause_at", step=wrong)
-        assert running.node.pause_at_step == 0
+        assert running.own.pause_at_step == 0
 
 
 async def test_stopping_is_answered_first(tmp_path: Path, faults: Faults) -> None:
@@ -146,7 +146,7 @@ async def test_stopping_is_answered_first(tmp_path: Path, faults: Faults) -> Non
     ],
 )
 async def test_a_mistake_is_one_line_and_ends_nothing(line: bytes, error: str, tmp_path: Path, faults: Faults) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
         await running.nursery.start(control_socket.run, running.node)
         assert json.loads(await raw(running, line + b"\n")) == {"error": error}
@@ -154,7 +154,7 @@ async def test_a_mistake_is_one_line_and_ends_nothing(line: bytes, error: str, t
 
 
 async def test_a_conversation(tmp_path: Path, faults: Faults) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
         await running.nursery.start(control_socket.run, running.node)
         answers = (await raw(running, b'{"op": "pause_at", "step": 1}\n{"op": "x"}\n{"op": "pause')).splitlines()

@@ -61,7 +61,7 @@ def statement(kind: str, target: str, author: str, domain: bytes) -> dict[str, s
 async def test_a_stolen_node_is_closed_and_says_so(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         elector, thief, owner = await joined(cluster, "elector", "thief", "owner")
         assert [row["name"] for row in await known(owner, "thief")] == ["thief"]
         assert await known(owner, "stranger") == []
@@ -90,7 +90,7 @@ async def test_a_stolen_node_is_closed_and_says_so(
 async def test_a_lost_node_goes_on_as_another(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         _, old, new = await joined(cluster, "elector", "old", "new")
         await old.node.log.append(Rollout(digest("no version"), 0, 2, 8, 16, digest("file"), 10, 2))
         await cluster.cut()
@@ -109,25 +109,25 @@ async def test_a_lost_node_goes_on_as_another(
 async def test_an_ended_node_has_no_role_and_no_presence(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         _, thief, owner = await joined(cluster, "elector", "thief", "owner")
         for running in (thief, owner):
-            running.nursery.start_soon(running.node.presences.run)
-        await cluster.until(lambda: thief.id in owner.node.presences.live())
+            running.nursery.start_soon(running.presences.run)
+        await cluster.until(lambda: thief.id in owner.presences.live())
         await thief.node.log.append(Role("relay"))
         thief.nursery.start_soon(RoleManager(thief.node).run)
-        await cluster.until(lambda: thief.node.role == "relay")
+        await cluster.until(lambda: thief.own.role == "relay")
         await ask(owner, "close", **statement("close", "thief", "owner", cluster.domain.id))
         await cluster.cut()
-        await cluster.until(lambda: thief.node.role == "none")
-        assert thief.id not in owner.node.presences.live()
-        assert owner.id in thief.node.presences.live()
+        await cluster.until(lambda: thief.own.role == "none")
+        assert thief.id not in owner.presences.live()
+        assert owner.id in thief.presences.live()
 
 
 async def test_what_would_have_no_effect_is_refused_at_once(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         _, first, _ = await joined(cluster, "elector", "first", "second")
         good = statement("close", "second", "first", cluster.domain.id)
         other = statement("close", "elector", "first", cluster.domain.id)

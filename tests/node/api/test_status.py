@@ -83,7 +83,7 @@ async def running(cluster: Cluster, steps: int) -> None:
 async def test_who_catches_up_says_how_far_it_is(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator")
         running = cluster.running["v"]
         running.node.log.ready = trio.Event()
@@ -96,12 +96,12 @@ async def test_who_catches_up_says_how_far_it_is(
 async def test_an_elector_that_takes_no_part_says_so(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator")
         running = cluster.running["elector"]
         assert running.elector is not None
         voter = running.elector.voter
-        running.node.elector = running.elector
+        running.elector = running.elector
         assert not any("elector" in phrase for phrase in status(running.node)["waits_for"])
         voter.state = replace(voter.state, abstains=99)
         assert (
@@ -112,7 +112,7 @@ async def test_an_elector_that_takes_no_part_says_so(
 async def test_a_network_tells_of_itself(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first = await cluster.node("elector")
         told = status(first.node)
         assert (told["role"], told["version"], told["own_entries"]) == ("none", -1, 1)
@@ -120,7 +120,7 @@ async def test_a_network_tells_of_itself(
         assert told["waits_for"] == [f"a first trainer: 0 nodes are present, {POLICY.min_nodes} are asked for"]
         assert told["problems"] == ["no peer is connected: see farflung peers"]
         cluster.crash("elector")
-    async with open_cluster(tmp_path / "again") as cluster:
+    async with open_cluster(tmp_path / "again", faults) as cluster:
         await running(cluster, 2)
         for name, node in cluster.running.items():
             told = json.loads(json.dumps(status(node.node)))
@@ -145,7 +145,7 @@ async def test_a_network_tells_of_itself(
 async def test_the_last_rejection_is_told_in_words(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in NODES:
             await cluster.start(name)
         await cluster.start("cheat", willing=("inference",), cheat="forged-reward")
@@ -175,13 +175,13 @@ def test_every_reason_has_a_remedy() -> None:
 async def test_a_node_that_leaves_says_so_and_takes_no_role_again(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await running(cluster, 1)
         name = cluster.role("inference")
         leaver = cluster.running[name]
         assert control_socket._answer(leaver.node, b'{"op": "leave"}') == {"leaving": True}
         assert status(leaver.node)["why"] == "it is leaving"
-        await cluster.until(lambda: leaver.node.left)
+        await cluster.until(lambda: leaver.own.left)
         await trio.sleep(3)
         told = status(leaver.node)
         assert (told["role"], told["left"], told["waits_for"]) == ("none", True, [])
@@ -193,22 +193,22 @@ async def test_a_node_that_leaves_says_so_and_takes_no_role_again(
         others = [node for other, node in cluster.running.items() if other != name]
         assert all(node.node.log.ledger.standing_role(leaver.id) == "none" for node in others)
         # Its place is somebody else's now.
-        await cluster.until(lambda: any(node.node.role == "inference" for node in others))
+        await cluster.until(lambda: any(node.own.role == "inference" for node in others))
 
 
 async def test_the_next_start_brings_it_back(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await running(cluster, 1)
-        name = next(name for name in NODES if name != "elector" and cluster.running[name].node.role != "trainer")
+        name = next(name for name in NODES if name != "elector" and cluster.running[name].own.role != "trainer")
         leaver = cluster.running[name]
-        leaver.node.leaving = True
-        await cluster.until(lambda: leaver.node.left)
+        leaver.own.leaving = True
+        await cluster.until(lambda: leaver.own.left)
         await cluster.agree()
         cluster.crash(name)
         back = await cluster.start(name, disk=leaver.disk, known=[cluster.running["elector"].id])
-        await cluster.until(lambda: back.node.role != "none")
+        await cluster.until(lambda: back.own.role != "none")
         feed = back.node.log.replica.entries(back.id)
         kinds = [entry.kind for entry in feed]
         assert Role.KIND in kinds[kinds.index(Leave.KIND) :]
@@ -217,7 +217,7 @@ async def test_the_next_start_brings_it_back(
 async def test_the_reading_operations_answer_in_json(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         node = (await cluster.node("elector")).node
         for op in ("status", "peers", "roles", "credits"):
             answer = control_socket._answer(node, json.dumps({"op": op}).encode())

@@ -17,7 +17,7 @@ async def stage(cluster: Cluster) -> Running:
     first = await cluster.stage(t="trainer", v="validator", i="inference")
     await cluster.announce("t", b"\7" + WHOLE_0[1:], first)
     running = cluster.running["i"]
-    running.nursery.start_soon(running.node.pulls.run)
+    running.nursery.start_soon(running.parts.pulls.run)
     return running
 
 
@@ -38,12 +38,12 @@ async def pulled(running: Running, version: int | str) -> dict[str, Any]:
 async def test_a_version_is_pulled_listed_and_cleaned_up(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await stage(cluster)
         assert (await ask(running, "weights"))["objects"] == []
         assert (await pulled(running, 0))["version"] == 0
         assert (await pulled(running, -1))["version"] == 1
-        assert len(running.node.weights.held()) == 2
+        assert len(running.weights.held.ids()) == 2
         found = await ask(running, "weights")
         assert [row["numbers"] for row in found["objects"]] == [[1], [0]]
         ids = [entry.id.hex() for entry in running.node.log.ledger.lineage()]
@@ -52,25 +52,25 @@ async def test_a_version_is_pulled_listed_and_cleaned_up(
         assert all(row["here"] == row["size"] == 64 and row["kept"] for row in found["objects"])
         assert found["applied"] == 0
         # A quota that has no room for both: the older one may go, though not while it may be trained with.
-        running.node.versions.quota = 64
+        running.versions.quota = 64
         found = await ask(running, "weights-gc", dry_run=False)
         assert found["gone"] == []
         assert found["shortage"] is not None
         # An object that belongs to nothing.
         file = running.node.directory.work / "file"
         file.write_bytes(b"\1" * 64)
-        stray = running.node.versions.adopt(manifest_of(b"\1" * 64).encode(), file)
+        stray = running.versions.adopt(manifest_of(b"\1" * 64).encode(), file)
         assert (await ask(running, "weights-gc", dry_run=True))["gone"][0]["digest"] == stray.hex()
-        assert stray in running.node.versions.held()
+        assert stray in running.versions.held()
         await ask(running, "weights-gc", dry_run=False)
-        assert stray not in running.node.versions.held()
-        assert len(running.node.weights.held()) == 2
+        assert stray not in running.versions.held()
+        assert len(running.weights.held.ids()) == 2
 
 
 async def test_what_cannot_be_pulled_is_an_error(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await stage(cluster)
         ids = [entry.id.hex() for entry in running.node.log.ledger.lineage()]
         assert await pulled(running, 5) == {"error": "there is no version 5"}
@@ -82,14 +82,14 @@ async def test_what_cannot_be_pulled_is_an_error(
 async def test_a_pull_that_fails_says_why(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await stage(cluster)
 
         async def refuse(entry: object, **options: object) -> None:
             await trio.lowlevel.checkpoint()
             raise OSError(28, "no room")
 
-        running.node.weights.hold = refuse  # type: ignore[method-assign]
+        running.weights.hold = refuse  # type: ignore[method-assign]
         found = await pulled(running, 1)
         assert found == {"error": "version 1 does not arrive: [Errno 28] no room"}
         # Somebody gave up on one before it failed. Who asks later wants to know of now.

@@ -10,7 +10,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from trio.testing import wait_all_tasks_blocked
 
 from node.net.noise import Link
-from node.net.yamux_stream import Turns
+from node.net.yamux_stream import FairLock
 
 
 class Plain:
@@ -82,7 +82,7 @@ async def test_a_broken_connection_is_told_as_libp2p_tells_it() -> None:
 
 
 async def test_turns_are_taken_at_once_and_in_order() -> None:
-    turns = Turns()
+    turns = FairLock()
     order: list[int] = []
 
     async def take(number: int) -> None:

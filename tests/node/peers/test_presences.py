@@ -29,7 +29,7 @@ def published(running: Running) -> list[Presence]:
 async def test_a_presence_every_interval_and_at_once_after_a_change(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         running = cluster.running["i"]
         node = running.node
@@ -61,26 +61,26 @@ async def test_a_presence_every_interval_and_at_once_after_a_change(
 async def test_others_are_heard_until_they_fall_silent(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         a, b = await cluster.node("a"), await cluster.node("b")
-        assert a.node.presences.founded_for() == -1.0
+        assert a.presences.founded_for() == -1.0
         for running in (a, b):
-            running.nursery.start_soon(running.node.presences.run)
+            running.nursery.start_soon(running.presences.run)
         await trio.sleep(2)
-        assert set(a.node.presences.live()) == {a.id, b.id}
-        assert 1.0 < a.node.presences.founded_for() < 2.0
+        assert set(a.presences.live()) == {a.id, b.id}
+        assert 1.0 < a.presences.founded_for() < 2.0
         assert a.port.learned[b.id] == b.port.addresses
         cluster.crash("b")
         await trio.sleep(0.9)
-        assert b.id in a.node.presences.live()
+        assert b.id in a.presences.live()
         await trio.sleep(0.8)
-        assert set(a.node.presences.live()) == {a.id}
+        assert set(a.presences.live()) == {a.id}
 
 
 async def test_bad_presences_are_their_senders_fault(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         a, b = await cluster.node("a"), await cluster.node("b")
         good = presence(b.node, role="relay")
         hear = a.port.topics[TOPIC]
@@ -88,28 +88,28 @@ async def test_bad_presences_are_their_senders_fault(
         await hear(b.id, replace(good, domain=digest("another")).sign(key("b")))
         await hear(b.id, presence(a.node, role="relay").sign(key("a")))  # under another's name
         assert [peer for peer, _ in a.port.blamed] == [b.id] * 3
-        assert a.node.presences.live() == {}
+        assert a.presences.live() == {}
         await hear(b.id, good.sign(key("b")))
-        assert a.node.presences.live() == {b.id: good}
+        assert a.presences.live() == {b.id: good}
         # Old news change nothing and are nobody's fault.
         await hear(b.id, replace(good, counter=0, role="trainer").sign(key("b")))
-        assert a.node.presences.live() == {b.id: good}
+        assert a.presences.live() == {b.id: good}
         assert len(a.port.blamed) == 3
 
 
 async def test_nobody_else_speaks_for_us(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         a = await cluster.node("a")
         await a.port.topics[TOPIC](a.id, presence(a.node, boot=99, role="trainer").sign(key("a")))
-        assert a.node.presences.live() == {}
+        assert a.presences.live() == {}
 
 
 async def test_addresses_are_learned_with_the_peers_own_name(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         a, b = await cluster.node("a"), await cluster.node("b")
         plain, full = "/ip4/192.0.2.1/tcp/4001", f"/ip4/192.0.2.2/tcp/4001/p2p/{peer_id(b.id)}"
         await a.port.topics[TOPIC](b.id, presence(b.node, addresses=(plain, full)).sign(key("b")))

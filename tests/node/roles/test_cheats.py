@@ -43,7 +43,7 @@ def test_noise_of_five_percent_of_each_tensors_deviation(tmp_path: Path) -> None
 async def test_one_file_a_version_and_no_more(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         node = cluster.running["t"].node
         path = await cheats.perturbed(node, version.id)

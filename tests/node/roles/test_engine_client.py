@@ -36,7 +36,7 @@ from tests.protocol.builders import digest
 async def test_files_of_the_domain_come_from_peers_and_the_child_is_told_its_paths(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
         node = (await cluster.node("a")).node
         async with open_engine(node) as opened, open_tasks(node) as tasks:
@@ -56,7 +56,7 @@ async def test_files_of_the_domain_come_from_peers_and_the_child_is_told_its_pat
 async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         node = cluster.running["t"].node
         async with open_engine(node) as opened:
@@ -80,7 +80,7 @@ async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
 
 
 async def test_speed_is_measured(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
         node = cluster.running["elector"].node
         async with open_engine(node) as opened:
@@ -169,7 +169,7 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
     monkeypatch.setattr(engine_role, "open_worker", open_worker)
     monkeypatch.setattr(engine_role, "AUTO_BYTES", 1)
     monkeypatch.setattr(vllm_start, "installed", lambda: True)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
         node = cluster.running["elector"].node
         async with open_engine(node, generates=generates) as opened:

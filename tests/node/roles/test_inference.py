@@ -40,7 +40,7 @@ def announced(running: Running) -> list[Rollout]:
 async def stage(cluster: Cluster) -> Entry:
     version = await cluster.stage(t="trainer", v="validator", i="inference")
     for name in ("v", "i"):
-        await cluster.running[name].node.weights.hold(version, timeout=10)
+        await cluster.running[name].weights.hold(version, timeout=10)
     return version
 
 
@@ -63,15 +63,15 @@ async def accept(cluster: Cluster) -> None:
 async def test_it_announces_what_the_seeds_prescribe_and_stops_at_the_backlog(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
         await for_seconds(running, 30)
         rollouts = announced(running)
         assert just_full(rollouts, BACKLOG)
         assert [rollout.first_counter for rollout in rollouts] == list(range(0, 2 * len(rollouts), 2))
-        assert not running.node.generating
-        data = running.node.blobs.get(rollouts[1].submission) or b""
+        assert not running.own.generating
+        data = running.blobs.get(rollouts[1].submission) or b""
         assert len(data) == rollouts[1].size
         submission = Submission.parse(data, RECIPE)
         assert (submission.weights, submission.author) == (version.id, running.id)
@@ -94,7 +94,7 @@ async def test_generation_goes_on_until_there_is_enough_to_learn_from(
         return [1_000_000 * (item % 2 and int(text) % 2) for _, item, text in items]
 
     monkeypatch.setattr(Tasks, "score", hard)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await stage(cluster)
         running = cluster.running["i"]
         await for_seconds(running, 60)
@@ -107,7 +107,7 @@ async def test_generation_goes_on_until_there_is_enough_to_learn_from(
 async def test_how_many_batches_may_wait(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         node, trainer = cluster.running["i"].node, cluster.running["t"].node
         async with open_engine(node) as engine, open_tasks(node) as tasks:
@@ -128,7 +128,7 @@ async def test_how_many_batches_may_wait(
 async def test_counters_go_on_after_a_restart(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await stage(cluster)
         running = cluster.running["i"]
         faults.seconds["generate"] = 0.3
@@ -142,7 +142,7 @@ async def test_counters_go_on_after_a_restart(
 async def test_only_one_batch_waits_while_a_newer_version_is_on_its_way(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
         await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
@@ -154,14 +154,14 @@ async def test_only_one_batch_waits_while_a_newer_version_is_on_its_way(
 async def test_a_version_that_is_too_old_to_count_is_not_used(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         newest = await stage(cluster)
         for number in range(1, RECIPE.async_level + 2):
             newest = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], newest)
         running = cluster.running["i"]
         await for_seconds(running, 10)
         assert announced(running) == []
-        await running.node.weights.hold(newest, timeout=10)
+        await running.weights.hold(newest, timeout=10)
         await for_seconds(running, 10)
         assert {rollout.weights for rollout in announced(running)} == {newest.id}
 
@@ -169,11 +169,11 @@ async def test_a_version_that_is_too_old_to_count_is_not_used(
 async def test_it_never_goes_back_to_an_older_version(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
         newer = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
-        await running.node.weights.hold(newer, timeout=10)
+        await running.weights.hold(newer, timeout=10)
         node = running.node
         async with open_engine(node) as engine, open_tasks(node) as tasks:
             life = inference._Life(node, engine, tasks)
@@ -186,18 +186,18 @@ async def test_it_never_goes_back_to_an_older_version(
 async def test_a_newcomer_waits_for_a_version_that_knows_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         newcomer = await cluster.node("n")
-        newcomer.nursery.start_soon(newcomer.node.presences.run)
+        newcomer.nursery.start_soon(newcomer.presences.run)
         await newcomer.node.log.append(Role("inference"))
         await cluster.agree()
-        await newcomer.node.weights.hold(version, timeout=10)
+        await newcomer.weights.hold(version, timeout=10)
         await for_seconds(newcomer, 10)
         assert announced(newcomer) == []
         await cluster.cut()
         newer = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
-        await newcomer.node.weights.hold(newer, timeout=10)
+        await newcomer.weights.hold(newer, timeout=10)
         await for_seconds(newcomer, 10)
         assert announced(newcomer) != []
 
@@ -205,7 +205,7 @@ async def test_a_newcomer_waits_for_a_version_that_knows_it(
 async def test_nothing_is_made_that_nobody_will_judge(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await stage(cluster)
         cluster.crash("v")
         await trio.sleep(3)  # its presence lapses
@@ -217,25 +217,25 @@ async def test_nothing_is_made_that_nobody_will_judge(
 async def test_a_pause_ends_generation_and_its_end_begins_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in ("elector", "a", "b", "c"):
             await cluster.start(name, pause_at_step=1)
         await cluster.until(lambda: all(r.steps == 1 for r in cluster.running.values()))
         await trio.sleep(10)
-        inferring = [r for r in cluster.running.values() if r.node.role == "inference"]
+        inferring = [r for r in cluster.running.values() if r.own.role == "inference"]
         made = [len(announced(r)) for r in inferring]
         assert sum(made) > 0
         await trio.sleep(10)
         assert [len(announced(r)) for r in inferring] == made
         for running in cluster.running.values():
-            assert running.node.paused()
-            running.node.pause_at_step = 0
+            assert running.own.paused()
+            running.own.pause_at_step = 0
         await cluster.until(lambda: all(r.steps >= 3 for r in cluster.running.values()))
 
 
 @pytest.mark.parametrize("cheat", ["", "forged-reward"])
 async def test_rewards(cheat: str, tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
         running.node.config = replace(running.node.config, devnet=DevnetConfig(cheat=cheat))
@@ -252,7 +252,7 @@ async def test_rewards(cheat: str, tmp_path: Path, faults: Faults, autojump_cloc
 async def test_accepted_work_that_waits_counts_as_backlog(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await stage(cluster)
         running = cluster.running["i"]
         await for_seconds(running, 20)

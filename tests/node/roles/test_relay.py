@@ -15,7 +15,7 @@ from tests.node.fakes import open_cluster
 async def test_a_relay_lives_without_a_child_until_it_is_cancelled(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
         with trio.move_on_after(1000) as scope:
             await relay.run(running.node)
@@ -26,13 +26,13 @@ async def test_a_relay_lives_without_a_child_until_it_is_cancelled(
 async def test_what_a_relay_holds_is_asked_of_it_and_not_of_the_trainer(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
-        await cluster.running["r"].node.weights.hold(version, timeout=10)
+        await cluster.running["r"].weights.hold(version, timeout=10)
         await trio.sleep(1)  # its presence says so
-        assert next(iter(cluster.running["i"].node.weights.holders(version))) == cluster.running["r"].id
+        assert next(iter(cluster.running["i"].weights.holders_of.version(version))) == cluster.running["r"].id
         # From now on the trainer can be reached by nobody, and nobody misses it.
         others = [r.id for name, r in cluster.running.items() if name != "t"]
         cluster.network.partition([cluster.running["t"].id], others)
-        await cluster.running["i"].node.weights.hold(version, timeout=10)
-        assert cluster.running["i"].node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        await cluster.running["i"].weights.hold(version, timeout=10)
+        assert cluster.running["i"].weights.held.paths(version.id)[1].read_bytes() == WHOLE_0

@@ -71,12 +71,12 @@ def test_a_steps_row_is_in_seconds_and_shares() -> None:
 async def test_each_role_measures_what_it_does(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in ("elector", "a", "b", "c"):
             await cluster.start(name, willing=("inference",) if name == "elector" else WILLING, pause_at_step=2)
         await cluster.until(lambda: all(running.steps >= 2 for running in cluster.running.values()))
         ledger = cluster.running["elector"].node.log.ledger
-        rows = [row for running in cluster.running.values() for row in running.node.metrics._own.take()]
+        rows = [row for running in cluster.running.values() for row in running.parts.metrics._own.take()]
     steps = [row for row in rows if row["kind"] == "step"]
     assert [row["version"] for row in steps] == [1, 2]
     payloads = [entry.payload for entry in ledger.steps()]

@@ -40,15 +40,15 @@ async def trained(cluster: Cluster, steps: int, seconds: float = 60) -> None:
 async def test_five_nodes_take_the_four_roles_train_and_end(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in FIVE:
             await cluster.start(name, pause_at_step=5)
         await trained(cluster, 5)
         nodes = list(cluster.running.values())
-        assert Counter(r.node.role for r in nodes) == Counter(
+        assert Counter(r.own.role for r in nodes) == Counter(
             ("trainer", "validator", "relay", "inference", "inference")
         )
-        await cluster.until(lambda: not any(r.node.generating or r.node.log.ledger.outstanding() for r in nodes))
+        await cluster.until(lambda: not any(r.own.generating or r.node.log.ledger.outstanding() for r in nodes))
         await trio.sleep(2)
         await cluster.agree()
         assert all(r.node.log.replica.uncovered() == [] for r in nodes)
@@ -56,7 +56,7 @@ async def test_five_nodes_take_the_four_roles_train_and_end(
         await trio.sleep(30)
         assert [entries(r) for r in nodes] == before
         # One decision each, and no second thoughts; each torch child was started once.
-        assert all(role_entries(r) == [r.node.role] for r in nodes)
+        assert all(role_entries(r) == [r.own.role] for r in nodes)
         assert faults.count("engine", "start") == 3
         assert faults.count("trainer", "start") == 1
         assert all(r.node.health.warnings == {} for r in nodes)
@@ -68,7 +68,7 @@ async def test_five_nodes_take_the_four_roles_train_and_end(
 async def test_a_lossy_network_trains_as_well(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path, Network(3, loss=0.05, delay=0.2)) as cluster:
+    async with open_cluster(tmp_path, faults, Network(3, loss=0.05, delay=0.2)) as cluster:
         for name in FIVE:
             await cluster.start(name, pause_at_step=2)
         await trained(cluster, 2, 300)
@@ -78,19 +78,19 @@ async def test_a_lossy_network_trains_as_well(
 async def test_a_node_that_is_gone_for_good_is_replaced(
     role: str, tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.start("elector", willing=("inference",))
         for name in ("a", "b", "c", "d"):
             await cluster.start(name, pause_at_step=12)
         await trained(cluster, 2)
-        gone = next(name for name, r in cluster.running.items() if r.node.role == role and name != "elector")
+        gone = next(name for name, r in cluster.running.items() if r.own.role == role and name != "elector")
         # Bytes that nobody else has yet would be lost with it, and the version's number with them.
-        newest = cluster.running[gone].node.weights.newest
-        others = [r.node.weights for name, r in cluster.running.items() if name != gone]
+        newest = cluster.running[gone].weights.held.newest
+        others = [r.weights for name, r in cluster.running.items() if name != gone]
         await cluster.until(lambda: any(newest() == held.newest_held() for held in others))
         cluster.crash(gone)
         await trained(cluster, 8, 100)
-        taken = Counter(r.node.role for r in cluster.running.values())
+        taken = Counter(r.own.role for r in cluster.running.values())
         assert taken["trainer"] == taken["validator"] == 1
         ledger = cluster.running["elector"].node.log.ledger
         grant = ledger.grant()
@@ -101,13 +101,13 @@ async def test_a_node_that_is_gone_for_good_is_replaced(
 async def test_a_validator_that_comes_back_too_late_holds_nothing_up(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in FIVE:
             await cluster.start(name, willing=("inference",) if name == "elector" else WILLING, pause_at_step=8)
         await trained(cluster, 2)
         name = cluster.role("validator")
         gone = cluster.crash(name)
-        await cluster.until(lambda: any(r.node.role == "validator" for r in cluster.running.values()))
+        await cluster.until(lambda: any(r.own.role == "validator" for r in cluster.running.values()))
         await cluster.start(name, disk=gone.disk, known=[cluster.running["elector"].id], pause_at_step=8)
         await trained(cluster, 8, 100)
         await trio.sleep(5)
@@ -121,7 +121,7 @@ async def test_a_validator_that_comes_back_too_late_holds_nothing_up(
 async def test_a_restarted_node_goes_on_with_its_role(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in FIVE:
             await cluster.start(name)
         await trained(cluster, 2)
@@ -129,7 +129,7 @@ async def test_a_restarted_node_goes_on_with_its_role(
         gone = cluster.crash(name)
         again = await cluster.start(name, disk=gone.disk, known=[cluster.running["elector"].id])
         await trio.sleep(0.1)
-        assert again.node.role == "relay"
+        assert again.own.role == "relay"
         await trained(cluster, 5)
         assert role_entries(again) == ["relay"]
         assert cluster.role("relay") == name
@@ -138,11 +138,11 @@ async def test_a_restarted_node_goes_on_with_its_role(
 async def test_nobody_takes_a_role_before_the_first_term(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in ("elector", "a"):
             await cluster.start(name, willing=())
         await trio.sleep(20)
-        assert all(r.node.role == "none" and role_entries(r) == [] for r in cluster.running.values())
+        assert all(r.own.role == "none" and role_entries(r) == [] for r in cluster.running.values())
 
 
 # --- one manager -------------------------------------------------------------------------------------------------
@@ -184,11 +184,11 @@ async def test_the_old_role_has_ended_before_the_new_one_begins(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     lives = Lives(monkeypatch)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await managed(cluster, "inference")
         await trio.sleep(2)
         cluster.crash("r")
-        await cluster.until(lambda: running.node.role == "relay", 10)
+        await cluster.until(lambda: running.own.role == "relay", 10)
         await trio.sleep(1)
         assert [event.partition(" ")[0] for event in lives.events] == ["inference", "inference", "relay"]
         assert lives.events[1] == "inference ended"
@@ -199,17 +199,17 @@ async def test_a_change_must_have_stood_for_three_intervals(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     Lives(monkeypatch)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await managed(cluster, "inference")
         await trio.sleep(2)
         cluster.network.partition([running.id], [cluster.running["r"].id])
         await trio.sleep(2)  # its presence lapses after three intervals of half a second
         cluster.network.heal()
         await trio.sleep(5)
-        assert running.node.role == "inference"
+        assert running.own.role == "inference"
         cluster.network.partition([running.id], [cluster.running["r"].id])
         await trio.sleep(5)
-        assert running.node.role == "relay"
+        assert running.own.role == "relay"
 
 
 async def test_a_failing_role_begins_again_after_longer_and_longer_pauses(
@@ -217,7 +217,7 @@ async def test_a_failing_role_begins_again_after_longer_and_longer_pauses(
 ) -> None:
     lives = Lives(monkeypatch)
     monkeypatch.setattr(role_manager, "MAX_PAUSE", 8.0)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         lives.failures = [
             WorkerError("engine: the child ended", "died"),
             OSError(28, "No space left on device"),
@@ -242,17 +242,17 @@ async def test_a_role_that_fails_again_and_again_is_left_to_others_for_a_while(
 ) -> None:
     lives = Lives(monkeypatch)
     monkeypatch.setattr(role_manager, "UNFIT", 20.0)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         lives.failures = [WorkerError("no memory", "died") for _ in range(role_manager.MAX_FAILURES)]
         running = await managed(cluster, "relay")
-        await cluster.until(lambda: running.node.role != "relay")
+        await cluster.until(lambda: running.own.role != "relay")
         assert running.node.health.warnings["relay role"] == (
             "the relay role failed 5 times in a row (no memory) and is left to others for a while"
         )
-        assert "relay" not in running.node.willing()
-        await cluster.until(lambda: running.node.role == "inference")
+        assert "relay" not in running.own.willing()
+        await cluster.until(lambda: running.own.role == "inference")
         await trio.sleep(role_manager.UNFIT)
-        assert "relay" in running.node.willing()
+        assert "relay" in running.own.willing()
         assert running.node.health.warnings == {}
 
 
@@ -261,12 +261,12 @@ async def test_a_role_that_cannot_be_laid_down_is_tried_again(
 ) -> None:
     lives = Lives(monkeypatch)
     monkeypatch.setattr(role_manager, "UNFIT", 20.0)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         lives.failures = [OSError(28, "No space left on device") for _ in range(role_manager.MAX_FAILURES)]
         running = await managed(cluster, "relay")
         running.disk.full = True
         await trio.sleep(role_manager.UNFIT + 30)
-        assert running.node.role == "relay"
+        assert running.own.role == "relay"
         assert [event.partition(" ")[0] for event in lives.events][-1] == "relay"
         assert len(lives.events) == 2 * role_manager.MAX_FAILURES + 1
 
@@ -275,18 +275,18 @@ async def test_a_trainer_that_cannot_train_loses_its_term(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     faults.fail["train"] = (WorkerError("no memory", "died"), role_manager.MAX_FAILURES)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.start("elector", willing=("inference",))
         for name in ("a", "b", "c", "d"):
             await cluster.start(name, willing=WILLING)
-        await cluster.until(lambda: any(r.node.role == "trainer" for r in cluster.running.values()))
+        await cluster.until(lambda: any(r.own.role == "trainer" for r in cluster.running.values()))
         first = cluster.running[cluster.role("trainer")]
         await cluster.until(lambda: "trainer role" in first.node.health.warnings, 120)
         await cluster.until(lambda: all(r.steps >= 1 for r in cluster.running.values()))
         (step,) = (s.payload for s in first.node.log.ledger.steps()[:1])
         assert isinstance(step, Step)
         assert step.term == 2
-        assert first.node.role not in ("trainer", "none")
+        assert first.own.role not in ("trainer", "none")
 
 
 async def test_a_bug_in_a_role_is_contained_and_told(
@@ -297,7 +297,7 @@ async def test_a_bug_in_a_role_is_contained_and_told(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     lives = Lives(monkeypatch)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         lives.failures = [KeyError("weights")]
         running = await managed(cluster, "relay")
         await trio.sleep(3)
@@ -312,7 +312,7 @@ async def test_what_its_owner_must_mend_is_not_tried_again_at_once(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     lives = Lives(monkeypatch)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         lives.failures = [UserError("no sandbox", "install bubblewrap")]
         running = await managed(cluster, "relay")
         await trio.sleep(25)
@@ -326,16 +326,16 @@ async def test_a_full_disk_delays_a_role_and_ends_nothing(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     Lives(monkeypatch)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await managed(cluster, "inference")
         running.disk.full = True
         cluster.crash("r")
         await trio.sleep(10)
-        assert running.node.role == "inference"
+        assert running.own.role == "inference"
         assert "no space left" in running.node.health.warnings["role entry"]
         running.disk.full = False
         await trio.sleep(2)
-        assert running.node.role == "relay"
+        assert running.own.role == "relay"
         assert "role entry" not in running.node.health.warnings
 
 
@@ -343,7 +343,7 @@ async def test_a_feed_that_waits_for_a_cut_delays_a_role(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     Lives(monkeypatch)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         running = await managed(cluster, "inference")
         anchored = sum(
             e.anchor == running.node.log.replica.newest_cut_id for e in running.node.log.replica.entries(running.id)
@@ -352,8 +352,8 @@ async def test_a_feed_that_waits_for_a_cut_delays_a_role(
             await running.node.log.append(Role("inference"))
         cluster.crash("r")
         await trio.sleep(25)
-        assert running.node.role == "inference"
+        assert running.own.role == "inference"
         assert "too many entries wait for a cut" in running.node.health.warnings["role entry"]
         await cluster.cut()
         await trio.sleep(15)
-        assert running.node.role == "relay"
+        assert running.own.role == "relay"

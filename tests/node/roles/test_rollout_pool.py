@@ -55,14 +55,14 @@ async def step(cluster: Cluster, base: Entry, raw: bytes, blob: bytes, *, held: 
 async def test_accepted_until_a_step_used_them(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         first, second, third = (
             await announce(cluster, "i", version),
             await announce(cluster, "i", version, 2),
             await announce(cluster, "j", version),
         )
-        pool = cluster.running["i"].node.pool
+        pool = cluster.running["i"].pool
         await pool.update()
         assert pool.usable(0) == {}
         assert pool.waiting(0) == Amount(6, 6)
@@ -80,7 +80,7 @@ async def test_accepted_until_a_step_used_them(
         # The file that says what a step used was fetched from its trainer, and is kept for others.
         made = cluster.running["t"].node.log.ledger.steps()[0].payload
         assert isinstance(made, Step)
-        assert cluster.running["i"].node.blobs.has(made.blob)
+        assert cluster.running["i"].blobs.has(made.blob)
 
 
 def test_a_batch_is_full_with_groups_that_teach_something() -> None:
@@ -96,11 +96,11 @@ def test_a_batch_is_full_with_groups_that_teach_something() -> None:
 async def test_what_a_step_of_our_own_takes_is_not_taken_twice(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         rollout = await announce(cluster, "i", version, signal=1)
         await judge(cluster, rollout)
-        pool = cluster.running["t"].node.pool
+        pool = cluster.running["t"].pool
         await pool.update()
         assert pool.waiting(0) == Amount(2, 1)
         pool.take([rollout.id])
@@ -118,13 +118,13 @@ async def test_what_a_step_of_our_own_takes_is_not_taken_twice(
 async def test_the_oldest_versions_come_first_and_too_old_ones_are_forgotten(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         versions = [await stage(cluster)]
         for number in range(1, 4):
             rollout = await announce(cluster, "i", versions[-1])
             await judge(cluster, rollout)
             versions.append(await cluster.announce("t", bytes([number]) + WHOLE_0[1:], versions[-1]))
-        pool = cluster.running["t"].node.pool
+        pool = cluster.running["t"].pool
         await pool.update()
         assert [lag for _, lag in pool.usable(2).values()] == [2, 1, 0]
         assert [lag for _, lag in pool.usable(3).values()] == [2, 1]
@@ -136,16 +136,16 @@ async def test_the_oldest_versions_come_first_and_too_old_ones_are_forgotten(
 async def test_a_steps_file_that_nobody_has_is_asked_for_again(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         rollout = await announce(cluster, "i", version)
         await judge(cluster, rollout)
         blob = StepBlob(((rollout.id, ()),)).encode()
         await step(cluster, version, b"\1" + WHOLE_0[1:], blob, held=False)
-        pool = cluster.running["j"].node.pool
+        pool = cluster.running["j"].pool
         await pool.update()
         assert set(pool.usable(1)) == {rollout.id}
-        cluster.running["t"].node.blobs.put(blob)
+        cluster.running["t"].blobs.put(blob)
         await pool.update()
         assert pool.usable(1) == {}
         assert cluster.running["j"].port.blamed == []
@@ -154,10 +154,10 @@ async def test_a_steps_file_that_nobody_has_is_asked_for_again(
 async def test_a_steps_file_that_is_rubbish_is_asked_for_once_and_is_its_trainers_fault(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         await step(cluster, version, b"\1" + WHOLE_0[1:], b"\x92\x01\x91")
-        pool = cluster.running["j"].node.pool
+        pool = cluster.running["j"].pool
         for _ in range(3):
             await pool.update()
         assert [peer for peer, _ in cluster.running["j"].port.blamed] == [cluster.running["t"].id]
@@ -166,12 +166,12 @@ async def test_a_steps_file_that_is_rubbish_is_asked_for_once_and_is_its_trainer
 async def test_our_own_step_needs_no_file(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         rollout = await announce(cluster, "i", version)
         await judge(cluster, rollout)
         blob = StepBlob(((rollout.id, ()),))
-        pool = cluster.running["t"].node.pool
+        pool = cluster.running["t"].pool
         await step(cluster, version, b"\1" + WHOLE_0[1:], blob.encode(), held=False)
         pool.add_step(cluster.running["t"].node.log.ledger.steps()[0], blob)
         await pool.update()
@@ -181,7 +181,7 @@ async def test_our_own_step_needs_no_file(
 async def test_what_nobody_here_will_judge_is_not_waited_for(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         await announce(cluster, "i", version)
         node = cluster.running["i"].node
@@ -196,15 +196,15 @@ async def test_what_nobody_here_will_judge_is_not_waited_for(
 async def test_strangers_who_announce_what_never_comes_hold_nobody_up(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         await trio.sleep(1)
         for first in range(0, 20 * RECIPE.groups_per_step, 2):
             await announce(cluster, "j", version, first)
-        pool = cluster.running["i"].node.pool
+        pool = cluster.running["i"].pool
         most = 20 * RECIPE.groups_per_step
         assert pool.waiting(0) == Amount(GATHER_FACTOR * RECIPE.groups_per_step, RECIPE.groups_per_step)
         # Whoever was right so far is believed, and everybody believes himself.
         await judge(cluster, cluster.running["j"].node.log.ledger.outstanding()[0])
         assert pool.waiting(0) == Amount(most - 2, most - 2)
-        assert cluster.running["j"].node.pool.waiting(0) == Amount(most - 2, most - 2)
+        assert cluster.running["j"].pool.waiting(0) == Amount(most - 2, most - 2)

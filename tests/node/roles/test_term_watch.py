@@ -25,7 +25,7 @@ async def watched(cluster: Cluster, *names: str, willing: tuple[str, ...] = WILL
     for name in names:
         await cluster.node(name, willing=willing)
     for running in cluster.running.values():
-        running.nursery.start_soon(running.node.presences.run)
+        running.nursery.start_soon(running.presences.run)
     watch(elector)
     return elector
 
@@ -42,7 +42,7 @@ def grant(running: Running) -> Grant | None:
 async def test_the_first_term_comes_with_enough_nodes(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path, data=genesis(policy=replace(POLICY, min_nodes=3))) as cluster:
+    async with open_cluster(tmp_path, faults, data=genesis(policy=replace(POLICY, min_nodes=3))) as cluster:
         elector = await watched(cluster, "a", "b")
         await trio.sleep(1.2)  # sooner than the founding wait alone would allow
         assert grant(elector) is not None
@@ -56,13 +56,13 @@ async def test_the_first_term_comes_with_enough_nodes(
 async def test_or_with_fewer_after_the_founding_wait_but_never_for_one_alone(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path, data=genesis(policy=replace(POLICY, min_nodes=9))) as cluster:
+    async with open_cluster(tmp_path, faults, data=genesis(policy=replace(POLICY, min_nodes=9))) as cluster:
         elector = await watched(cluster)
         elector.node.config = replace(elector.node.config, willing=WILLING)
         await trio.sleep(30)
         assert grant(elector) is None
         other = await cluster.node("a")
-        other.nursery.start_soon(other.node.presences.run)
+        other.nursery.start_soon(other.presences.run)
         wait = cluster.domain.timings.founding_wait_ms / 1000
         await trio.sleep(wait - 0.2)
         assert grant(elector) is None
@@ -71,12 +71,12 @@ async def test_or_with_fewer_after_the_founding_wait_but_never_for_one_alone(
 
 
 async def test_nobody_willing_is_told(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         elector = await watched(cluster, "a", "b", willing=("inference",))
         await trio.sleep(3)
         assert elector.node.health.warnings["term"] == "no node that is present is willing to train"
         newcomer = await cluster.node("c")
-        newcomer.nursery.start_soon(newcomer.node.presences.run)
+        newcomer.nursery.start_soon(newcomer.presences.run)
         await trio.sleep(2)
         held = grant(elector)
         assert held is not None
@@ -87,7 +87,7 @@ async def test_nobody_willing_is_told(tmp_path: Path, faults: Faults, autojump_c
 async def test_a_silent_holder_loses_its_office_and_a_short_absence_does_not_cost_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         elector = await watched(cluster, "a", "b")
         await trio.sleep(2)
         held = grant(elector)
@@ -97,7 +97,7 @@ async def test_a_silent_holder_loses_its_office_and_a_short_absence_does_not_cos
         gone = cluster.crash(name)
         await trio.sleep(silence - 1)
         again = await cluster.node(name, disk=gone.disk)
-        again.nursery.start_soon(again.node.presences.run)
+        again.nursery.start_soon(again.presences.run)
         await trio.sleep(silence)
         assert grant(elector) == held
         cluster.crash(name)
@@ -111,7 +111,7 @@ async def test_a_silent_holder_loses_its_office_and_a_short_absence_does_not_cos
 async def test_a_holder_that_is_there_but_does_not_want_it_any_more_counts_as_silent(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         elector = await watched(cluster, "a", "b")
         await trio.sleep(2)
         held = grant(elector)
@@ -125,14 +125,14 @@ async def test_a_holder_that_is_there_but_does_not_want_it_any_more_counts_as_si
 async def test_a_restarted_elector_gives_the_holder_time(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         elector = await watched(cluster, "a", "b")
         await trio.sleep(2)
         held = grant(elector)
         gone = cluster.crash("elector")
         await trio.sleep(60)
         again = await cluster.node("elector", disk=gone.disk, willing=(), known=[cluster.running["a"].id])
-        again.nursery.start_soon(again.node.presences.run)
+        again.nursery.start_soon(again.presences.run)
         watch(again)
         await trio.sleep(10)
         assert grant(again) == held
@@ -141,7 +141,7 @@ async def test_a_restarted_elector_gives_the_holder_time(
 async def test_a_full_disk_delays_a_term_and_ends_nothing(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         elector = await watched(cluster, "a", "b")
         elector.disk.full = True
         await trio.sleep(5)
@@ -164,7 +164,7 @@ async def four(cluster: Cluster, *names: str) -> list[Running]:
     for name in names:
         await cluster.node(name)
     for running in cluster.running.values():
-        running.nursery.start_soon(running.node.presences.run)
+        running.nursery.start_soon(running.presences.run)
     for running in electors:
         assert running.elector is not None
         running.nursery.start_soon(running.elector.run)
@@ -185,7 +185,7 @@ async def test_a_quorum_grants_each_term_once(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
-    async with open_cluster(tmp_path, data=data) as cluster:
+    async with open_cluster(tmp_path, faults, data=data) as cluster:
         await four(cluster, "a", "b")
         first = await granted(cluster, 1, seconds=10)
         await trio.sleep(20)
@@ -204,7 +204,7 @@ async def test_no_elector_alone_deposes_a_trainer_that_is_there(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
-    async with open_cluster(tmp_path, data=data) as cluster:
+    async with open_cluster(tmp_path, faults, data=data) as cluster:
         liar, *honest = await four(cluster, "a", "b")
         first = await granted(cluster, 1)
         other = next(cluster.running[name].id for name in ("a", "b") if cluster.running[name].id != first.trainer)
@@ -222,11 +222,11 @@ async def test_split_votes_move_on_to_a_higher_term(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
-    async with open_cluster(tmp_path, data=data) as cluster:
+    async with open_cluster(tmp_path, faults, data=data) as cluster:
         electors = [await cluster.node(name, willing=()) for name in FOUR]
         others = [await cluster.node(name) for name in ("a", "b")]
         for running in cluster.running.values():
-            running.nursery.start_soon(running.node.presences.run)
+            running.nursery.start_soon(running.presences.run)
         await cluster.agree()
         await trio.sleep(1)
         # Two signed one grant of term 1, two the other.
@@ -246,7 +246,7 @@ async def test_a_grant_that_failed_does_not_keep_the_holder_back_for_ever(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     data = genesis(policy=replace(POLICY, min_nodes=6), electors=FOUR)
-    async with open_cluster(tmp_path, data=data) as cluster:
+    async with open_cluster(tmp_path, faults, data=data) as cluster:
         electors = await four(cluster, "a", "b")
         first = await granted(cluster, 1)
         other = next(cluster.running[name].id for name in ("a", "b") if cluster.running[name].id != first.trainer)

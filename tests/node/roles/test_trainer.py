@@ -50,11 +50,11 @@ def own_steps(running: Running) -> list[Step]:
 async def test_a_step_says_what_it_was_made_of(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster, pause_at_step=4)
         await trained(cluster, 4)
         running = cluster.running[cluster.role("trainer")]
-        ledger, blobs = running.node.log.ledger, running.node.blobs
+        ledger, blobs = running.node.log.ledger, running.blobs
         used: set[bytes] = set()
         lags = []
         for step in steps_of(running):
@@ -98,7 +98,7 @@ async def test_a_task_that_teaches_nothing_hangs_nobody(
         return [0 for _ in items]
 
     monkeypatch.setattr(Tasks, "score", nothing)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster, pause_at_step=2)
         await trained(cluster, 2)
         running = cluster.running[cluster.role("trainer")]
@@ -109,7 +109,7 @@ async def test_a_task_that_teaches_nothing_hangs_nobody(
 async def test_the_next_step_is_trained_while_a_version_is_published(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         faults.seconds |= {"train": 2.0, "describe": 1.6, "generate": 0.05}
         await trained(cluster, 11, 120)
@@ -126,7 +126,7 @@ async def test_the_next_step_is_trained_while_a_version_is_published(
 async def test_without_an_async_level_a_step_waits_for_the_version_before(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, async_level=0))) as cluster:
+    async with open_cluster(tmp_path, faults, data=genesis(recipe=replace(RECIPE, async_level=0))) as cluster:
         await started(cluster, pause_at_step=3)
         faults.seconds |= {"train": 0.5, "describe": 1.0}
         await trained(cluster, 3, 120)
@@ -138,7 +138,7 @@ async def test_without_an_async_level_a_step_waits_for_the_version_before(
 async def test_what_was_made_before_is_not_lost_with_a_child_that_dies(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 2)
         running = cluster.running[cluster.role("trainer")]
@@ -159,7 +159,7 @@ async def test_what_was_made_before_is_not_lost_with_a_child_that_dies(
 async def test_what_was_trained_from_a_version_that_is_thrown_away_goes_with_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster, "a", "b", "c", "d")
         await trained(cluster, 1)
         old = cluster.running[cluster.role("trainer")]
@@ -179,7 +179,7 @@ async def test_what_was_trained_from_a_version_that_is_thrown_away_goes_with_it(
         assert {step.term for step in steps[made + 1 :]} == {2}
         used: list[bytes] = []
         for step in steps:
-            used += [r for r, _ in StepBlob.parse(old.node.blobs.get(step.blob) or b"").submissions]
+            used += [r for r, _ in StepBlob.parse(old.blobs.get(step.blob) or b"").submissions]
         assert len(used) == len(set(used))
         assert [step.number for step in steps_of(old)] == list(range(1, len(steps_of(old)) + 1))
 
@@ -187,13 +187,13 @@ async def test_what_was_trained_from_a_version_that_is_thrown_away_goes_with_it(
 async def test_version_0_waits_for_a_validator_and_an_inference_node(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.start("elector", willing=())
         running = await cluster.start("a", willing=("trainer",))
         await cluster.start("b", willing=("validator",))
         await trio.sleep(10)
-        assert running.node.role == "trainer"
-        assert running.node.weights.newest() is None
+        assert running.own.role == "trainer"
+        assert running.weights.held.newest() is None
         assert "waiting for a validator and an inference node" in running.node.health.warnings["founding"]
         await cluster.start("c", willing=("inference",))
         await trained(cluster, 1)
@@ -205,7 +205,7 @@ async def test_version_0_waits_for_a_validator_and_an_inference_node(
 async def test_a_restarted_trainer_resumes_from_its_checkpoint(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 2)
         name = cluster.role("trainer")
@@ -221,7 +221,7 @@ async def test_a_restarted_trainer_resumes_from_its_checkpoint(
         assert again.node.log.replica.forks == {}
         # The state was carried on: it counts every step that was ever made.
         (kept,) = again.node.directory.trainer.glob("*.safetensors")
-        await cluster.until(lambda: again.node.weights.newest_held() == again.node.weights.newest())
+        await cluster.until(lambda: again.weights.held.newest_held() == again.weights.held.newest())
         assert int(next(iter(again.node.directory.trainer.glob("*.safetensors"))).read_text()) >= made + 2
         assert kept.parent == again.node.directory.trainer
 
@@ -229,7 +229,7 @@ async def test_a_restarted_trainer_resumes_from_its_checkpoint(
 async def test_another_trainer_goes_on_from_the_newest_version(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster, "a", "b", "c", "d")
         await trained(cluster, 2)
         name = cluster.role("trainer")
@@ -238,10 +238,10 @@ async def test_another_trainer_goes_on_from_the_newest_version(
         others = [r.id for r in cluster.running.values() if r is not old]
         cluster.network.partition([old.id], others)
         rest = [r for r in cluster.running.values() if r is not old]
-        await cluster.until(lambda: any(r.node.role == "trainer" for r in rest))
+        await cluster.until(lambda: any(r.own.role == "trainer" for r in rest))
         await cluster.until(lambda: steps_of(rest[0])[-1].term == 2)
         cluster.network.heal()
-        await cluster.until(lambda: old.node.role != "trainer")
+        await cluster.until(lambda: old.own.role != "trainer")
         await trained(cluster, old.steps + 2)
         await cluster.agree()
         terms = [step.term for step in steps_of(old)]
@@ -255,7 +255,7 @@ async def test_another_trainer_goes_on_from_the_newest_version(
 async def test_a_step_whose_term_ended_meanwhile_is_thrown_away(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster, "a", "b", "c", "d")
         await trained(cluster, 1)
         name = cluster.role("trainer")
@@ -265,12 +265,12 @@ async def test_a_step_whose_term_ended_meanwhile_is_thrown_away(
         await cluster.until(lambda: faults.count("trainer", "train") > begun)
         elector = cluster.running["elector"].elector
         assert elector is not None
-        other = next(r for n, r in cluster.running.items() if r.node.role == "inference" and n != "elector")
+        other = next(r for n, r in cluster.running.items() if r.own.role == "inference" and n != "elector")
         made = len(own_steps(old))
         await elector.grant_term(other.id)
         await trio.sleep(2)
         faults.seconds["train"] = 0.05
-        await cluster.until(lambda: other.node.role == "trainer")
+        await cluster.until(lambda: other.own.role == "trainer")
         await trained(cluster, made + 2)
         assert len(own_steps(old)) == made
         assert steps_of(old)[-1].term == 2
@@ -279,7 +279,7 @@ async def test_a_step_whose_term_ended_meanwhile_is_thrown_away(
 async def test_a_failing_child_costs_its_piece_of_work_only(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         running = cluster.running[cluster.role("trainer")]
@@ -295,7 +295,7 @@ async def test_a_failing_child_costs_its_piece_of_work_only(
 async def test_a_step_that_is_not_finite_is_thrown_away_with_its_batch(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         running = cluster.running[cluster.role("trainer")]
@@ -323,7 +323,7 @@ async def test_a_recipe_with_a_kl_term_gives_the_child_version_0(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The fake child looks at the files; version 0 stays although newer ones displace it."""
-    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, kl=1000))) as cluster:
+    async with open_cluster(tmp_path, faults, data=genesis(recipe=replace(RECIPE, kl=1000))) as cluster:
         await started(cluster)
         await trained(cluster, 8)
         given = [each["reference"] for each in faults.arguments if "reference" in each]
@@ -334,7 +334,7 @@ async def test_a_recipe_with_a_kl_term_gives_the_child_version_0(
 async def test_a_full_disk_pauses_training(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         running = cluster.running[cluster.role("trainer")]
@@ -350,7 +350,7 @@ async def test_a_full_disk_pauses_training(
 async def test_weights_are_announced_again_for_newcomers(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.start("elector", willing=("relay",))
         for name, role in {"a": "trainer", "b": "validator", "c": "inference"}.items():
             await cluster.start(name, willing=(role,))
@@ -368,7 +368,7 @@ async def test_weights_are_announced_again_for_newcomers(
 async def test_nothing_is_announced_again_while_all_are_there(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         faults.seconds["generate"] = 15.0
@@ -380,7 +380,7 @@ async def test_nothing_is_announced_again_while_all_are_there(
 async def test_no_number_of_announced_responses_is_too_large_for_a_step(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(a="trainer", b="validator", c="inference")
         node = cluster.running["a"].node
         liar = cluster.running["c"].node
@@ -395,7 +395,7 @@ async def test_no_number_of_announced_responses_is_too_large_for_a_step(
 async def test_what_the_author_hands_out_instead_is_his_fault_alone(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(a="trainer", b="validator", c="inference")
         node, author = cluster.running["a"].node, cluster.running["c"].node
         file = b"\x90"
@@ -407,15 +407,15 @@ async def test_what_the_author_hands_out_instead_is_his_fault_alone(
         await gathering.take(entry, 0)
         assert gathering.amount == Amount()
         assert [peer for peer, _ in cluster.running["a"].port.blamed] == [author.id]
-        assert node.weights.newest_held() is not None
-        assert node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        assert node.weights.held.newest_held() is not None
+        assert node.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
 
 
 async def test_without_an_async_level_a_child_that_dies_costs_no_rollout(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     """While a step is trained the next batch comes in; with it, what the step itself may use was forgotten."""
-    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, async_level=0))) as cluster:
+    async with open_cluster(tmp_path, faults, data=genesis(recipe=replace(RECIPE, async_level=0))) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         running = cluster.running[cluster.role("trainer")]
@@ -431,7 +431,7 @@ async def test_steps_that_are_not_finite_hang_nobody(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, level: int, diverging: int
 ) -> None:
     """Inference nodes cannot know that a batch was thrown away, and count on it."""
-    async with open_cluster(tmp_path, data=genesis(recipe=replace(RECIPE, async_level=level))) as cluster:
+    async with open_cluster(tmp_path, faults, data=genesis(recipe=replace(RECIPE, async_level=level))) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         running = cluster.running[cluster.role("trainer")]
@@ -444,7 +444,7 @@ async def test_steps_that_are_not_finite_hang_nobody(
 async def test_nothing_is_left_of_a_publication_that_failed(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         running = cluster.running[cluster.role("trainer")]
@@ -459,7 +459,7 @@ async def test_nothing_is_left_of_a_publication_that_failed(
             patch.setattr(publishing, "entrust", refuse)
             await cluster.until(lambda: "role" in running.node.health.warnings)
         assert failed
-        assert running.node.pool._taken == set()
+        assert running.pool._taken == set()
         assert not list(running.node.directory.trainer.glob("*.part"))
         assert not list(running.node.directory.work.glob("*.bin"))
         await trained(cluster, running.steps + 2)

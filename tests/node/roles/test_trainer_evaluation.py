@@ -113,7 +113,7 @@ async def test_a_child_that_dies_is_a_warning_and_the_version_is_evaluated_after
 async def test_none_are_made_unless_somebody_asks(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator", i="inference")
         await trainer_evaluation.run(configured(cluster.running["t"].node, 0))
         assert faults.count("engine", "start") == 0
@@ -132,7 +132,7 @@ async def test_training_goes_on_with_evaluations_and_without(
 
     if broken:
         monkeypatch.setattr(held_out, "draw", draw)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         for name in ("elector", "a", "b", "c"):
             willing = ("inference",) if name == "elector" else ("trainer", "relay", "validator", "inference")
             configured((await cluster.start(name, willing=willing, pause_at_step=4)).node, 2)

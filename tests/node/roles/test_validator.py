@@ -28,10 +28,10 @@ from tests.protocol.builders import POLICY, RECIPE, digest
 @asynccontextmanager
 async def stage(tmp_path: Path, data: bytes | None = None) -> AsyncIterator[tuple[Cluster, Entry]]:
     """A trainer "t", a validator "v" whose life runs, and "i" and "j" that infer only when told."""
-    async with open_cluster(tmp_path, data=data) as cluster:
+    async with open_cluster(tmp_path, faults, data=data) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
         for name in ("v", "i", "j"):
-            await cluster.running[name].node.weights.hold(version, timeout=30)
+            await cluster.running[name].weights.hold(version, timeout=30)
         running = cluster.running["v"]
         running.nursery.start_soon(validator.run, running.node)
         yield cluster, version
@@ -94,7 +94,7 @@ async def test_honest_work_is_accepted(
         # It serves what it judged, so that the trainer need not ask the author.
         author = cluster.running["i"].node.log.replica.entries(cluster.running["i"].id)[-1].payload
         assert isinstance(author, Rollout)
-        assert cluster.running["v"].node.blobs.has(author.submission)
+        assert cluster.running["v"].blobs.has(author.submission)
 
 
 @pytest.mark.parametrize(("cheat", "reason"), [("forged-reward", "reward"), ("wrong-weights", "sampling")])
@@ -129,7 +129,7 @@ async def test_altered_files(tmp_path: Path, faults: Faults, autojump_clock: tri
         for changes in ({"author": digest("x")}, {"weights": digest("x")}, {}):
             rollout = await altered(running, honest, **changes)
             assert summary(await judged(cluster, rollout)) == ("rejected", "hard", "wrong-header")
-        garbage = running.node.blobs.put(b"\x96\x01")
+        garbage = running.blobs.put(b"\x96\x01")
         rollout = await announce(running, honest, garbage, 2)
         assert summary(await judged(cluster, rollout)) == ("rejected", "hard", "malformed")
         assert [peer for peer, _ in cluster.running["v"].port.blamed] == [running.id]
@@ -142,7 +142,7 @@ async def test_a_prompt_of_its_own_choice(
         running = cluster.running["i"]
         honest = await submit(running, version)
         assert isinstance(honest.payload, Rollout)
-        submission = Submission.parse(running.node.blobs.get(honest.payload.submission) or b"", RECIPE)
+        submission = Submission.parse(running.blobs.get(honest.payload.submission) or b"", RECIPE)
         first = 2
         groups = tuple(replace(g, counter=first + i, prompt=(50, 51)) for i, g in enumerate(submission.groups))
         rollout = await altered(running, honest, groups=groups, first_counter=first)
@@ -160,7 +160,7 @@ async def test_with_length_control_the_prompt_must_tell_the_budget(
         honest = await submit(running, version)
         assert isinstance(honest.payload, Rollout)
         assert summary(await judged(cluster, honest)) == ("accepted", "none", "ok")
-        submission = Submission.parse(running.node.blobs.get(honest.payload.submission) or b"", recipe)
+        submission = Submission.parse(running.blobs.get(honest.payload.submission) or b"", recipe)
         told = [bytes(group.prompt).decode().partition("\n")[2] for group in submission.groups]
         assert set(told) <= {"Use 2 tokens.", "Use 3 tokens."}
         assert len(told) == 2
@@ -199,13 +199,13 @@ async def test_a_file_that_comes_late_but_in_time_is_judged(
         cluster.network.partition([running.id], [cluster.running["v"].id])
         honest = await submit(running, version)
         assert isinstance(honest.payload, Rollout)
-        data = running.node.blobs.get(honest.payload.submission) or b""
-        running.node.blobs.delete(honest.payload.submission)
+        data = running.blobs.get(honest.payload.submission) or b""
+        running.blobs.delete(honest.payload.submission)
         cluster.network.heal()
         await cluster.agree()
         await trio.sleep(1.5)
         assert verdict_on(cluster, honest) is None
-        running.node.blobs.put(data)
+        running.blobs.put(data)
         assert (await judged(cluster, honest)).outcome == "accepted"
 
 
@@ -216,9 +216,9 @@ async def test_an_old_version_is_late_although_its_file_is_here(
         newest = version
         for number in range(1, KEPT_VERSIONS + 1):
             newest = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], newest)
-            await cluster.running["v"].node.weights.hold(newest, timeout=30)
+            await cluster.running["v"].weights.hold(newest, timeout=30)
         node = cluster.running["v"].node
-        assert version.id not in node.weights.held()
+        assert version.id not in node.weights.held.ids()
         assert node.versions.complete(cluster.domain.model.manifest.hash)  # version 0 is kept for newcomers
         rollout = await submit(cluster.running["i"], version)
         assert summary(await judged(cluster, rollout)) == ("rejected", "soft", "late")
@@ -232,11 +232,11 @@ async def test_a_version_that_does_not_arrive_is_not_the_authors_fault(
     async with stage(tmp_path) as (cluster, version):
         changed = b"\x05" + WHOLE_0[1:]
         newest = await cluster.announce("t", changed, version)
-        await cluster.running["i"].node.weights.hold(newest, timeout=30)
+        await cluster.running["i"].weights.hold(newest, timeout=30)
         cluster.network.partition([cluster.running["v"].id], [cluster.running[name].id for name in ("t", "i")])
         rollout = await submit(cluster.running["i"], newest)
         for name in ("t", "i"):  # nobody has the bytes any more
-            cluster.running[name].node.versions.delete([manifest_of(changed).digest])
+            cluster.running[name].versions.delete([manifest_of(changed).digest])
         cluster.network.heal()
         assert summary(await judged(cluster, rollout, 300)) == ("void", "soft", "undecidable")
         assert cluster.running["v"].port.blamed == []
@@ -245,10 +245,10 @@ async def test_a_version_that_does_not_arrive_is_not_the_authors_fault(
 async def test_a_submission_that_kills_the_child_is_given_up_and_others_are_judged(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
         for name in ("v", "i"):
-            await cluster.running[name].node.weights.hold(version, timeout=30)
+            await cluster.running[name].weights.hold(version, timeout=30)
         node = cluster.running["v"].node
         poison = await submit(cluster.running["i"], version)
         await cluster.agree()
@@ -287,10 +287,10 @@ async def test_a_question_that_cannot_be_asked_voids_its_submission_only(
 async def test_those_who_earned_trust_are_judged_first(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
         for name in ("v", "i", "j"):
-            await cluster.running[name].node.weights.hold(version, timeout=30)
+            await cluster.running[name].weights.hold(version, timeout=30)
         cheat, honest = cluster.running["j"], cluster.running["i"]
         node = cluster.running["v"].node
         for running, forged in ((cheat, True), (honest, False)):
@@ -338,10 +338,10 @@ async def test_an_author_who_stalls_holds_up_nobody_else(
 async def test_a_full_disk_ends_no_more_than_the_role(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         for name in ("v", "i"):
-            await cluster.running[name].node.weights.hold(version, timeout=30)
+            await cluster.running[name].weights.hold(version, timeout=30)
         rollout = await submit(cluster.running["i"], version)
         await cluster.agree()
         cluster.running["v"].disk.full = True

@@ -32,7 +32,7 @@ async def hold(lock: trio.Lock, *, task_status: Any) -> None:
 async def test_a_node_that_waits_makes_progress(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator", r="relay", a="inference")
         running = cluster.running["a"]
         roles = await start(running)
@@ -43,7 +43,7 @@ async def test_a_node_that_waits_makes_progress(
 async def test_a_log_that_is_held_for_ever_stands_still(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator", r="relay", a="inference")
         running = cluster.running["a"]
         roles = await start(running)
@@ -61,7 +61,7 @@ async def test_a_role_manager_that_never_turns_again_stands_still(
             await trio.sleep(100)
 
     monkeypatch.setitem(role_manager._LIVES, "inference", stuck)
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator", r="relay", a="inference")
         running = cluster.running["a"]
         roles = await start(running)
@@ -78,7 +78,7 @@ async def test_a_role_manager_that_never_turns_again_stands_still(
 async def test_the_status_line_tells_role_version_peers_and_warnings(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator", r="relay", a="inference")
         node = cluster.running["a"].node
         node.role = "inference"

@@ -73,7 +73,7 @@ def versions(calls: Calls) -> list[int]:
 async def test_what_the_configuration_asks_for(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         node = await configured(cluster)
         assert tracking.trackers(node) == []
         node.config = replace(node.config, tracking=TrackingConfig(tensorboard=True, wandb="far flung"))
@@ -98,7 +98,7 @@ async def test_what_the_configuration_asks_for(
 async def test_a_tracker_gets_every_row_and_is_closed(
     tmp_path: Path, faults: Faults, calls: Calls, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         node = await configured(cluster, tensorboard=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tracking.run, node)
@@ -125,7 +125,7 @@ async def test_what_is_not_installed_is_one_clear_line_and_loses_nothing(
 ) -> None:
     missing = "tensorboard: open: tensorboard cannot be used (No module named 'tensorboard'): pip install …"
     failures["open"] = [WorkerError(missing, "user")]
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         node = await configured(cluster, tensorboard=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tracking.run, node)
@@ -152,7 +152,7 @@ async def test_a_child_that_dies_is_started_again_and_gets_what_it_had(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     failures["log"] = [WorkerError("tensorboard: log: the child was ended by signal SIGKILL", "died")]
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         node = await configured(cluster, tensorboard=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tracking.run, node)

@@ -11,7 +11,7 @@ import trio.testing
 
 from node.context import Node
 from node.weights import delta_making, second_holder
-from node.weights.following import payload
+from node.weights.held import payload
 from node.workers.child_process import WorkerError
 from protocol.log.entry import Entry
 from protocol.records import Blob
@@ -33,9 +33,9 @@ async def stage(cluster: Cluster, speed: Speed | None = SLOW) -> tuple[Entry, Ru
     first = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
     for running in cluster.running.values():
         if speed is not None:
-            running.node.weights.catching_up.rates.speed = speed
+            running.weights.deltas.rates.speed = speed
     receiver = cluster.running["i"]
-    await receiver.node.weights.hold(first, timeout=10)
+    await receiver.weights.hold(first, timeout=10)
     return first, receiver
 
 
@@ -47,37 +47,37 @@ async def chain(cluster: Cluster, first: Entry, count: int, *, delta: bool = Tru
 
 
 def whole(running: Running, version: Entry) -> bytes:
-    return running.node.weights.paths(version.id)[1].read_bytes()
+    return running.weights.held.paths(version.id)[1].read_bytes()
 
 
 async def test_a_version_comes_by_its_delta_where_that_is_quicker(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
         version = (await chain(cluster, first, 1))[1]
-        await receiver.node.weights.hold(version, timeout=10)
+        await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(1)
-        assert receiver.node.weights.catching_up.applied == 1
+        assert receiver.weights.deltas.applied == 1
         assert receiver.node.health.warnings == {}
         # It can give both to others now.
         made = payload(version)
         assert made.delta is not None
-        assert receiver.node.versions.complete(made.delta)
-        assert receiver.node.versions.complete(made.manifest)
+        assert receiver.versions.complete(made.delta)
+        assert receiver.versions.complete(made.manifest)
         # Who was not there at the time takes the whole of the chain.
         cluster.crash("t")
         other = cluster.running["j"]
-        await other.node.weights.hold(version, timeout=30)
+        await other.weights.hold(version, timeout=30)
         assert whole(other, version) == raw(1)
 
 
 async def test_two_who_want_a_version_do_not_both_make_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
-        weights = receiver.node.weights
+        weights = receiver.weights
         versions = await chain(cluster, first, 2)
         made: list[bytes] = []
         under_way: set[bytes] = set()
@@ -110,12 +110,12 @@ async def test_two_who_want_a_version_do_not_both_make_it(
 async def test_the_whole_comes_where_it_is_quicker(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster, speed=None)
         version = (await chain(cluster, first, 1))[1]
-        await receiver.node.weights.hold(version, timeout=10)
+        await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(1)
-        assert receiver.node.weights.catching_up.applied == 0
+        assert receiver.weights.deltas.applied == 0
         assert faults.running["delta"] == 0
 
 
@@ -123,25 +123,25 @@ async def test_the_whole_comes_where_it_is_quicker(
 async def test_missed_versions_are_made_up_by_a_chain(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, missed: int
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
-        receiver.node.weights.catching_up.rates.speed = Speed(receive=1e-3, hash=1e9, apply=1e9, start=0.0)
+        receiver.weights.deltas.rates.speed = Speed(receive=1e-3, hash=1e9, apply=1e9, start=0.0)
         versions = await chain(cluster, first, missed)
         sizes = [payload(version).size for version in versions]
-        await receiver.node.weights.hold(versions[-1], timeout=30)
+        await receiver.weights.hold(versions[-1], timeout=30)
         assert whole(receiver, versions[-1]) == raw(missed)
         # Three deltas of 20 bytes are less than the whole of 64; more are not.
         expected = missed if missed * delta_size(receiver, cluster, versions[1]) < sizes[0] and missed <= 4 else 0
-        assert receiver.node.weights.catching_up.applied == expected
+        assert receiver.weights.deltas.applied == expected
         if expected:
-            assert receiver.node.weights.held()[: missed + 1] == [version.id for version in reversed(versions)]
+            assert receiver.weights.held.ids()[: missed + 1] == [version.id for version in reversed(versions)]
 
 
 def delta_size(receiver: Running, cluster: Cluster, version: Entry) -> int:
     """Bytes of a version's delta, as its maker tells."""
     delta = payload(version).delta
     assert delta is not None
-    data = cluster.running["t"].node.blobs.get(delta)
+    data = cluster.running["t"].blobs.get(delta)
     assert data is not None
     return DeltaManifest.parse(data).size
 
@@ -149,32 +149,32 @@ def delta_size(receiver: Running, cluster: Cluster, version: Entry) -> int:
 async def test_weights_announced_again_break_no_chain(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
         again = await cluster.announce("t", WHOLE_0, first)
         version = await cluster.announce("t", raw(1), again, delta=True)
-        await receiver.node.weights.hold(version, timeout=10)
+        await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(1)
-        assert receiver.node.weights.catching_up.applied == 1
+        assert receiver.weights.deltas.applied == 1
 
 
 async def test_a_link_without_a_delta_means_the_whole(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
         middle = await cluster.announce("t", raw(1), first)
         version = await cluster.announce("t", raw(2), middle, delta=True)
-        await receiver.node.weights.hold(version, timeout=10)
+        await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(2)
-        assert receiver.node.weights.catching_up.applied == 0
+        assert receiver.weights.deltas.applied == 0
 
 
 @pytest.mark.parametrize("how", ["damaged", "died", "wrong"])
 async def test_a_delta_that_fails_is_told_and_the_whole_comes(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, how: str
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
         versions = await chain(cluster, first, 2)
 
@@ -186,20 +186,20 @@ async def test_a_delta_that_fails_is_told_and_the_whole_comes(
 
         with monkeypatch.context() as patched:  # the cluster's own patches stay
             patched.setattr(delta_making, "apply", apply)
-            await receiver.node.weights.hold(versions[1], timeout=10)
+            await receiver.weights.hold(versions[1], timeout=10)
         assert whole(receiver, versions[1]) == raw(1)
         warning = receiver.node.health.warnings["delta"]
         assert warning.startswith("a delta did not serve, the whole version is fetched instead: ")
         assert "1 of 1 chunks came out wrong" in warning if how == "wrong" else "did not go well" in warning
         # The next one that serves clears it.
-        await receiver.node.weights.hold(versions[2], timeout=10)
+        await receiver.weights.hold(versions[2], timeout=10)
         assert whole(receiver, versions[2]) == raw(2)
 
 
 async def test_a_delta_to_another_version_is_refused(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
         versions = await chain(cluster, first, 1)
         # The second version comes with the delta of the first.
@@ -214,19 +214,19 @@ async def test_a_delta_to_another_version_is_refused(
         assert grant is not None
         record = type(good)(grant.term, 2, versions[1].id, *fields, good.delta, good.delta_size)
         (entry,) = await trainer.log.append(record)
-        trainer.weights.adopt(entry)
+        trainer.weights.held.note(entry)
         await cluster.agree()
-        await receiver.node.weights.hold(versions[1], timeout=10)
-        await receiver.node.weights.hold(entry, timeout=10)
+        await receiver.weights.hold(versions[1], timeout=10)
+        await receiver.weights.hold(entry, timeout=10)
         assert whole(receiver, entry) == raw(2)
         assert "not one to the version that it came with" in receiver.node.health.warnings["delta"]
-        assert receiver.node.weights.catching_up.applied == 1
+        assert receiver.weights.deltas.applied == 1
 
 
 async def test_a_delta_with_an_absurd_manifest_is_refused_before_a_byte_of_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
 
         def bomb(node: Node, raw: bytes, predecessor: Entry) -> Blob:
@@ -235,18 +235,18 @@ async def test_a_delta_with_an_absurd_manifest_is_refused_before_a_byte_of_it(
 
         monkeypatch.setattr(cluster, "_delta", bomb)
         version = (await chain(cluster, first, 1))[1]
-        await receiver.node.weights.hold(version, timeout=10)
+        await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(1)
         assert "absurd size" in receiver.node.health.warnings["delta"]
         wanted = payload(version).delta
         assert wanted is not None
-        assert not receiver.node.blobs.has(wanted)
+        assert not receiver.blobs.has(wanted)
 
 
 async def test_the_trainer_entrusts_a_delta_with_the_version(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
         trainer = cluster.running["t"].node
         for name in ("v", "j"):  # so that the one that holds the base is asked
@@ -259,31 +259,31 @@ async def test_the_trainer_entrusts_a_delta_with_the_version(
         await trio.sleep(2)
         await second_holder.entrust(trainer, Blob(manifest.digest, len(manifest.encode())), change, manifest.size)
         assert "entrusting" not in trainer.health.warnings
-        assert receiver.node.versions.complete(manifest.digest)
-        assert receiver.node.versions.complete(change.hash)
-        assert receiver.node.weights.catching_up.applied == 1
+        assert receiver.versions.complete(manifest.digest)
+        assert receiver.versions.complete(change.hash)
+        assert receiver.weights.deltas.applied == 1
 
 
 async def test_a_relay_has_the_delta_for_others_also_where_it_took_the_whole(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster, speed=None)
-        receiver.node.role = "relay"
-        receiver.nursery.start_soon(receiver.node.weights.run)
+        receiver.own.role = "relay"
+        receiver.nursery.start_soon(receiver.weights.run)
         version = (await chain(cluster, first, 1))[1]
         delta = payload(version).delta
         assert delta is not None
-        await cluster.until(lambda: receiver.node.versions.complete(delta), 20)
-        assert receiver.node.weights.catching_up.applied == 0
+        await cluster.until(lambda: receiver.versions.complete(delta), 20)
+        assert receiver.weights.deltas.applied == 0
         # It gives it to one that comes by it, when the trainer is gone.
         cluster.crash("t")
         other = cluster.running["j"]
-        await other.node.weights.hold(first, timeout=30)
-        other.node.weights.catching_up.rates.speed = SLOW
-        await cluster.until(lambda: receiver.id in other.node.weights.holders(version), 20)
-        await other.node.weights.hold(version, timeout=30)
-        assert other.node.weights.catching_up.applied == 1
+        await other.weights.hold(first, timeout=30)
+        other.weights.deltas.rates.speed = SLOW
+        await cluster.until(lambda: receiver.id in other.weights.holders_of.version(version), 20)
+        await other.weights.hold(version, timeout=30)
+        assert other.weights.deltas.applied == 1
 
 
 def test_rates_follow_what_is_measured() -> None:

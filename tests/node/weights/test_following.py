@@ -34,54 +34,54 @@ async def stage(cluster: Cluster) -> Entry:
 async def test_the_newest_version_is_followed_and_five_are_kept(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         versions = [await stage(cluster)]
         running = cluster.running["i"]
-        weights = running.node.weights
-        assert weights.newest_held() is None
-        assert weights.newest_number() == 0
+        weights = running.weights
+        assert weights.held.newest_held() is None
+        assert weights.held.newest_number() == 0
         running.nursery.start_soon(weights.run)
-        await cluster.until(lambda: bool(weights.held()), 10)
-        assert weights.held() == [versions[0].id]
+        await cluster.until(lambda: bool(weights.held.ids()), 10)
+        assert weights.held.ids() == [versions[0].id]
         for number in range(1, KEPT_VERSIONS + 2):
             versions.append(await cluster.announce("t", raw(number), versions[-1]))
-            await cluster.until(lambda: weights.newest_held() == versions[-1], 10)
-            assert weights.paths(versions[-1].id)[1].read_bytes() == raw(number)
-        assert weights.held() == [version.id for version in reversed(versions[-KEPT_VERSIONS:])]
-        assert weights.outdated(versions[1].id)
-        assert not weights.outdated(versions[2].id)
+            await cluster.until(lambda: weights.held.newest_held() == versions[-1], 10)
+            assert weights.held.paths(versions[-1].id)[1].read_bytes() == raw(number)
+        assert weights.held.ids() == [version.id for version in reversed(versions[-KEPT_VERSIONS:])]
+        assert weights.held.outdated(versions[1].id)
+        assert not weights.held.outdated(versions[2].id)
         with pytest.raises(Unreachable, match="not held any more"):
-            weights.paths(versions[1].id)
+            weights.held.paths(versions[1].id)
         # Version 0 stays for those who join later; nothing else does.
         kept = {manifest_of(raw(number)).digest for number in range(2, KEPT_VERSIONS + 2)}
         kept.add(manifest_of(WHOLE_0).digest)
-        await cluster.until(lambda: set(running.node.versions.held()) == kept, 10)
+        await cluster.until(lambda: set(running.versions.held()) == kept, 10)
         assert running.node.health.warnings == {}
 
 
 async def test_a_version_that_nobody_has_is_waited_for(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
         others = [r.id for name, r in cluster.running.items() if name in ("t", "elector")]
         cluster.network.partition([running.id], others)
-        running.nursery.start_soon(running.node.weights.run)
+        running.nursery.start_soon(running.weights.run)
         await trio.sleep(10)
         assert running.node.health.warnings["weights"].startswith("version 0 has not arrived: ")
         cluster.network.heal()
-        await cluster.until(lambda: running.node.weights.newest_held() == version)
+        await cluster.until(lambda: running.weights.held.newest_held() == version)
         assert "weights" not in running.node.health.warnings
 
 
 async def test_a_version_that_everybody_dropped_meanwhile_is_given_up_for_the_newest(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         versions = [await stage(cluster)]
         running = cluster.running["i"]
-        weights = running.node.weights
+        weights = running.weights
         fetch = weights._fetch
 
         async def slow(entry: Entry, wanted: Weights) -> None:
@@ -95,18 +95,18 @@ async def test_a_version_that_everybody_dropped_meanwhile_is_given_up_for_the_ne
         for number in range(1, KEPT_VERSIONS):
             versions.append(await cluster.announce("t", raw(number), versions[-1]))
         await trio.sleep(10)
-        assert weights.held() == []  # the trainer still has it, so it may still come
+        assert weights.held.ids() == []  # the trainer still has it, so it may still come
         versions.append(await cluster.announce("t", raw(KEPT_VERSIONS), versions[-1]))
-        await cluster.until(lambda: weights.newest_held() == versions[-1], 10)
+        await cluster.until(lambda: weights.held.newest_held() == versions[-1], 10)
 
 
 async def test_one_liar_that_holds_an_old_version_keeps_nobody_from_the_newest(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         versions = [await stage(cluster)]
         running, liar = cluster.running["i"], cluster.running["t"].node
-        weights = running.node.weights
+        weights = running.weights
         fetch = weights._fetch
 
         async def trickle(entry: Entry, wanted: Weights) -> None:
@@ -114,7 +114,7 @@ async def test_one_liar_that_holds_an_old_version_keeps_nobody_from_the_newest(
                 await trio.sleep_forever()
             await fetch(entry, wanted)
 
-        live = running.node.presences.live
+        live = running.presences.live
 
         def lie() -> Any:
             found = dict(live())
@@ -124,39 +124,39 @@ async def test_one_liar_that_holds_an_old_version_keeps_nobody_from_the_newest(
             return found
 
         monkeypatch.setattr(Versions, "_fetch", lambda self, entry, wanted: trickle(entry, wanted))
-        running.node.presences.live = lie  # type: ignore[method-assign]
+        running.presences.live = lie  # type: ignore[method-assign]
         running.nursery.start_soon(weights.run)
         for number in range(1, KEPT_VERSIONS + 1):
             await trio.sleep(1)
-            assert weights.newest_held() is None
+            assert weights.held.newest_held() is None
             versions.append(await cluster.announce("t", raw(number), versions[-1]))
-        await cluster.until(lambda: weights.newest_held() == versions[-1], 20)
+        await cluster.until(lambda: weights.held.newest_held() == versions[-1], 20)
 
 
 async def test_a_full_disk_is_waited_out(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
 
         def full(*arguments: object) -> None:
             raise OSError(28, "No space left on device")
 
-        begin = running.node.versions.begin
-        monkeypatch.setattr(running.node.versions, "begin", full)
-        running.nursery.start_soon(running.node.weights.run)
+        begin = running.versions.begin
+        monkeypatch.setattr(running.versions, "begin", full)
+        running.nursery.start_soon(running.weights.run)
         await trio.sleep(5)
         assert "No space left" in running.node.health.warnings["weights"]
-        monkeypatch.setattr(running.node.versions, "begin", begin)
-        await cluster.until(lambda: running.node.weights.newest_held() == version)
+        monkeypatch.setattr(running.versions, "begin", begin)
+        await cluster.until(lambda: running.weights.held.newest_held() == version)
         assert running.node.health.warnings == {}
 
 
 async def test_a_manifest_that_is_not_what_its_entry_says_is_refused(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         trainer, running = cluster.running["t"].node, cluster.running["i"]
         described, other = manifest_of(raw(1)), manifest_of(raw(2))
@@ -167,68 +167,68 @@ async def test_a_manifest_that_is_not_what_its_entry_says_is_refused(
         )
         await cluster.agree()
         with pytest.raises(PeerError, match="not the one that the weights entry describes"):
-            await running.node.weights.hold(entry, timeout=10)
-        assert running.node.weights.held() == []
-        assert running.node.versions.held() == []
+            await running.weights.hold(entry, timeout=10)
+        assert running.weights.held.ids() == []
+        assert running.versions.held() == []
 
 
 async def test_wrong_chunks_are_their_senders_fault(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running, relay = cluster.running["i"], cluster.running["j"]
-        await relay.node.weights.hold(version, timeout=10)
+        await relay.weights.hold(version, timeout=10)
         await trio.sleep(1)
         relay.port.tamper = lambda data: data[:-1] + b"?" if len(data) == 64 else data
-        await running.node.weights.hold(version, timeout=60)
-        assert running.node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        await running.weights.hold(version, timeout=60)
+        assert running.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
         assert {peer for peer, _ in running.port.blamed} <= {relay.id}
 
 
 async def test_what_arrived_before_a_restart_is_not_fetched_again(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
-        await cluster.running["i"].node.weights.hold(version, timeout=10)
+        await cluster.running["i"].weights.hold(version, timeout=10)
         gone = cluster.crash("i")
         again = await cluster.node("i", disk=gone.disk)
         cluster.network.partition([again.id], [r.id for n, r in cluster.running.items() if n != "i"])
-        await again.node.weights.hold(version, timeout=1)
-        assert again.node.weights.held() == [version.id]
+        await again.weights.hold(version, timeout=1)
+        assert again.weights.held.ids() == [version.id]
 
 
 async def test_others_leave_the_trainer_to_the_relays_for_a_moment(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference", j="inference")
         await trio.sleep(1)
         began = trio.current_time()
-        await cluster.running["r"].node.weights.hold(version, timeout=10)
+        await cluster.running["r"].weights.hold(version, timeout=10)
         assert trio.current_time() - began < 0.2
         cluster.crash("j")
         began = trio.current_time()
-        await cluster.running["i"].node.weights.hold(version, timeout=10)
+        await cluster.running["i"].weights.hold(version, timeout=10)
         assert trio.current_time() - began < 0.4  # the relay said that it has it
 
 
 async def test_holders_best_first(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         for name in ("r", "v"):
-            await cluster.running[name].node.weights.hold(version, timeout=10)
+            await cluster.running[name].weights.hold(version, timeout=10)
         await trio.sleep(1)
-        weights, ids = cluster.running["i"].node.weights, {n: r.id for n, r in cluster.running.items()}
-        holders = weights.holders(version)
+        weights, ids = cluster.running["i"].weights, {n: r.id for n, r in cluster.running.items()}
+        holders = weights.holders_of.version(version)
         assert list(holders)[:2] == [ids["r"], ids["v"]]
         assert set(list(holders)[2:]) == {ids["t"], ids["elector"]}  # the author, and the founder for version 0
         assert {node for node, holding in holders.items() if holding.spared} == {ids["t"], ids["elector"]}
         assert all(holding.whole for holding in holders.values())
         cluster.crash("r")
         cluster.crash("v")
-        holders = weights.holders(version)
+        holders = weights.holders_of.version(version)
         assert set(holders) == {ids["t"], ids["elector"]}
         assert not any(holding.spared for holding in holders.values())  # nobody else is left
 
@@ -237,27 +237,27 @@ async def test_what_arrives_is_told_and_served(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     """A relay that lacks a part is a holder of the rest, whatever became of the trainer."""
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         relay, node = cluster.running["r"], cluster.running["i"].node
         manifest = manifest_of(WHOLE_0)
-        relay.node.blobs.put(manifest.encode())
-        with relay.node.weights._arrives(version):
-            relay.node.versions.begin(manifest)
+        relay.blobs.put(manifest.encode())
+        with relay.weights._arrives(version):
+            relay.versions.begin(manifest)
             await trio.sleep(1)
             assert node.presences.live()[relay.id].arriving == (version.id,)
-            assert node.weights.holders(version)[relay.id] == Holding(whole=False, preference=1.0)
+            assert node.weights.holders_of.version(version)[relay.id] == Holding(whole=False, preference=1.0)
             others = [r.id for name, r in cluster.running.items() if name in ("t", "elector")]
             cluster.network.partition([node.id], others)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lambda: node.weights.hold(version, timeout=30))
                 await trio.sleep(3)
                 assert node.weights.arriving() == [version.id]
-                relay.node.versions.write_chunk(manifest.digest, 0, WHOLE_0)
-        assert node.weights.held() == [version.id]
+                relay.versions.write_chunk(manifest.digest, 0, WHOLE_0)
+        assert node.weights.held.ids() == [version.id]
         assert node.weights.arriving() == []
         await trio.sleep(1)
-        assert cluster.running["v"].node.presences.live()[node.id].arriving == ()
+        assert cluster.running["v"].presences.live()[node.id].arriving == ()
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ async def test_an_entry_that_promises_something_else_is_refused(
     change: dict[str, Any],
     why: str,
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         trainer, running = cluster.running["t"].node, cluster.running["i"]
         manifest = manifest_of(raw(1))
@@ -284,15 +284,15 @@ async def test_an_entry_that_promises_something_else_is_refused(
         (entry,) = await trainer.log.append(replace(honest, **change))
         await cluster.agree()
         with pytest.raises(PeerError, match=why):
-            await running.node.weights.hold(entry, timeout=10)
-        assert running.node.versions.held() == []
-        assert running.node.weights.arriving() == []
+            await running.weights.hold(entry, timeout=10)
+        assert running.versions.held() == []
+        assert running.weights.arriving() == []
 
 
 async def test_other_tensors_than_version_0s_are_refused_before_a_byte_is_fetched(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         trainer, running = cluster.running["t"].node, cluster.running["i"]
         data = raw(1)
@@ -308,16 +308,16 @@ async def test_other_tensors_than_version_0s_are_refused_before_a_byte_is_fetche
             await cluster.agree()
             if running.node.log.ledger.weights(entry.id) is not None:
                 with pytest.raises(PeerError, match="other tensors than those of version 0"):
-                    await running.node.weights.hold(entry, timeout=10)
+                    await running.weights.hold(entry, timeout=10)
             with pytest.raises(PeerError, match="other tensors than those of version 0"):
-                await running.node.weights.keep_entrusted(manifest, None, trainer.id)
-        assert running.node.versions.held() == []
+                await running.weights.keep_unpublished(manifest, None, trainer.id)
+        assert running.versions.held() == []
 
 
 async def test_a_version_of_no_trainer_in_office_is_refused(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running, usurper = cluster.running["i"], cluster.running["v"].node
         manifest = manifest_of(raw(1))
@@ -328,15 +328,15 @@ async def test_a_version_of_no_trainer_in_office_is_refused(
             (entry,) = await usurper.log.append(made)
             await cluster.agree()
             with pytest.raises(PeerError, match="another than the trainer whose term counts"):
-                await running.node.weights.hold(entry, timeout=10)
-        assert running.node.weights.newest() == version
-        assert running.node.versions.held() == []
+                await running.weights.hold(entry, timeout=10)
+        assert running.weights.held.newest() == version
+        assert running.versions.held() == []
 
 
 async def test_two_versions_are_in_flight_at_once(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         first = await stage(cluster)
         second = await cluster.announce("t", raw(1), first)
         running = cluster.running["i"]
@@ -351,20 +351,20 @@ async def test_two_versions_are_in_flight_at_once(
 
         running.port.request = slow  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: running.node.weights.hold(first, timeout=60))
+            nursery.start_soon(lambda: running.weights.hold(first, timeout=60))
             await trio.sleep(1)
-            await running.node.weights.hold(second, timeout=10)  # does not wait for the other
-            assert running.node.weights.held() == [second.id]
-            assert set(running.node.versions.held()) == set(wanted)  # what is on its way is not forgotten
-            assert running.node.weights.arriving() == [first.id]
+            await running.weights.hold(second, timeout=10)  # does not wait for the other
+            assert running.weights.held.ids() == [second.id]
+            assert set(running.versions.held()) == set(wanted)  # what is on its way is not forgotten
+            assert running.weights.arriving() == [first.id]
             gate.set()
-        assert running.node.weights.held() == [second.id, first.id]
+        assert running.weights.held.ids() == [second.id, first.id]
 
 
 async def test_one_version_is_fetched_once_however_many_want_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
         stock, asked = running.port.request, 0
@@ -377,24 +377,24 @@ async def test_one_version_is_fetched_once_however_many_want_it(
         running.port.request = counted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(lambda: running.node.weights.hold(version, timeout=30))
-        assert running.node.weights.held() == [version.id]
+                nursery.start_soon(lambda: running.weights.hold(version, timeout=30))
+        assert running.weights.held.ids() == [version.id]
         assert asked == 1
 
 
 async def test_the_quota_pauses_downloads_and_they_go_on_with_room(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
-        running.nursery.start_soon(running.node.weights.run)
-        await cluster.until(lambda: running.node.weights.newest_held() == version, 10)
-        running.node.versions.quota = 2 * 64 - 1
+        running.nursery.start_soon(running.weights.run)
+        await cluster.until(lambda: running.weights.held.newest_held() == version, 10)
+        running.versions.quota = 2 * 64 - 1
         newer = await cluster.announce("t", raw(1), version)
         await trio.sleep(5)
         assert "would exceed the quota" in running.node.health.warnings["weights"]
-        assert running.node.weights.held() == [version.id]  # and nothing was lost
-        running.node.versions.quota = 2 * 64
-        await cluster.until(lambda: running.node.weights.newest_held() == newer, 10)
+        assert running.weights.held.ids() == [version.id]  # and nothing was lost
+        running.versions.quota = 2 * 64
+        await cluster.until(lambda: running.weights.held.newest_held() == newer, 10)
         assert running.node.health.warnings == {}

@@ -19,15 +19,15 @@ from tests.node.fakes import open_cluster
 async def test_a_relay_offers_to_those_who_lag_and_to_no_others(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         r, i, v = (cluster.running[name] for name in ("r", "i", "v"))
-        assert r.node.weights.lagging() == []  # it has nothing to offer itself
-        await r.node.weights.hold(version, timeout=10)
-        await v.node.weights.hold(version, timeout=10)
+        assert r.weights.holders_of.lagging() == []  # it has nothing to offer itself
+        await r.weights.hold(version, timeout=10)
+        await v.weights.hold(version, timeout=10)
         await trio.sleep(1)
-        assert i.id in r.node.weights.lagging()
-        assert v.id not in r.node.weights.lagging()
+        assert i.id in r.weights.holders_of.lagging()
+        assert v.id not in r.weights.holders_of.lagging()
         offered: list[bytes] = []
         stock = r.port.request
 
@@ -43,7 +43,7 @@ async def test_a_relay_offers_to_those_who_lag_and_to_no_others(
         assert v.id not in offered
         await trio.sleep(4 * cluster.domain.timings.presence_ms / 1000)
         assert offered.count(i.id) == 2  # it still lags
-        await i.node.weights.hold(version, timeout=10)
+        await i.weights.hold(version, timeout=10)
         await trio.sleep(1)
         told = len(offered)
         await trio.sleep(10 * cluster.domain.timings.presence_ms / 1000)
@@ -53,29 +53,29 @@ async def test_a_relay_offers_to_those_who_lag_and_to_no_others(
 async def test_an_offer_makes_its_relay_a_holder_before_any_presence_says_so(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         r, i = cluster.running["r"], cluster.running["i"]
-        live = i.node.presences.live
+        live = i.presences.live
         await cluster.until(lambda: r.id in live() and live()[r.id].role == "relay", 30)
         i.port.topics.clear()
-        await r.node.weights.hold(version, timeout=10)
+        await r.weights.hold(version, timeout=10)
         # Only the relay can reach the node, and gossip does not: it has seen the relay's old presence only.
         others = [running.id for name, running in cluster.running.items() if name not in ("r", "i")]
         cluster.network.partition([i.id], others)
-        assert r.id not in i.node.weights.holders(version)
-        i.nursery.start_soon(i.node.weights.run)
+        assert r.id not in i.weights.holders_of.version(version)
+        i.nursery.start_soon(i.weights.run)
         await trio.sleep(0.2)  # shorter than a presence lives
-        assert i.node.weights.held() == []
+        assert i.weights.held.ids() == []
         await r.node.network.request(i.id, offers.PROTOCOL, codec.encode([version.id]), timeout=5, max_response=0)
-        await cluster.until(lambda: i.node.weights.held() == [version.id], 5)
-        assert i.node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        await cluster.until(lambda: i.weights.held.ids() == [version.id], 5)
+        assert i.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
 
 
 async def test_only_relays_may_offer_and_few_offers_are_remembered(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         r, i, v = (cluster.running[name] for name in ("r", "i", "v"))
         await trio.sleep(1)
@@ -90,7 +90,7 @@ async def test_only_relays_may_offer_and_few_offers_are_remembered(
         assert [peer for peer, _ in i.port.blamed] == [r.id]
         for number in range(20):
             await offer(r.port, codec.encode([bytes([number]) * 32]))
-        assert len(i.node.weights._offers) <= 4
-        await i.node.weights.hold(version, timeout=10)
+        assert len(i.weights._offers) <= 4
+        await i.weights.hold(version, timeout=10)
         await offer(r.port, codec.encode([version.id]))
-        assert version.id not in i.node.weights._offers
+        assert version.id not in i.weights._offers

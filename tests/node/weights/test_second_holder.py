@@ -28,12 +28,12 @@ async def stage(cluster: Cluster) -> Running:
     await cluster.stage(t="trainer", r="relay", v="validator", i="inference")
     trainer = cluster.running["t"]
     manifest = manifest_of(RAW)
-    trainer.node.blobs.put(manifest.encode())
+    trainer.blobs.put(manifest.encode())
     file = trainer.node.directory.work / "made.bin"
     file.write_bytes(RAW)
-    trainer.node.versions.adopt(manifest.encode(), file)
+    trainer.versions.adopt(manifest.encode(), file)
     # Presences of all have gone round.
-    await cluster.until(lambda: len(trainer.node.presences.live()) == len(cluster.running))
+    await cluster.until(lambda: len(trainer.presences.live()) == len(cluster.running))
     return trainer
 
 
@@ -43,20 +43,20 @@ async def give(running: Running, raw: bytes = RAW) -> None:
 
 
 def holders(cluster: Cluster) -> set[str]:
-    return {name for name, r in cluster.running.items() if r.node.versions.complete(manifest_of(RAW).digest)}
+    return {name for name, r in cluster.running.items() if r.versions.complete(manifest_of(RAW).digest)}
 
 
 async def test_the_relay_is_asked_first_and_keeps_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         trainer = await stage(cluster)
         await give(trainer)
         assert holders(cluster) == {"t", "r"}
         assert trainer.node.health.warnings == {}
         # What is fetched and noted meanwhile does not displace it.
         relay = cluster.running["r"].node
-        newest = relay.weights.newest()
+        newest = relay.weights.held.newest()
         assert newest is not None
         await relay.weights.hold(newest, timeout=10)
         assert holders(cluster) == {"t", "r"}
@@ -65,7 +65,7 @@ async def test_the_relay_is_asked_first_and_keeps_it(
 async def test_without_a_relay_another_takes_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         trainer = await stage(cluster)
         cluster.crash("r")
         await give(trainer)
@@ -79,7 +79,7 @@ async def test_one_that_is_silent_holds_up_nobody(
         await trio.sleep_forever()
         raise AssertionError
 
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         trainer = await stage(cluster)
         cluster.running["r"].port.serve(PROTOCOL, silent, max_request=MAX_REQUEST)
         began = trio.current_time()
@@ -92,7 +92,7 @@ async def test_one_that_is_silent_holds_up_nobody(
 async def test_where_nobody_takes_it_the_trainer_goes_on_with_a_warning(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         trainer = await stage(cluster)
         for name in ("r", "v", "i", "elector"):
             cluster.crash(name)
@@ -105,7 +105,7 @@ async def test_where_nobody_takes_it_the_trainer_goes_on_with_a_warning(
 async def test_only_the_trainer_in_office_entrusts(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         trainer = await stage(cluster)
         manifest = manifest_of(RAW)
         request = codec.encode([manifest.digest, len(manifest.encode()), None, 0])
@@ -119,36 +119,36 @@ async def test_only_the_trainer_in_office_entrusts(
 async def test_a_version_of_another_size_is_refused(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         trainer = await stage(cluster)
         longer = Manifest.of_file([("weights", "F32", (8, 4))], RAW + RAW, 1)
-        trainer.node.blobs.put(longer.encode())
+        trainer.blobs.put(longer.encode())
         await entrust(trainer.node, Blob(longer.digest, len(longer.encode())), None, 64)
         assert "another size" in trainer.node.health.warnings["entrusting"]
-        assert longer.digest not in cluster.running["r"].node.versions.held()
+        assert longer.digest not in cluster.running["r"].versions.held()
 
 
 async def test_manifests_of_an_absurd_size_are_refused_before_a_byte_of_them(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         trainer = await stage(cluster)
         manifest = manifest_of(RAW)
         size, bomb = len(manifest.encode()), bytes(4096)
-        trainer.node.blobs.put(bomb)
+        trainer.blobs.put(bomb)
         for change in ([hash_bytes(bomb), len(bomb), None, 0], [manifest.digest, size, hash_bytes(bomb), len(bomb)]):
             with pytest.raises(Refused):
                 await trainer.node.network.request(
                     cluster.running["r"].id, PROTOCOL, codec.encode(change), timeout=5, max_response=0
                 )
-        assert not cluster.running["r"].node.blobs.has(hash_bytes(bomb))
+        assert not cluster.running["r"].blobs.has(hash_bytes(bomb))
         assert holders(cluster) == {"t"}
 
 
 async def test_whenever_a_version_is_published_another_node_holds_it(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path) as cluster:
+    async with open_cluster(tmp_path, faults) as cluster:
         await cluster.start("elector", willing=("inference",))
         for name in ("a", "b", "c"):
             await cluster.start(name, willing=WILLING)

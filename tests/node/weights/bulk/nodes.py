@@ -12,8 +12,8 @@ import trio
 
 from node.config import BulkConfig, Config
 from node.context import Health
-from node.weights.bulk.bulk_process import Bulk
-from node.weights.bulk.token_exchange import Routes
+from node.weights.bulk.bulk_process import BulkProcess
+from node.weights.bulk.token_exchange import TokenExchange
 from protocol.identity import Identity
 from tests.node.weights.bulk.harness import DOMAIN
 

@@ -1,0 +1,126 @@
+"""The children that compute for this node's roles: what they are configured with, and how they are opened.
+
+What they are and how they are spoken to: ``node.roles.engine_client`` and ``node.tasks.task_service``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.context import Node
+from node.net.blob_exchange import BlobExchange
+from node.peers.own_state import OwnState
+from node.roles.engine_client import Engine, Setup, open_child
+from node.tasks.task_service import TaskService
+from node.weights.delta_making import OpenWorker
+from node.workers import vllm_start
+from node.workers.child_process import open_worker
+from protocol.weights.manifest import Manifest
+
+OpenTasks = Callable[[Sequence[Mapping[str, Any]]], AbstractAsyncContextManager[TaskService]]
+
+
+class Engines:
+    """Opens children. ``paths`` gives the manifest's and the raw tensors' files of a version that is held; processes
+    are started by ``open_worker`` and ``tasks``."""
+
+    def __init__(
+        self,
+        node: Node,
+        own: OwnState,
+        blobs: BlobExchange,
+        paths: Callable[[bytes], tuple[Path, Path]],
+        *,
+        open_worker: OpenWorker = open_worker,
+        tasks: OpenTasks = TaskService,
+    ) -> None:
+        self._node = node
+        self._own = own
+        self._blobs = blobs
+        self._paths = paths
+        self._tasks = tasks
+        self.open_worker = open_worker
+
+    async def configuration(self) -> dict[str, Any]:
+        """What every torch child is configured with: paths of the model's files and the recipe."""
+        model = self._node.domain.model
+        return {
+            "config": str(await self._blobs.path(model.config.hash, model.config.size)),
+            "tokenizer": str(await self._blobs.path(model.tokenizer.hash, model.tokenizer.size)),
+            "recipe": asdict(self._node.domain.recipe),
+            "threads": self._node.config.threads,
+        }
+
+    async def setup(self, dtype: str) -> Setup:
+        """How this node's configuration wants an engine child."""
+        return Setup(
+            options=await self.configuration() | {"dtype": dtype},
+            engine=self._node.config.engine,
+            tensor_parallel=self._node.config.tensor_parallel,
+            cache=self._node.directory.path / "vllm",
+        )
+
+    async def model_bytes(self, engine: str) -> int:
+        """Bytes of the domain's weights, where the choice of the engine depends on them; else 0."""
+        if engine != "auto" or not vllm_start.installed():
+            return 0
+        blob = self._node.domain.model.manifest
+        data = await trio.Path(await self._blobs.path(blob.hash, blob.size)).read_bytes()
+        return (await trio.to_thread.run_sync(Manifest.parse, data)).size
+
+    @asynccontextmanager
+    async def open(self, dtype: str = "float32", *, generates: bool = False) -> AsyncIterator[Engine]:
+        """An engine child, configured to compute in ``dtype``; it ends with the block. Audits are in float32 always.
+        One that ``generates`` need not be able to replay."""
+        setup = await self.setup(dtype)
+        if not generates:
+            setup = replace(setup, engine="torch")
+
+        def started(pid: int) -> None:
+            self._own.children["engine"] = pid
+
+        def wrote(tokens: int, seconds: float) -> None:
+            self._own.tokens_generated += tokens
+            if seconds > 0:
+                self._own.tokens_per_second = int(tokens / seconds)
+
+        size = await self.model_bytes(setup.engine)
+        try:
+            async with open_child(setup, size, started, open_worker=self.open_worker) as (_, worker, answer):
+                model = answer["end_token"], answer["vocabulary"]
+                yield Engine(worker, *model, self._node.domain.recipe, self._paths, wrote)
+        finally:
+            self._own.children.pop("engine", None)
+
+    async def task_table(self) -> list[dict[str, Any]]:
+        """The domain's tasks as the tasks child takes them, with the local paths of their data, and their sets."""
+        table = []
+        for task in self._node.domain.tasks:
+            items = None
+            if task.items is not None:
+                items = await self._blobs.fetch(task.items.hash, task.items.size, timeout=60)
+            path = None if task.data is None else str(await self._blobs.path(task.data.hash, task.data.size))
+            table.append(
+                {
+                    "kind": task.kind,
+                    "name": task.name,
+                    "weight": task.weight,
+                    "parameters": task.parameters,
+                    "version": task.version,
+                    "data": path,
+                    "items": items,
+                }
+            )
+        return table
+
+    @asynccontextmanager
+    async def open_tasks(self, table: Sequence[Mapping[str, Any]] | None = None) -> AsyncIterator[TaskService]:
+        """The sandboxed tasks child, configured with the domain's tasks, or with those of another ``table``."""
+        async with self._tasks(await self.task_table() if table is None else table) as service:
+            yield service
