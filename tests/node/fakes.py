@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from protocol.identity import Identity, peer_id
 from protocol.log.entry import Entry
 from protocol.records import Blob, Join, Role
 from protocol.records import Weights as WeightsRecord
+from protocol.weights.manifest import Manifest
 from protocol.work.presence import Presence
 from tests.node.fake_children import (
     CONFIG,
@@ -54,7 +55,7 @@ from tests.node.fake_children import (
     manifest_of,
 )
 from tests.protocol.builders import key
-from tests.simulator import Disk, Network, Port
+from tests.simulator import Disk, Handler, Network, Port
 
 
 class NodePort(Port):
@@ -76,6 +77,12 @@ class NodePort(Port):
 
     def known_addresses(self) -> dict[bytes, list[str]]:
         return dict(self.learned)
+
+    def on_connect(self, callback: Callable[[bytes], None]) -> None:
+        """Links are there from the start."""
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int, max_concurrent_per_peer: int = 0) -> None:
+        super().serve(protocol, handler, max_request=max_request)
 
 
 BY_ITSELF: Final = (PRESENCE, "following weights", ROLES, "voting")
@@ -132,6 +139,16 @@ class Running:
     def elector(self) -> Elector:
         assert self.parts.elector.elector is not None
         return self.parts.elector.elector
+
+    def before_answering(self, protocol: str, hook: Callable[[bytes], Awaitable[None]]) -> None:
+        """Have ``hook(request)`` run before this node answers a request of a protocol."""
+        answer = self.port.handlers[protocol]
+
+        async def hooked(peer: bytes, request: bytes) -> bytes:
+            await hook(request)
+            return await answer(peer, request)
+
+        self.port.serve(protocol, hooked, max_request=1 << 20)
 
     @property
     def steps(self) -> int:
@@ -244,19 +261,16 @@ class Cluster:
         return await self.announce(trainer, WHOLE_0, None)
 
     async def announce(
-        self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool = False
+        self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool | Blob = False
     ) -> Entry:
-        """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta."""
+        """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta, or
+        with this one."""
         running = self.running[name]
-        node, change = running.node, None
-        if delta:
+        node, change = running.node, delta if isinstance(delta, Blob) else None
+        if delta is True:
             assert predecessor is not None
-            change = self._delta(running, raw, predecessor)
-        manifest = manifest_of(raw)
-        file = node.directory.work / "announced.bin"
-        file.write_bytes(raw)
-        running.versions.adopt(manifest.encode(), file)
-        running.blobs.put(manifest.encode())
+            change = self.make_delta(running, raw, predecessor)
+        manifest = self.adopt(running, raw)
         number = 0
         if predecessor is not None:
             assert isinstance(predecessor.payload, WeightsRecord)
@@ -280,7 +294,16 @@ class Cluster:
         await self.agree()
         return entry
 
-    def _delta(self, running: Running, raw: bytes, predecessor: Entry) -> Blob:
+    def adopt(self, running: Running, raw: bytes) -> Manifest:
+        """The node has a version that consists of ``raw`` in its stores, and says nothing of it."""
+        manifest = manifest_of(raw)
+        file = running.node.directory.work / "made.bin"
+        file.write_bytes(raw)
+        running.versions.adopt(manifest.encode(), file)
+        running.blobs.put(manifest.encode())
+        return manifest
+
+    def make_delta(self, running: Running, raw: bytes, predecessor: Entry) -> Blob:
         """What changed since the predecessor, in the node's stores."""
         node = running.node
         file, delta = node.directory.work / "described.bin", node.directory.work / "described.delta"
@@ -304,12 +327,9 @@ class Cluster:
             task_status.started()
 
     def _found(self, running: Running) -> None:
-        node = running.node
-        for data in (CONFIG, TOKENIZER, TASKS_FILE, TASK_SET, manifest_of(WHOLE_0).encode()):
+        for data in (CONFIG, TOKENIZER, TASKS_FILE, TASK_SET):
             running.blobs.put(data)
-        raw = node.directory.work / "version-0.bin"
-        raw.write_bytes(WHOLE_0)
-        running.versions.adopt(manifest_of(WHOLE_0).encode(), raw)
+        self.adopt(running, WHOLE_0)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something holds; fails after ``seconds`` of the mock clock."""
