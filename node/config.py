@@ -1,48 +1,10 @@
 """A node's configuration: command-line flags, environment variables and ``farflung.toml``, in this order of precedence.
 
-1. ``node.config_keys`` has the keys, their variables and flags. What no source names has its default.
-2. A mistake ends the start with one line that names its file and line, its variable or its flag.
-
-::
-
-    name = "node-1"                                      # shown to people; at most 32 printable ASCII characters
-    listen = ["/ip4/0.0.0.0/tcp/4001"]                   # where others can dial this node; port 0 takes a free one
-    bootstrap = ["/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…"]
-    willing = ["trainer", "relay", "validator", "inference"]
-    log_level = "info"                                   # debug, info, warning or error
-    history = "all"                                      # "recent": a node that keeps no old log entries
-    threads = 1                                          # threads of each child process that computes
-    engine = "auto"                                      # what generates: "auto", "torch" or "vllm"
-    tensor_parallel = 1                                  # GPUs that vLLM shards a model over
-
-    [trainer]
-    processes = 1                                        # processes (on GPUs: one each) that share the model
-    recompute = "auto"                                   # activations: "on" saves memory, "off" saves time
-    eval_every = 0                                       # versions from one evaluation to the next; 0: none
-    eval_questions = 64                                  # held-out questions of each task
-    eval_samples = 1                                     # answers to each
-    eval_greedy = false                                  # the likeliest tokens instead of sampled ones
-
-    [bulk]                                               # weights, beside the rest of the network
-    listen = []                                          # left out: as ``listen``, at its port + 10000
-    announce = ["/dns4/weights.example.org/tcp/80/http"] # what others are told instead of ``listen``
-    proxied = false                                      # a reverse proxy stands in front
-    rate = 0                                             # megabits a second that it sends at most; 0: no limit
-    peer_rate = 0                                        # of these to one peer
-    connections = 512                                    # open at once
-    peer_connections = 32                                # of these of one peer
-
-    [weights]                                            # on this node's disk
-    quota = 0                                            # MiB that weights may take; 0: no limit
-    reserve = 512                                        # MiB that they leave free
-
-    [tracking]                                           # beside metrics.jsonl, which is always written
-    tensorboard = false                                  # true, or a folder
-    wandb = ""                                           # a Weights & Biases project
-
-    [devnet]                                             # only read in a development network
-    cheat = ""                                           # "wrong-weights" or "forged-reward"
-    pause_at_step = 0                                    # the trainer stops for good before the step after this one
+1. A key is declared once: a field of ``Config``, or of the section of the file whose class it stands in, with its type,
+   its default, what it may be and what it means. Flags, variables, the template of a new file and the table of
+   docs/OPERATING.md follow from that (a test compares the table).
+2. A key's variable is ``FARFLUNG_``, its section and its name in capitals; lists stand there with commas.
+3. A mistake ends the start with one line that names its file and line, its variable or its flag.
 """
 
 from __future__ import annotations
@@ -51,78 +13,180 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from node.config_keys import DEFAULT_LISTEN, KEYS, OTHER_VARIABLES, PREFIX, WILLING
 from node.errors import UserError
-from node.store.durable_files import write_atomic
+from node.net.address_text import MAX_ADDRESSES, address_problem
+from node.store.durable_files import read_text, write_atomic
+from node.weights.bulk import bulk_address
+from protocol.errors import PeerError
+
+WILLING: Final = ("trainer", "relay", "validator", "inference")
+ENGINES: Final = ("auto", "torch", "vllm")
+CHEATS: Final = ("", "wrong-weights", "forged-reward")
+MAX_QUESTIONS: Final = 1 << 16
+MAX_SAMPLES: Final = 256
+"""Answers to one question of an evaluation: a recipe's largest group."""
+PREFIX: Final = "FARFLUNG_"
+OTHER_VARIABLES: Final = ("FARFLUNG_CONFIG", "FARFLUNG_DATA_DIR", "FARFLUNG_PYTHON")
+"""Variables that are no keys: where the file and the node's folder are, and what the installer runs."""
+
+Check = Callable[[object], str | None]
+"""What is wrong with a TOML value, or None."""
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class DevnetConfig:
-    """What only a development network may ask of a node."""
+# What values may be
 
-    cheat: str = ""
-    pause_at_step: int = 0
+
+def _integer(low: int, high: int) -> Check:
+    # bool is an int in Python; "threads = true" is still a mistake.
+    return lambda value: (
+        None if type(value) is int and low <= value <= high else f"expected an integer from {low} to {high}"
+    )
+
+
+def _choice(*choices: str) -> Check:
+    return lambda value: None if value in choices else f"expected one of {', '.join(map(json.dumps, choices))}"
+
+
+def _boolean(value: object) -> str | None:
+    return None if isinstance(value, bool) else "expected true or false"
+
+
+def _list(low: int, high: int, problem: Check) -> Check:
+    amount = f"at most {high}" if low == 0 else f"{low} to {high}"
+
+    def check(value: object) -> str | None:
+        if not isinstance(value, list) or not low <= len(value) <= high:
+            return f"expected a list of {amount} addresses"
+        return next((found for item in value if (found := problem(item))), None)
+
+    return check
+
+
+def _own_address(item: object) -> str | None:
+    return address_problem(item, peer=False)
+
+
+def _peer_address(item: object) -> str | None:
+    return address_problem(item, peer=True)
+
+
+def _bulk_address(item: object) -> str | None:
+    try:
+        bulk_address.parse(item if isinstance(item, str) else "")
+    except PeerError as error:
+        return str(error)
+    return None
+
+
+def _roles(value: object) -> str | None:
+    if not isinstance(value, list) or any(item not in WILLING for item in value) or len(set(value)) != len(value):
+        return f"expected a list of different roles out of {', '.join(WILLING)}"
+    return None
+
+
+def _text(value: object, most: int) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= most and value.isascii() and value.isprintable()
+
+
+def _name(value: object) -> str | None:
+    return None if _text(value, 32) else "a name is 1 to 32 printable ASCII characters"
+
+
+def _switch_or_folder(value: object) -> str | None:
+    fits = isinstance(value, bool) or _text(value, 1024)
+    return None if fits else "expected true, false or the path of a folder in printable ASCII"
+
+
+def _project(value: object) -> str | None:
+    # What Weights & Biases allows in a project's name.
+    fits = value == "" or (_text(value, 128) and not re.search(r"[/\\#?%:]", str(value)))
+    return None if fits else "a project is at most 128 printable ASCII characters, none of /\\#?%:"
+
+
+# The keys
+
+
+def _key(default: T, check: Check, meaning: str) -> T:
+    return field(default=default, metadata={"check": check, "meaning": meaning})
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
     """How this node trains when it is the trainer."""
 
-    processes: int = 1
-    recompute: str = "auto"
-    eval_every: int = 0
-    eval_questions: int = 64
-    eval_samples: int = 1
-    eval_greedy: bool = False
+    processes: int = _key(1, _integer(1, 64), "processes that share the model when this node is the trainer")
+    recompute: str = _key("auto", _choice("auto", "on", "off"), "compute activations again for the backward pass")
+    eval_every: int = _key(0, _integer(0, 2**31), "as the trainer, evaluate each version whose number this divides")
+    eval_questions: int = _key(64, _integer(1, MAX_QUESTIONS), "held-out questions of each task")
+    eval_samples: int = _key(1, _integer(1, MAX_SAMPLES), "answers to each of them")
+    eval_greedy: bool = _key(False, _boolean, "true: the likeliest tokens instead of sampled ones")
 
 
 @dataclass(frozen=True, slots=True)
 class BulkConfig:
-    """How the node gives weights. ``rate`` and ``peer_rate`` are megabits a second, 0 for no limit."""
+    """How the node gives weights, beside the rest of the network."""
 
-    listen: tuple[str, ...] = ()
-    announce: tuple[str, ...] = ()
-    proxied: bool = False
-    rate: int = 0
-    peer_rate: int = 0
-    connections: int = 512
-    peer_connections: int = 32
+    listen: tuple[str, ...] = _key(
+        (), _list(0, MAX_ADDRESSES, _own_address), "where weights are served; left out: as listen, at its port + 10000"
+    )
+    announce: tuple[str, ...] = _key(
+        (), _list(0, 4, _bulk_address), "where others are told to fetch weights, instead of bulk.listen"
+    )
+    proxied: bool = _key(False, _boolean, "true where a reverse proxy stands in front of bulk.listen")
+    rate: int = _key(0, _integer(0, 10**6), "megabits a second of weights that the node sends at most; 0: no limit")
+    peer_rate: int = _key(0, _integer(0, 10**6), "of these megabits to one peer; 0: no limit")
+    connections: int = _key(512, _integer(8, 4096), "connections for weights that are open at once")
+    peer_connections: int = _key(32, _integer(1, 4096), "of these connections of one peer")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsConfig:
-    """Room for weights on the disk, in MiB; a ``quota`` of 0 is none."""
+    """Room for weights on the disk."""
 
-    quota: int = 0
-    reserve: int = 512
+    quota: int = _key(0, _integer(0, 2**40), "MiB that versions and deltas may take on the disk; 0: no limit")
+    reserve: int = _key(512, _integer(0, 2**40), "MiB of the disk that they leave free")
 
 
 @dataclass(frozen=True, slots=True)
 class TrackingConfig:
-    """Where metrics go beside ``metrics.jsonl``. ``tensorboard`` may name a folder."""
+    """Where metrics go beside ``metrics.jsonl``, which is always written."""
 
-    tensorboard: bool | str = False
-    wandb: str = ""
+    tensorboard: bool | str = _key(False, _switch_or_folder, "write metrics for TensorBoard as well: true, or a folder")
+    wandb: str = _key("", _project, "a Weights & Biases project that gets the metrics too")
+
+
+@dataclass(frozen=True, slots=True)
+class DevnetConfig:
+    """What only a development network may ask of a node."""
+
+    cheat: str = _key("", _choice(*CHEATS), "how to cheat, for tests of a development network")
+    pause_at_step: int = _key(0, _integer(0, 2**31), "the node works on no step after this one; 0: no end")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """The whole of ``farflung.toml``; addresses are multiaddr texts."""
 
-    name: str = "node"
-    listen: tuple[str, ...] = DEFAULT_LISTEN
-    bootstrap: tuple[str, ...] = ()
-    willing: tuple[str, ...] = WILLING
-    log_level: str = "info"
-    history: str = "all"
-    threads: int = 1
-    engine: str = "auto"
-    tensor_parallel: int = 1
+    name: str = _key("node", _name, "shown to people beside the node's id")
+    listen: tuple[str, ...] = _key(
+        ("/ip4/0.0.0.0/tcp/4001",),
+        _list(1, MAX_ADDRESSES, _own_address),
+        "where others can dial this node; port 0 takes a free one",
+    )
+    bootstrap: tuple[str, ...] = _key((), _list(0, 64, _peer_address), "peers to ask first, each with its /p2p/…")
+    willing: tuple[str, ...] = _key(WILLING, _roles, "the roles that this node may take")
+    log_level: str = _key("info", _choice("debug", "info", "warning", "error"), "the least that is logged")
+    history: str = _key("all", _choice("all", "recent"), "all: keep every log entry; recent: drop old, final ones")
+    threads: int = _key(1, _integer(1, 1024), "threads of each child process that computes")
+    engine: str = _key("auto", _choice(*ENGINES), "what generates: torch, vllm, or auto for the better")
+    tensor_parallel: int = _key(1, _integer(1, 64), "GPUs that vLLM shards the model over; on a CPU its processes")
     trainer: TrainerConfig = TrainerConfig()
     bulk: BulkConfig = BulkConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -130,14 +194,51 @@ class Config:
     devnet: DevnetConfig = DevnetConfig()
 
 
-SECTIONS: Final = {
-    "trainer": TrainerConfig,
-    "bulk": BulkConfig,
-    "weights": WeightsConfig,
-    "tracking": TrackingConfig,
-    "devnet": DevnetConfig,
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key as it was declared. ``name`` is ``key`` or ``section.key``, ``default`` a TOML value."""
+
+    name: str
+    default: object
+    check: Check
+    meaning: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets this key."""
+        return PREFIX + self.name.replace(".", "_").upper()
+
+    @property
+    def flag(self) -> str:
+        """The command line's flag of this key."""
+        return "--" + self.name.rpartition(".")[2].replace("_", "-")
+
+    def decode(self, text: str) -> object:
+        """The value that ``text`` stands for outside of TOML; a text that is none is left to ``check``."""
+        if isinstance(self.default, list):
+            return [item.strip() for item in text.split(",") if item.strip()]
+        if isinstance(self.default, bool):
+            return {"true": True, "false": False}.get(text, text)
+        if isinstance(self.default, int) and re.fullmatch(r"-?[0-9]{1,18}", text):
+            return int(text)
+        return text
+
+
+def _keys(kind: type[Any], section: str = "") -> Iterator[Key]:
+    for each in fields(kind):
+        if each.metadata:
+            default = list(each.default) if isinstance(each.default, tuple) else each.default
+            yield Key(section + each.name, default, each.metadata["check"], each.metadata["meaning"])
+    for each in fields(kind):
+        if not each.metadata:
+            yield from _keys(type(each.default), f"{each.name}.")
+
+
+KEYS: Final = {key.name: key for key in _keys(Config)}
+"""Every key of ``farflung.toml``, by name."""
+_SECTIONS: Final[Mapping[str, type[Any]]] = {
+    each.name: type(each.default) for each in fields(Config) if not each.metadata
 }
-"""What a section of the file stands for."""
 
 
 # Reading
@@ -164,69 +265,71 @@ def resolve(
 
     ``flags`` are TOML values by key. Where ``required`` is set a missing file is a mistake too. Raises ``UserError``.
     """
-    values = {
-        **_read_file(path, required=required),
-        **_read_environment(environment),
-        **_read_flags({} if flags is None else flags),
-    }
-    return _config(values)
+    flags = {} if flags is None else flags
+    for name, value in flags.items():
+        if (problem := KEYS[name].check(value)) is not None:
+            raise UserError(f"{KEYS[name].flag}: {problem}", "correct the command line")
+    return _config({**_read_file(path, required=required), **_read_environment(environment), **flags})
 
 
 def _config(values: Mapping[str, object]) -> Config:
-    tables: dict[str, dict[str, Any]] = {section: {} for section in ("", *SECTIONS)}
+    tables: dict[str, dict[str, Any]] = {section: {} for section in ("", *_SECTIONS)}
     for name, value in values.items():
         section, _, key = name.rpartition(".")
         tables[section][key] = tuple(value) if isinstance(value, list) else value
-    return Config(**tables[""], **{section: kind(**tables[section]) for section, kind in SECTIONS.items()})
+    return Config(**tables[""], **{section: kind(**tables[section]) for section, kind in _SECTIONS.items()})
 
 
 def _read_file(path: Path, *, required: bool) -> dict[str, object]:
     try:
-        # Some editors put a byte order mark in front, which TOML does not know.
-        text = path.read_text(encoding="utf-8-sig")
+        path.stat()
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise UserError(f"{path}: there is no such file", "name a farflung.toml with --config") from None
         return {}
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}: line {line}: not UTF-8 text", "save the file as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "make it readable for this user") from None
-    return _read_toml(text, path)
+    except OSError:
+        pass  # reading it says what is wrong
+    return _read_toml(read_text(path, "make it readable for this user"), path)
 
 
 def _read_toml(text: str, path: Path) -> dict[str, object]:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = re.fullmatch(r"(.*) \(at line ([0-9]+), column ([0-9]+)\)", str(error))
-        line, what = (found[2], f"{found[1]}, column {found[3]}") if found else (text.count("\n") + 1, str(error))
-        raise UserError(f"{path}: line {line}: not TOML: {what}", "correct that line") from None
-    except RecursionError:
-        raise UserError(f"{path}: brackets stand too deep in each other", "no key of it needs more than one") from None
     values: dict[str, object] = {}
-    for key, value in table.items():
-        if key not in SECTIONS:
+
+    def mistake(name: str, problem: str, remedy: str) -> UserError:
+        return UserError(f"{path}: line {toml_line(text, name.split('.'))}: {problem}", remedy)
+
+    for key, value in toml_table(text, path).items():
+        if key not in _SECTIONS:
             values[key] = value
         elif isinstance(value, dict):
             values |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
-            where = f"{path}: line {_line(text, key)}"
-            raise UserError(f"{where}: {key}: expected a section: [{key}]", "correct the line or delete it")
+            raise mistake(key, f"{key}: expected a section: [{key}]", "correct the line or delete it")
     for name, value in values.items():
-        where = f"{path}: line {_line(text, name)}"
         if name not in KEYS:
-            section = name.partition(".")[0] if name.partition(".")[0] in SECTIONS else ""
+            section = name.partition(".")[0] if name.partition(".")[0] in _SECTIONS else ""
             known = ", ".join(key.rpartition(".")[2] for key in KEYS if key.rpartition(".")[0] == section)
-            raise UserError(f"{where}: unknown key {name!r}", f"known keys are {known}")
-        if (problem := KEYS[name].problem(value)) is not None:
-            raise UserError(f"{where}: {name}: {problem}", "correct the value or delete the line")
+            raise mistake(name, f"unknown key {name!r}", f"known keys are {known}")
+        if (problem := KEYS[name].check(value)) is not None:
+            raise mistake(name, f"{name}: {problem}", "correct the value or delete the line")
     return values
 
 
-def _line(text: str, name: str) -> int:
-    """The line (from 1) on which the statement begins that sets ``name`` in a valid TOML text.
+def toml_table(text: str, path: Path, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
+    """The table that ``text`` describes. Raises ``UserError`` with the line of ``path`` where it is not TOML."""
+    try:
+        return tomllib.loads(text, parse_float=parse_float)
+    except RecursionError:
+        raise UserError(f"{path}: brackets stand too deep in each other", "no key of it needs more than one") from None
+    except ValueError as error:  # of tomllib, and of Python for an integer of thousands of digits
+        found = re.fullmatch(r"(.*) \(at line ([0-9]+), column ([0-9]+)\)", str(error))
+        line, what = (found[2], f"{found[1]}, column {found[3]}") if found else (text.count("\n") + 1, str(error))
+        raise UserError(f"{path}: line {line}: not TOML: {what}", "correct that line") from None
+
+
+def toml_line(text: str, where: Sequence[str | int]) -> int | None:
+    """The line (from 1) on which the statement begins that makes ``where`` (keys, and indices of sections that repeat)
+    in a valid TOML text; None without one.
 
     TOML has too many ways to write a key to look for one: one line more is read at a time, until the key is there.
     """
@@ -234,17 +337,19 @@ def _line(text: str, name: str) -> int:
     began = 0
     for count in range(1, len(lines) + 1):
         try:
-            table: Any = tomllib.loads("\n".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
+            value: Any = tomllib.loads("\n".join(lines[:count]))
+        except ValueError:
             continue  # inside a statement of several lines
-        for part in name.split("."):
-            table = table.get(part) if isinstance(table, dict) else None
-        if table is not None:
-            while not lines[began].strip() or lines[began].lstrip().startswith("#"):
-                began += 1
-            return began + 1
-        began = count
-    return len(lines)
+        try:
+            for part in where:
+                value = value[part]
+        except (LookupError, TypeError):
+            began = count
+            continue
+        while not lines[began].strip() or lines[began].lstrip().startswith("#"):
+            began += 1
+        return began + 1
+    return None
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
@@ -254,7 +359,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
         key = known.get(variable)
         if key is not None:
             value = key.decode(environment[variable])
-            if (problem := key.problem(value)) is not None:
+            if (problem := key.check(value)) is not None:
                 raise UserError(f"{variable}: {problem}", "correct the variable or unset it")
             values[key.name] = value
         elif variable.startswith(PREFIX) and variable not in OTHER_VARIABLES and (meant := _meant(variable, known)):
@@ -265,13 +370,6 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
 def _meant(variable: str, known: Collection[str]) -> str | None:
     """The variable of which this one is a slip of the pen. Others may use our prefix for what is theirs."""
     return next(iter(difflib.get_close_matches(variable, known, n=1, cutoff=0.9)), None)
-
-
-def _read_flags(flags: Mapping[str, object]) -> dict[str, object]:
-    for name, value in flags.items():
-        if (problem := KEYS[name].problem(value)) is not None:
-            raise UserError(f"{KEYS[name].flag}: {problem}", "correct the command line")
-    return dict(flags)
 
 
 def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
@@ -286,7 +384,7 @@ def without_overrides(environment: Mapping[str, str]) -> dict[str, str]:
 def write(config: Config, path: Path) -> None:
     """Write ``config`` so that ``load`` gives it back. Raises ``UserError`` where the file cannot be written."""
     values = asdict(config)
-    for section in SECTIONS:
+    for section in _SECTIONS:
         values |= {f"{section}.{key}": value for key, value in values.pop(section).items()}
     _save(_lines(values, {}), path)
 

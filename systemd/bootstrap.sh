@@ -262,7 +262,7 @@ run_tests() {
     "$venv/bin/ruff" format --check . || status=1
     "$venv/bin/mypy" node proofs protocol tests || status=1
     # pytest comes last, so that its summary is the last line.
-    "$venv/bin/python" -m pytest -m "$markers" "$@" || status=1
+    "$venv/bin/python" -m pytest -n logical --maxprocesses 4 -m "$markers" "$@" || status=1
     return "$status"
 }
 

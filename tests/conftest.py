@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
 import trio
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 T = TypeVar("T")
 
 # The same examples each time, however busy the machine is.
 settings.register_profile("farflung", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("farflung")
+
+
+# These run whole networks of real processes: one after the other, however many processes share the suite.
+NETWORKS = (
+    "tests/test_devnet.py",
+    "tests/test_join.py",
+    "tests/test_private.py",
+    "tests/node/cli/test_domain.py",
+    "tests/node/cli/test_eval.py",
+)
+
+
+def _path(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+class _ByModule(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
+    """Gives each module to one of the processes that share the suite, for its fixtures and its order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = _path(nodeid)
+        return "networks" if path in NETWORKS else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByModule:
+    return _ByModule(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # What takes longest begins first, so that it is not what all wait for in the end.
+        items.sort(key=lambda item: _path(item.nodeid) not in NETWORKS)
 
 
 async def _inline(function: Callable[..., T], *arguments: Any, **options: Any) -> T:

@@ -148,13 +148,15 @@ def _value(generator: random.Random, depth: int) -> object:
             return {"a": _value(generator, depth - 1)}
 
 
-def fuzz(seconds: float, seed: int, most: int | None = None) -> Counter[str]:
+def fuzz(
+    seconds: float, seed: int, most: int | None = None, chosen: dict[str, tuple[bytes, Reader]] | None = None
+) -> Counter[str]:
     """Fuzz for so long (or ``most`` inputs); how many inputs of each kind were refused ("kind −") and taken ("kind +").
 
     Raises what a parser raises besides ``PeerError``, with the input in a note.
     """
     generator = random.Random(seed)
-    chosen = targets()
+    chosen = chosen or targets()
     names = sorted(chosen)
     everything = [data for data, _ in chosen.values()]
     counts: Counter[str] = Counter()

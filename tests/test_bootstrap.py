@@ -25,7 +25,6 @@ TOOLS = (
     "cp",
     "cut",
     "date",
-    "df",
     "dirname",
     "env",
     "grep",
@@ -54,6 +53,7 @@ case "$1 $2" in
             *torch*) echo 2.14.1 >"$bin/torch" ;;
         esac ;;
     *importlib.metadata*) cat "$bin/torch" 2>/dev/null ;;
+    *importlib.util*) exit 0 ;;
     *) exec "{sys.executable}" "$@" ;;
 esac
 """
@@ -73,6 +73,12 @@ class World:
         (self.bin / name).unlink(missing_ok=True)
         (self.bin / name).write_text(f"#!{SHELL}\n{text}\n")
         (self.bin / name).chmod(0o755)
+
+    def disk(self, megabytes: int) -> None:
+        """So much is free where Farflung is installed, and nothing anywhere else."""
+        places = f'"-Pk {self.checkout}" | "-Pk {self.home}"'
+        rows = f"case $* in {places}) free={megabytes * 1024} ;; *) free=0 ;; esac; echo /dev/x 99999999 50 $free 50% /"
+        self.program("df", f"echo Filesystem 1024-blocks Used Available Capacity Mounted on; {rows}")
 
     @property
     def home(self) -> Path:
@@ -120,7 +126,11 @@ def world(tmp_path: Path) -> World:
     """A machine that has all that is needed, and a user who is not root."""
     checkout = tmp_path / "farflung"
     (checkout / "systemd").mkdir(parents=True)
-    shutil.copy(SCRIPT, checkout / "systemd" / "bootstrap.sh")
+    # Whether a driver of NVIDIA's runs on this machine does not matter to the tests.
+    driver = "/proc/driver/nvidia/version"
+    assert driver in SCRIPT.read_text()
+    script = checkout / "systemd" / "bootstrap.sh"
+    script.write_text(SCRIPT.read_text().replace(driver, str(tmp_path / "nvidia-driver")))
     (checkout / "pyproject.toml").write_text("[project]\n")
     world = World(checkout, tmp_path / "bin", tmp_path / "notes")
     world.bin.mkdir()
@@ -129,6 +139,7 @@ def world(tmp_path: Path) -> World:
         assert found is not None, tool
         (world.bin / tool).symlink_to(found)
     world.program("uname", 'case "$1" in -s) echo Linux ;; *) echo x86_64 ;; esac')
+    world.disk(9000)
     world.program("id", "echo 1000")
     world.program("gcc", "exit 0")
     world.program("bwrap", "exit 0")
@@ -221,12 +232,27 @@ def test_without_apt_the_needs_are_told_in_words(world: World) -> None:
 
 
 def test_a_full_disk_is_told_before_anything_is_downloaded(world: World) -> None:
-    world.program("df", "echo header; echo /dev/x 100 50 102400 50% /")
+    world.disk(2499)
     done = world.run("devnet")
     assert done.returncode == 2
-    assert "needs 2500 MB" in done.stderr
-    assert "100 MB are free" in done.stderr
+    assert f"needs 2500 MB in {world.checkout} and 2499 MB are free" in done.stderr
     assert world.noted() == []
+    world.disk(2500)
+    assert world.run("devnet").returncode == 0
+
+
+def test_a_gpu_needs_more_room_and_what_is_installed_needs_little(world: World) -> None:
+    world.program("nvidia-smi", "echo 'GPU 0: H200'")
+    world.disk(8999)
+    assert "needs 9000 MB" in world.run("devnet").stderr
+    torch = world.checkout / ".venv" / "lib" / "python3.11" / "site-packages" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (world.checkout / ".venv" / "pyvenv.cfg").touch()
+    world.disk(499)
+    assert "needs 500 MB" in world.run("devnet").stderr
+    world.disk(500)
+    assert world.run("devnet").returncode == 0
 
 
 def test_a_second_run_installs_nothing(world: World) -> None:
@@ -277,8 +303,12 @@ def test_an_index_without_the_cpu_build_sends_to_the_one_that_has_it(world: Worl
     assert world.noted()[1] == f"pip install --no-deps --index-url {CPU_INDEX} torch==2.13.0+cpu"
 
 
-def test_a_gpu_gets_the_ordinary_build(world: World) -> None:
-    world.program("nvidia-smi", "echo 'GPU 0: H200'")
+@pytest.mark.parametrize("sign", ["command", "driver"])
+def test_a_gpu_gets_the_ordinary_build(world: World, sign: str) -> None:
+    if sign == "command":
+        world.program("nvidia-smi", "echo 'GPU 0: H200'")
+    else:
+        (world.bin.parent / "nvidia-driver").touch()
     done = world.run("devnet")
     assert done.returncode == 0, done.stderr
     assert world.noted()[0] == "pip install torch>=2.9,<3"
@@ -409,8 +439,11 @@ def test_the_tests_end_with_pytest_whatever_failed_before(world: World, failing:
     )
     done = world.run("test", "--all", "tests/x.py")
     assert done.returncode == (0 if failing == "none" else 1), done.stderr
-    assert done.stdout.splitlines() == ["ruff check", "ruff format", "mypy node", "pytest -m  tests/x.py"]
-    assert world.run("test").stdout.splitlines()[-1] == "pytest -m not slow and not root and not gpu"
+    spread = "-n logical --maxprocesses 4"
+    assert done.stdout.splitlines() == ["ruff check", "ruff format", "mypy node", f"pytest {spread} -m  tests/x.py"]
+    # What is given comes last, so that it goes before what the script says: -n 0 as well.
+    last = world.run("test", "-n", "0", "-k", "y").stdout.splitlines()[-1]
+    assert last == f"pytest {spread} -m not slow and not root and not gpu -n 0 -k y"
 
 
 def test_this_interpreter_satisfies_it() -> None:

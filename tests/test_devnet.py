@@ -198,7 +198,8 @@ def test_the_summary_says_what_the_log_says(honest: Run) -> None:
     }
     assert all(row["credit"] > 0 for row in summary["nodes"] if row["role"] != "relay")
     assert all(row["rejections"] == [] for row in summary["nodes"])
-    assert summary["bytes"] > 1_000_000
+    # At least every entry went to each of the four that did not write it.
+    assert summary["bytes"] > 4 * sum(len(entry.encode()) for entry in log.replica.arrivals) > 0
     assert (honest.folder / "report.html").read_text().count("<svg") == 6
 
 

@@ -1,10 +1,13 @@
-"""Imports go one way, the daemon loads no torch, and what nodes agree on knows neither clock, disk nor chance."""
+"""Imports go one way and in no circle, a name stands for one module, the daemon loads no torch, and what nodes agree on
+knows neither clock, disk nor chance."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +73,85 @@ def test_imports_go_one_way(layer: int) -> None:
     for path in modules(LAYERS[layer]):
         names = {name.partition(".")[0] for name in imported(ast.parse(path.read_text()))}
         assert not names & above, f"{path.relative_to(ROOT)} imports {names & above}"
+
+
+def graph(root: Path) -> dict[str, set[str]]:
+    """Which modules each module imports, those under ``TYPE_CHECKING`` and within functions among them."""
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for layer in LAYERS
+        for path in sorted((root / layer).rglob("*.py"))
+    }
+    found: dict[str, set[str]] = {}
+    for name, path in files.items():
+        imports: set[str] = set()
+        for item in ast.walk(ast.parse(path.read_text())):
+            if isinstance(item, ast.Import):
+                imports |= {alias.name for alias in item.names}
+            elif isinstance(item, ast.ImportFrom):
+                inner = {f"{item.module}.{alias.name}" for alias in item.names}
+                imports |= inner & files.keys()
+                if inner - files.keys():
+                    imports.add(item.module or "")
+        found[name] = (imports & files.keys()) - {name}
+    return found
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """A circle of imports, the first module again at its end; empty where there is none."""
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+def test_no_module_is_part_of_a_circle() -> None:
+    edges = graph(ROOT)
+    assert len(edges) > 200
+    assert circle(edges) == []
+
+
+def test_the_check_sees_circles(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "__init__.py").touch()
+    (tmp_path / "node" / "a.py").write_text("from node.b import x\n")
+    (tmp_path / "node" / "b.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from node import c\n"
+    )
+    (tmp_path / "node" / "c.py").write_text("def f():\n    import node.a\n")
+    assert set(circle(graph(tmp_path))) == {"node.a", "node.b", "node.c"}
+    (tmp_path / "node" / "c.py").write_text("")
+    assert circle(graph(tmp_path)) == []
+
+
+def test_a_name_stands_for_one_module() -> None:
+    """Commands bear their own names, and a room's name is its ``__init__``'s."""
+    stems = Counter(
+        path.stem
+        for layer in LAYERS
+        for path in modules(layer)
+        if path.stem != "__init__" and path.parent != ROOT / "node" / "cli"
+    )
+    assert [stem for stem, count in stems.items() if count > 1] == []
+
+
+def test_a_name_stands_for_one_class() -> None:
+    names = Counter(
+        item.name
+        for layer in LAYERS
+        for path in modules(layer)
+        for item in ast.parse(path.read_text()).body
+        if isinstance(item, ast.ClassDef) and not item.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_what_stands_directly_in_node_wires_and_configures_a_daemon() -> None:
+    assert {path.stem for path in (ROOT / "node").glob("*.py")} == {
+        *("__init__", "daemon", "context", "config", "errors"),
+    }
 
 
 @pytest.mark.parametrize("package", ["protocol", "proofs"])

@@ -10,12 +10,12 @@ from typing import Any, Final
 import trio
 
 from node import __version__
-from node.api import control_requests, explain
+from node.api import control_requests, explain, node_rows
 from node.api.control_requests import Answer, Handler, Panel, Request
-from node.api.node_rows import account, credits, role_rows
+from node.api.node_rows import account, role_rows
 from node.context import Node
 from node.weights.held import payload as weights_payload
-from protocol.credit import reputation
+from protocol.credit.ledger import credits
 from protocol.identity import peer_id
 from protocol.records import Step
 
@@ -31,7 +31,7 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
     node, own = panel.node, panel.own
     ledger, replica = node.log.ledger, node.log.replica
     cut = replica.newest_cut
-    accounts = reputation.credits(ledger)
+    accounts = credits(ledger)
     held = panel.weights.held.newest_held()
     sent, received = node.network.traffic
     steps = ledger.steps()
@@ -155,7 +155,7 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 async def _credits(panel: Panel, request: control_requests.Credits) -> Answer:
-    return credits(panel.node.log.ledger)
+    return node_rows.credits(panel.node.log.ledger)
 
 
 HANDLERS: Final[dict[type[Request], Handler]] = {

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from node.cli.process_end import leave
-from node.config_keys import CHEATS, ENGINES
+from node.config import CHEATS, ENGINES
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

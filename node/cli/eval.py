@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.cli import options, tables
-from node.config_keys import ENGINES, MAX_QUESTIONS, MAX_SAMPLES
+from node.config import ENGINES, MAX_QUESTIONS, MAX_SAMPLES
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import shtab
 
-from node.config import Config, resolve
-from node.config_keys import KEYS
+from node.config import KEYS, Config, resolve
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 

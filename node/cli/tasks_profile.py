@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import shtab
 
 from node.cli import options, tables
-from node.config_keys import ENGINES
+from node.config import ENGINES
 from node.errors import UserError
 
 if TYPE_CHECKING:

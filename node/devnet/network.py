@@ -28,7 +28,7 @@ from node.devnet.report import Sample, Story
 from node.devnet.setup import Options, make_folder, prepare
 from node.devnet.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
 from node.domain import domain_toml, founding
-from node.domain.founding import Founding
+from node.domain.domain_toml import EARNED_REPUTATION, Founding, new_policy
 from node.errors import UserError
 from node.log.offline_verification import verify
 from node.roles.engine_client import chosen
@@ -332,7 +332,8 @@ async def run(options: Options, open_display: Callable[[], Display]) -> int:
         asked = founding.devnet(name="devnet", nodes=nodes, tasks=options.tasks)
     else:
         # Its own nodes are electors and validators, whatever the file says: see ``_live``.
-        asked = replace(founding.of_file(domain_toml.load(options.domain)), devnet=True, policy=founding.policy(nodes))
+        policy = new_policy(nodes, EARNED_REPUTATION)
+        asked = replace(domain_toml.load(options.domain), devnet=True, policy=policy)
     chosen(options.engine, 0, installed=vllm_start.installed())
     await founding.check(asked)
     # From here on there is a folder; what is wrong with the command line is told before that.

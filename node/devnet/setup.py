@@ -10,8 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from node.config import BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, write
-from node.config_keys import CHEATS, WILLING
+from node.config import CHEATS, WILLING, BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, write
 from node.devnet import fleet
 from node.devnet.fleet import Member
 from node.errors import UserError

@@ -29,15 +29,17 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from node.config import toml_line, toml_table
+from node.domain import task_tables
 from node.errors import UserError
 from node.starter import defaults
+from node.store.durable_files import read_text
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol import codec
 from protocol.codec import Array, Int, Many, Text
@@ -122,68 +124,51 @@ KEYS: Final = ("name", "model", "electors", "validators", "private", "calibratio
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTable:
-    """One ``[[task]]`` as it stands there, and ``where`` it does, for messages."""
+class Founding:
+    """What a new domain is to be.
 
-    values: Mapping[str, Any]
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class DomainFile:
-    """A read ``domain.toml``. ``electors`` are node ids, empty for the founder alone; ``folder`` is the file's own.
-
-    ``model_where`` says where that stands, for what is found wrong with it later.
+    ``model`` is a Hugging Face folder, ``tasks`` a task table (``node.tasks.catalogue``), ``electors`` node ids, empty
+    for the creator alone, ``dtype`` what nodes generate in. ``private``: weights travel encrypted, between nodes that
+    joined. ``model_where`` is what a message about the model begins with, ``notes`` say what was left out of files.
     """
 
     name: str
+    devnet: bool
     model: Path
-    model_where: str
-    electors: tuple[bytes, ...]
-    validators: tuple[bytes, ...]
-    private: bool
-    tasks: tuple[TaskTable, ...]
+    tasks: tuple[Mapping[str, Any], ...]
     recipe: Recipe
     timings: Timings
     policy: Policy
-    thresholds: Thresholds
-    dtype: str
-    folder: Path
+    thresholds: Thresholds = FLOAT32_THRESHOLDS
+    dtype: str = "float32"
+    electors: tuple[bytes, ...] = ()
+    validators: tuple[bytes, ...] = ()
+    private: bool = False
+    model_where: str = "the model"
+    notes: tuple[str, ...] = ()
 
 
-def public_policy(named_validators: bool) -> Policy:
-    """The policy that a new public domain starts from."""
+def new_policy(min_nodes: int, validator_reputation: int) -> Policy:
+    """The policy that a new domain starts from."""
     return Policy(
-        min_nodes=4,
+        min_nodes=min_nodes,
         relays_min=1,
         relays_per_million=100_000,
         validators_min=1,
         validators_per_million=100_000,
-        validator_reputation=EARNED_REPUTATION if named_validators else 0,
+        validator_reputation=validator_reputation,
         audit_share=AUDIT_SHARE,
     )
 
 
-def load(path: Path) -> DomainFile:
-    """Read ``path``. Raises ``UserError``."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text", "save the file as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "name a domain.toml") from None
-    return parse(text, path)
+def load(path: Path) -> Founding:
+    """Read ``path``, and convert the question files that it names. Raises ``UserError``."""
+    return parse(read_text(path, "name a domain.toml"), path)
 
 
-def parse(text: str, path: Path) -> DomainFile:
+def parse(text: str, path: Path) -> Founding:
     """The domain described in ``text``; ``path`` is the file it came from. Raises ``UserError``."""
-    try:
-        table = tomllib.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:  # a ValueError also for an integer of thousands of digits
-        found = re.fullmatch(r"(.*) \(at line ([0-9]+), column ([0-9]+)\)", str(error))
-        line, what = (found[2], f"{found[1]}, column {found[3]}") if found else (text.count("\n") + 1, str(error))
-        raise UserError(f"{path}: line {line}: not TOML: {what}", "correct that line") from None
-    return _Reader(table, text, path).read()
+    return _Reader(toml_table(text, path, Decimal), text, path).read()
 
 
 class _Reader:
@@ -192,34 +177,36 @@ class _Reader:
         self.text = text
         self.path = path
 
-    def read(self) -> DomainFile:
+    def read(self) -> Founding:
         self._known((), self.table, KEYS)
         name, model = self._text("name"), self._text("model")
         if len(name) > 64 or not name.isascii() or not name.isprintable():
             raise self._error(("name",), "a name is 1 to 64 printable ASCII characters", "choose another")
         electors, validators = self._nodes("electors", 64), self._nodes("validators", MAX_NAMED_VALIDATORS)
         dtype, limits = self._calibration()
-        policy = self._section("policy", public_policy(bool(validators)))
+        policy = self._section("policy", new_policy(4, EARNED_REPUTATION if validators else 0))
         if not validators and policy.validator_reputation > 0:
             raise self._error(
                 ("policy", "validator_reputation"),
                 "nobody could earn it, for nobody could validate",
                 "name validators = […], or set it to 0",
             )
-        return DomainFile(
+        tasks = self._tasks()
+        return Founding(
             name=name,
+            devnet=False,
             model=self.path.absolute().parent / model,
             model_where=self._where(("model",)),
             electors=electors,
             validators=validators,
             private=self._private(),
-            tasks=self._tasks(),
+            tasks=tuple(row for row, _ in tasks),
             recipe=self._recipe(),
             timings=self._section("timings", default_timings(devnet=False)),
             policy=policy,
             thresholds=self._section("thresholds", limits),
             dtype=dtype,
-            folder=self.path.absolute().parent,
+            notes=tuple(note for _, notes in tasks for note in notes),
         )
 
     # Parts
@@ -278,7 +265,7 @@ class _Reader:
             raise self._error((key,), "a node is named twice", "name it once")
         return tuple(sorted(nodes))
 
-    def _tasks(self) -> tuple[TaskTable, ...]:
+    def _tasks(self) -> list[tuple[dict[str, Any], list[str]]]:
         tasks = self.table.get("task", [])
         if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
             raise self._error(("task",), "expected [[task]] sections", "see docs/OPERATING.md, Tasks")
@@ -286,7 +273,8 @@ class _Reader:
             raise UserError(
                 f"{self.path}: {len(tasks)} tasks, expected 1 to {MAX_TASKS}", 'add [[task]] with name = "chain_sum"'
             )
-        return tuple(TaskTable(_plain(task), self._where(("task", index))) for index, task in enumerate(tasks))
+        folder = self.path.absolute().parent
+        return [task_tables.row(_plain(task), folder, self._where(("task", index))) for index, task in enumerate(tasks)]
 
     def _section(self, name: str, base: P) -> P:
         section, schema = SECTIONS[name], dict(base.SCHEMA)
@@ -354,7 +342,7 @@ class _Reader:
                 raise self._error((*where, key), "unknown key", f"known keys are {', '.join(known)}")
 
     def _where(self, where: Path_) -> str:
-        line = _line(self.text, where)
+        line = toml_line(self.text, where)
         at = "" if line is None else f" line {line}:"
         words = [str(part + 1) if isinstance(part, int) else part for part in where]
         name = " ".join(words) if any(isinstance(part, int) for part in where) else ".".join(words)
@@ -377,34 +365,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return float(value) if isinstance(value, Decimal) else value
-
-
-def _line(text: str, where: Path_) -> int | None:
-    """The line (from 1) on which the statement begins that makes ``where`` in a valid TOML text; None without one.
-
-    TOML has too many ways to write a key to look for one: lines are read one more at a time, until the key is there.
-    """
-    lines = text.split("\n")
-    began = 0
-    for count in range(1, len(lines) + 1):
-        try:
-            value: Any = tomllib.loads("\n".join(lines[:count]))
-        except ValueError:
-            continue  # inside a statement of several lines
-        if _has(value, where):
-            while not lines[began].strip() or lines[began].lstrip().startswith("#"):
-                began += 1
-            return began + 1
-        began = count
-    return None
-
-
-def _has(value: Any, where: Path_) -> bool:
-    for part in where:
-        if isinstance(part, int):
-            if not isinstance(value, list) or part >= len(value):
-                return False
-        elif not isinstance(value, dict) or part not in value:
-            return False
-        value = value[part]
-    return True

@@ -16,9 +16,9 @@ from typing import Final
 
 import trio
 
-from node.config_keys import address_problem
 from node.domain.joining import PROTOCOL
 from node.errors import UserError
+from node.net.address_text import address_problem
 from node.net.blob_exchange import fetch_blob
 from node.net.discovery import AddressError
 from node.net.host import Network, open_network

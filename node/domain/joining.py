@@ -38,6 +38,14 @@ def held(directory: DataDirectory) -> Domain | None:
         ) from None
 
 
+def required(directory: DataDirectory) -> Domain:
+    """The same, for what needs one. Raises ``UserError`` where the node joined none yet."""
+    domain = held(directory)
+    if domain is None:
+        raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
+    return domain
+
+
 def serve(network: Network, genesis: bytes) -> None:
     """Give the genesis to whoever asks."""
 

@@ -34,7 +34,7 @@ from typing import Any, Final
 import trio
 
 from node import __version__
-from node.config_keys import MAX_SAMPLES
+from node.config import MAX_SAMPLES
 from node.domain import founding
 from node.errors import UserError
 from node.evaluation import version_answers

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from node.domain import founding
+from node.domain import task_tables
 from node.errors import UserError
 from node.evaluation import intervals
 from node.evaluation.intervals import Estimate
@@ -142,11 +142,11 @@ def sources_named(text: str | None, domain: Domain, rows: Sequence[Row]) -> list
     if text is None:
         return list(map(Source.held_out, rows))
     if text.endswith(".toml") or "/" in text:
-        return list(map(Source, founding.task_rows(text)))
+        return list(map(Source, task_tables.named(text)))
     found: list[Source] = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         own = [row for task, row in zip(domain.tasks, rows, strict=True) if task.name == name]
-        found += list(map(Source.held_out, own)) or list(map(Source, founding.task_rows(name)))
+        found += list(map(Source.held_out, own)) or list(map(Source, task_tables.named(name)))
     if not found:
         known = ", ".join(task.name for task in domain.tasks)
         raise UserError(f"--tasks {text!r}: no task is named", f"the domain has {known}")

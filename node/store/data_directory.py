@@ -27,8 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from node import config, config_keys
+from node import config
 from node.errors import UserError
+from node.net.address_text import MAX_ADDRESSES, address_problem
 from node.store.durable_files import sync_directory, write_atomic
 from protocol.constants import MAX_GENESIS_BYTES
 from protocol.errors import PeerError
@@ -315,10 +316,10 @@ class DataDirectory:
                 value = json.loads(file.read(1 << 20))
             peers: dict[str, tuple[str, ...]] = {}
             for peer, addresses in list(value.items())[:MAX_KNOWN_PEERS]:
-                good = [item for item in addresses if config_keys.address_problem(item, peer=True) is None]
+                good = [item for item in addresses if address_problem(item, peer=True) is None]
                 node_id(peer)
                 if good:
-                    peers[peer] = tuple(good[: config_keys.MAX_ADDRESSES])
+                    peers[peer] = tuple(good[:MAX_ADDRESSES])
             return peers
         except FileNotFoundError:
             return {}

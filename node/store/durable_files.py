@@ -37,6 +37,28 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     sync_directory(path.parent)
 
 
+def read_named(path: Path, most: int, remedy: str) -> bytes:
+    """The beginning of a file that the user named, one byte more than ``most`` where it is longer.
+
+    Raises ``UserError`` with ``remedy`` where it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(most + 1)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})", remedy) from None
+
+
+def read_text(path: Path, remedy: str, *, most: int = 1 << 24) -> str:
+    """The same of a text in UTF-8. A byte order mark, which some editors put in front, is left out."""
+    data = read_named(path, most, remedy)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}: line {line}: not UTF-8 text", "save the file as UTF-8") from None
+
+
 def write_new(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Write a file that was not there before, durably. Raises ``UserError``: the user named the file."""
     try:

@@ -24,7 +24,7 @@ from node.weights.delta_making import OpenWorker
 from node.weights.following import Weights
 from node.weights.held import payload
 from node.workers.child_process import Worker, WorkerError, open_worker
-from protocol.credit import reputation
+from protocol.credit.ledger import credits
 
 MODULE: Final = "node.workers.tracker_child"
 OPEN_TIMEOUT: Final = 180.0
@@ -126,7 +126,7 @@ async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: Weights)
     while True:
         held = weights.held.newest_held()
         sent, received = node.network.traffic
-        account = reputation.credits(node.log.ledger).get(node.id)
+        account = credits(node.log.ledger).get(node.id)
         metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,

@@ -9,63 +9,20 @@
 4. Of one that lapses the majority of the due who have spoken decides; a tie, silence and weights that never became
    legitimate make it void ("unjudged").
 
-Which verdicts count, and when a submission lapses, is the business of ``protocol.credit.fold``.
+Which verdicts count, and when a submission lapses, is the business of ``protocol.credit.fold``; what states it goes
+through, of ``protocol.credit.submission_life``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from protocol.constants import MILLION
-from protocol.credit.reputation import PENDING, Status
+from protocol.credit.submission_life import Status
 from protocol.domain import Recipe
-from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
 from protocol.work.rollout import max_bytes
-
-
-@dataclass(slots=True, eq=False)
-class Submission:
-    """A submission and what is known about it. ``due`` is None until it is taken up."""
-
-    entry: Entry
-    early: dict[bytes, Entry]
-    due: tuple[bytes, ...] | None = None
-    votes: dict[bytes, Entry] = field(default_factory=dict)
-    status: Status = PENDING
-    closed: bool = False
-    share: int = MILLION
-    """The share (micro) of its groups that each of the due replays, from when it is taken up."""
-    adopted: bool = False
-    """In the live fold: whether the final one has decided about it."""
-    rollout: Rollout = field(init=False)
-    """The entry's payload."""
-
-    def __post_init__(self) -> None:
-        assert isinstance(self.entry.payload, Rollout)
-        self.rollout = self.entry.payload
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing can change it any more."""
-        return self.closed or (self.status != PENDING and len(self.votes) == len(self.due or ()))
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """The verdicts that count."""
-        return [vote.payload for vote in self.votes.values() if isinstance(vote.payload, Verdict)]
-
-    def oversized(self, recipe: Recipe) -> bool:
-        """Whether it announces more than the recipe allows."""
-        rollout = self.rollout
-        return (
-            rollout.groups > recipe.groups_per_submission
-            or rollout.responses != rollout.groups * recipe.group_size
-            or rollout.tokens > rollout.responses * recipe.max_response_tokens
-            or rollout.size > max_bytes(recipe)
-        )
 
 
 @dataclass(slots=True)
@@ -86,6 +43,16 @@ class Counting:
             return "duplicate"
         self.expected += rollout.groups
         return None
+
+
+def oversized(rollout: Rollout, recipe: Recipe) -> bool:
+    """Whether a submission announces more than the recipe allows."""
+    return (
+        rollout.groups > recipe.groups_per_submission
+        or rollout.responses != rollout.groups * recipe.group_size
+        or rollout.tokens > rollout.responses * recipe.max_response_tokens
+        or rollout.size > max_bytes(recipe)
+    )
 
 
 def decision(votes: Sequence[Verdict], due: int) -> Status | None:

@@ -23,16 +23,17 @@ decide otherwise.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from protocol.constants import KEPT_VERSIONS, MILLION, VERDICT_CUTS
-from protocol.credit.decision import Counting, Submission, decision, lapsed
+from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
+from protocol.credit.decision import Counting, decision, lapsed, oversized
 from protocol.credit.fold_rules import Closed, Rules
 from protocol.credit.lineage import Lineage, Version
-from protocol.credit.reputation import PENDING, Account, Status, Tally
+from protocol.credit.reputation import Account, Tally
 from protocol.credit.sequential_test import NEWCOMER, Standing
+from protocol.credit.submission_life import OPEN, OVER, UNDECIDED, Event, Life, State, Status
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, Verdict, Weights
 from protocol.work.schedule import due_validators
@@ -42,19 +43,19 @@ KEPT_DECISIONS: Final = 4096
 
 
 class Fold:
-    """The fold. Attributes are for reading only: ``lineage``; ``submissions`` (rollout id → submission, oldest first);
-    ``undecided`` (id → rollout entry); ``dropped``, how many decisions are not listed any more; ``rejected``, the
-    responses of submissions that were not accepted; ``version``, which changes with everything."""
+    """The final fold, or the ``live`` one. Attributes are for reading only: ``lineage``; ``submissions`` (rollout id →
+    its life, oldest first); ``undecided`` (id → rollout entry); ``dropped``, how many decisions are not listed any
+    more; ``rejected``, the responses of submissions that were not accepted; ``version``, which changes with all."""
 
-    def __init__(self, rules: Rules, lineage: Lineage | None = None) -> None:
+    def __init__(self, rules: Rules, lineage: Lineage | None = None, *, live: bool = False) -> None:
         self._rules = rules
-        self._live = False
+        self._live = live
         self.lineage = Lineage(rules.domain, rules.height) if lineage is None else lineage
         self.version = 0
         self.decisions: deque[tuple[Entry, Status]] = deque()
         self.dropped = 0
         self.rejected = 0
-        self.submissions: dict[bytes, Submission] = {}
+        self.submissions: dict[bytes, Life] = {}
         self.undecided: dict[bytes, Entry] = {}
         self.tallies: dict[bytes, Tally] = {}
         self.counting: dict[bytes, Counting] = {}
@@ -64,12 +65,13 @@ class Fold:
         """(rollout id, None) and (rollout id, id of an early verdict) by the height of the cut that made them final."""
         self.touched: set[bytes] = set()
         """Whose reputation may have changed since somebody emptied the set."""
-        self._queues: dict[bytes, deque[Submission]] = {}
+        self._queues: dict[bytes, deque[Life]] = {}
         self._waiting: dict[bytes, set[bytes]] = {}
         self._open: dict[bytes, dict[bytes, Entry]] = {}
-        # Settled submissions, oldest first, to be forgotten.
-        self._settled: dict[bytes, None] = {}
+        # Submissions that are over, the first to be so first, to be forgotten.
+        self._over: dict[bytes, None] = {}
         self._forgotten_at = 0
+        # In the final fold what was decided since the last cut, in the live one what the final one has not decided.
         self._decided: dict[bytes, Status] = {}
 
     def add(self, entry: Entry, height: int | None = None) -> None:
@@ -108,7 +110,7 @@ class Fold:
     # Submissions
 
     def _add_rollout(self, entry: Entry) -> None:
-        submission = Submission(entry, self.early.pop(entry.id, {}))
+        submission = Life(entry, self.early.pop(entry.id, {}))
         self.submissions[entry.id] = submission
         self.undecided[entry.id] = entry
         self._tally(entry.author).pending += 1
@@ -121,7 +123,7 @@ class Fold:
             self.early.setdefault(verdict.rollout, {})[entry.id] = entry
             if height is not None:
                 self.closing.setdefault(height, []).append((verdict.rollout, entry.id))
-        elif submission.due is None:
+        elif submission.state is State.ANNOUNCED:
             submission.early[entry.id] = entry
         else:
             self._count(submission, entry, verdict)
@@ -137,14 +139,13 @@ class Fold:
             self._take_up(queue.popleft(), version)
         self._queues.pop(author, None)
 
-    def _take_up(self, submission: Submission, version: Version) -> None:
+    def _take_up(self, submission: Life, version: Version) -> None:
         entry = submission.entry
-        submission.due = ()
         problem = self._problem(submission, version)
         if problem is not None:
-            self._decide(submission, problem)
-            self._settle(submission)
+            self._decide(submission, problem, Event.REFUSED)
         else:
+            submission.on(Event.TAKEN_UP)
             validators = self._rules.audience(version.anchor_height)
             rollout = submission.rollout
             submission.share = self._rules.share(entry.author, version.anchor_height)
@@ -156,7 +157,7 @@ class Fold:
                 self._count(submission, verdict, verdict.payload)
         submission.early = {}
 
-    def _problem(self, submission: Submission, version: Version) -> Status | None:
+    def _problem(self, submission: Life, version: Version) -> Status | None:
         """What decides about the submission without any validator."""
         author, rollout = submission.entry.author, submission.rollout
         made_with = (version.term, version.number)
@@ -170,26 +171,33 @@ class Fold:
             return Status("void", "soft", "ineligible")
         if counters is not None:
             return Status("void", "soft", counters)
-        return Status("rejected", "hard", "malformed") if submission.oversized(self._rules.domain.recipe) else None
+        return Status("rejected", "hard", "malformed") if oversized(rollout, self._rules.domain.recipe) else None
 
-    def _count(self, submission: Submission, entry: Entry, verdict: Verdict) -> None:
-        due = submission.due or ()
-        if entry.author not in due or entry.author in submission.votes or submission.closed:
+    def _count(self, submission: Life, entry: Entry, verdict: Verdict) -> None:
+        if submission.state not in OPEN or entry.author not in submission.due or entry.author in submission.votes:
             return
         if not self._rules.drawn(entry, submission.rollout):
             return
         submission.votes[entry.author] = entry
+        submission.on(Event.VERDICT)
         self._open[entry.author].pop(submission.entry.id, None)
-        if submission.status != PENDING:
+        if submission.state is State.DECIDED:
             self._tally(entry.author).audit(submission.status, submission.rollout, submission.share, verdict)
             self._tally(submission.entry.author).doubt(submission.status, submission.share, verdict)
         else:
-            status = decision(submission.verdicts, len(due))
+            status = decision(submission.verdicts, len(submission.due))
             if status is not None:
-                self._decide(submission, status)
-        self._settle(submission)
+                self._decide(submission, status, Event.MAJORITY)
+        if len(submission.votes) == len(submission.due):
+            self._go_on(submission, Event.LAST_VERDICT)
 
-    def _decide(self, submission: Submission, status: Status) -> None:
+    def _go_on(self, submission: Life, event: Event) -> None:
+        submission.on(event)
+        if submission.state in OVER:
+            self._over[submission.entry.id] = None
+
+    def _decide(self, submission: Life, status: Status, event: Event) -> None:
+        self._go_on(submission, event)
         submission.status = self._decided[submission.entry.id] = status
         del self.undecided[submission.entry.id]
         self.decisions.append((submission.entry, status))
@@ -227,11 +235,13 @@ class Fold:
             if verdict is not None:
                 early.append((rollout, verdict))
             elif (submission := self.submissions.get(rollout)) is not None:
-                if submission.due is None:
+                if submission.state is State.ANNOUNCED:
                     unread.append(rollout)
                     self._take_out(submission)
-                if submission.status == PENDING:
-                    self._decide(submission, lapsed(submission.verdicts))
+                if submission.state in UNDECIDED:
+                    self._decide(submission, lapsed(submission.verdicts), Event.LAPSED)
+                else:
+                    self._go_on(submission, Event.CLOSED)
                 self._end(submission)
                 closed[rollout] = frozenset(vote.id for vote in submission.votes.values())
         decided, self._decided = self._decided, {}
@@ -240,39 +250,31 @@ class Fold:
         self._forget()
         return found
 
-    def follow(self) -> None:
-        """Be the live fold from here on: what is decided so far the final one has decided."""
-        self._live = True
-        for submission in self.submissions.values():
-            submission.adopted = submission.status != PENDING
-
     def adopt(self, closed: Closed) -> None:
         """Take over what the final fold decided and closed: for the live fold."""
-        for rollout in closed.unread:
+        for rollout in dict.fromkeys((*closed.unread, *closed.decided)):
             submission = self.submissions.get(rollout)
-            if submission is not None and submission.due is None:
+            if submission is not None and submission.state is State.ANNOUNCED:
                 self._take_out(submission)
         for rollout, status in closed.decided.items():
             submission = self.submissions.get(rollout)
-            if submission is None:
-                continue
-            submission.adopted = True
-            if submission.status != status:
-                if submission.status != PENDING:
+            if submission is not None and submission.status != status:
+                if submission.state not in UNDECIDED:
                     self._undo(submission)
-                self._decide(submission, status)
+                self._decide(submission, status, Event.OVERRULED)
+            self._decided.pop(rollout, None)
         for rollout, counted in closed.submissions.items():
             submission = self.submissions.get(rollout)
             if submission is not None:
                 self._drop_late(submission, counted)
+                self._go_on(submission, Event.CLOSED)
                 self._end(submission)
         self._drop_early(closed)
-        self._decided.clear()
         self._forget()
 
-    def _take_out(self, submission: Submission) -> None:
+    def _take_out(self, submission: Life) -> None:
         """End the waiting of a submission that was never taken up."""
-        submission.due, submission.early = (), {}
+        submission.early = {}
         author, wanted = submission.entry.author, submission.rollout.weights
         self._queues[author].remove(submission)
         waiting = self._waiting.get(wanted, set())
@@ -281,14 +283,12 @@ class Fold:
             self._waiting.pop(wanted, None)
         self._advance(author)
 
-    def _end(self, submission: Submission) -> None:
+    def _end(self, submission: Life) -> None:
         self.version += 1
-        for validator in submission.due or ():
+        for validator in submission.due:
             self._open.get(validator, {}).pop(submission.entry.id, None)
-        submission.closed = True
-        self._settle(submission)
 
-    def _drop_late(self, submission: Submission, counted: Collection[bytes]) -> None:
+    def _drop_late(self, submission: Life, counted: Collection[bytes]) -> None:
         """Take back what verdicts earned that no cut covered in time."""
         for validator, vote in list(submission.votes.items()):
             if vote.id not in counted:
@@ -296,7 +296,7 @@ class Fold:
                 self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
                 del submission.votes[validator]
 
-    def _undo(self, submission: Submission) -> None:
+    def _undo(self, submission: Life) -> None:
         """Take a decision back, that of the live fold; it stays listed."""
         self._tally(submission.entry.author).decide(submission.status, submission.rollout, -1)
         for validator, vote in submission.votes.items():
@@ -304,7 +304,6 @@ class Fold:
             self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
         if submission.status.outcome != "accepted":
             self.rejected -= submission.rollout.responses
-        submission.status = PENDING
         self.undecided[submission.entry.id] = submission.entry
 
     def _drop_early(self, closed: Closed) -> None:
@@ -314,36 +313,22 @@ class Fold:
             if not waiting:
                 self.early.pop(rollout, None)
 
-    def _settle(self, submission: Submission) -> None:
-        if submission.settled:
-            self._settled[submission.entry.id] = None
-
     def _forget(self) -> None:
-        """Drop settled submissions of versions that nobody uses any more, and the oldest where there are many."""
+        """Drop what is over: where nobody uses the version any more, and the oldest where there is much."""
         length = len(self.lineage.line)
         if self._forgotten_at != length:
             self._forgotten_at = length
-            for rollout in list(self._settled):
+            for rollout in list(self._over):
                 submission = self.submissions[rollout]
                 version = self.lineage.versions.get(submission.rollout.weights)
-                if self._live and not (submission.adopted or submission.closed):
+                if self._live and rollout in self._decided:
                     continue
                 if version is None or version.number < length - KEPT_VERSIONS:
-                    del self._settled[rollout], self.submissions[rollout]
-        for rollout in list(islice(self._settled, max(len(self._settled) - KEPT_DECISIONS, 0))):
-            del self._settled[rollout], self.submissions[rollout]
+                    del self._over[rollout], self.submissions[rollout]
+        for rollout in list(islice(self._over, max(len(self._over) - KEPT_DECISIONS, 0))):
+            del self._over[rollout], self.submissions[rollout]
 
     # Reading
-
-    def due(self, rollout: bytes) -> tuple[bytes, ...]:
-        """The validators that are due, none where the submission is refused without them or not taken up yet."""
-        submission = self.submissions.get(rollout)
-        return () if submission is None else submission.due or ()
-
-    def votes(self, rollout: bytes) -> Mapping[bytes, Entry]:
-        """The verdict entries that count, by validator."""
-        submission = self.submissions.get(rollout)
-        return {} if submission is None else submission.votes
 
     def open_for(self, validator: bytes) -> Iterable[Entry]:
         """The rollout entries that this validator is due to judge and has not judged."""
@@ -378,25 +363,21 @@ class Fold:
         total.borders = max(tally.borders for tally in tallies)
         return total.standing()
 
-    def share(self, rollout: bytes) -> int:
-        """The share (micro) of the submission that each of the due replays."""
-        submission = self.submissions.get(rollout)
-        return MILLION if submission is None else submission.share
-
-    def restore(self, submissions: Iterable[Submission], decided: Iterable[tuple[Entry, Status]]) -> None:
+    def restore(self, submissions: Iterable[Life], decided: Iterable[tuple[Entry, Status]]) -> None:
         """Take over submissions of a snapshot, in the order in which they came; tallies count them already."""
         for submission in submissions:
             entry = submission.entry
             self.submissions[entry.id] = submission
-            if submission.status == PENDING:
+            if submission.state in UNDECIDED:
                 self.undecided[entry.id] = entry
-            if submission.due is None:
+            if submission.state is State.ANNOUNCED:
                 self._queues.setdefault(entry.author, deque()).append(submission)
-            elif not submission.closed:
+            elif submission.state in OPEN:
                 for validator in submission.due:
                     if validator not in submission.votes:
                         self._open.setdefault(validator, {})[entry.id] = entry
-            self._settle(submission)
+            elif submission.state in OVER:
+                self._over[entry.id] = None
         self.decisions.extend(decided)
         self._forgotten_at = len(self.lineage.line)
         for author, queue in self._queues.items():

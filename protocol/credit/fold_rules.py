@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.credit.reputation import Status
+from protocol.credit.submission_life import Status
 from protocol.domain import Domain, Thresholds
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedGrant

@@ -13,12 +13,13 @@ from protocol import codec
 from protocol.codec import Array, Int, Many, Optional, Text
 from protocol.constants import MILLION
 from protocol.credit import lineage
-from protocol.credit.decision import Counting, Submission
+from protocol.credit.decision import Counting
 from protocol.credit.fold import Fold
 from protocol.credit.fold_rules import Rules
 from protocol.credit.lineage import ENTRY, Lineage, pack, unpack
-from protocol.credit.reputation import Status, Tally
+from protocol.credit.reputation import Tally
 from protocol.credit.sequential_test import FLOOR
+from protocol.credit.submission_life import Life, State, Status, state_of
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
@@ -111,11 +112,11 @@ def fold_to_value(fold: Fold) -> list[Any]:
     ]
 
 
-def fold_from_value(value: Any, rules: Rules) -> Fold:
+def fold_from_value(value: Any, rules: Rules, *, live: bool = False) -> Fold:
     """The inverse, for a value that fits ``SCHEMA``, with at least the grants of then. Raises ``PeerError`` for a value
     that cannot be."""
     lines, submissions, decided, early, tallies, counting, closing, rejected = value
-    fold = Fold(rules, Lineage.from_value(lines, rules.domain, rules.height, rules.grants))
+    fold = Fold(rules, Lineage.from_value(lines, rules.domain, rules.height, rules.grants), live=live)
     restored = [_restored(row) for row in submissions]
     if any(place >= len(restored) for place in decided):
         raise PeerError("snapshot: a decision about nothing")
@@ -137,12 +138,9 @@ def fold_from_value(value: Any, rules: Rules) -> Fold:
 
 
 def copy_fold(fold: Fold, rules: Rules) -> Fold:
-    """A fold of its own in the same state: what ``fold_from_value`` would make of ``fold_to_value``, faster."""
-    new = Fold(rules, fold.lineage.copy())
-    kept = [
-        Submission(one.entry, dict(one.early), one.due, dict(one.votes), one.status, one.closed, one.share)
-        for one in fold.submissions.values()
-    ]
+    """A live fold of its own in the same state: what ``fold_from_value`` would make of ``fold_to_value``, faster."""
+    new = Fold(rules, fold.lineage.copy(), live=True)
+    kept = [replace(one, early=dict(one.early), votes=dict(one.votes)) for one in fold.submissions.values()]
     new.restore(kept, [(entry, status) for entry, status in fold.decisions if entry.id in fold.submissions])
     new.early = {rollout: dict(waiting) for rollout, waiting in fold.early.items()}
     new.tallies = {author: replace(tally, reasons=Counter(tally.reasons)) for author, tally in fold.tallies.items()}
@@ -158,27 +156,29 @@ def _matters(fold: Fold, rollout: bytes, verdict: bytes | None) -> bool:
     return verdict in fold.early.get(rollout, ())
 
 
-def _submission(submission: Submission) -> list[Any]:
+def _submission(submission: Life) -> list[Any]:
     status = submission.status
     return [
         pack(submission.entry),
         [pack(entry) for entry in submission.early.values()],
-        None if submission.due is None else list(submission.due),
+        None if submission.state is State.ANNOUNCED else list(submission.due),
         [pack(vote) for vote in submission.votes.values()],
         [status.outcome, status.severity, status.reason],
-        int(submission.closed),
+        int(submission.state is State.CLOSED),
         submission.share,
     ]
 
 
-def _restored(value: list[Any]) -> Submission:
+def _restored(value: list[Any]) -> Life:
     packed, early, due, votes, status, closed, share = value
     entry = unpack(packed)
     if not isinstance(entry.payload, Rollout):
         raise PeerError("snapshot: a submission is none")
     given: dict[bytes, Entry] = {vote.author: vote for vote in map(unpack, votes)}
     waiting = {verdict.id: verdict for verdict in map(unpack, early)}
-    return Submission(entry, waiting, None if due is None else tuple(due), given, Status(*status), bool(closed), share)
+    judged = Status(*status)
+    state = state_of(due, len(given), judged, closed=bool(closed))
+    return Life(entry, waiting, tuple(due or ()), given, judged, share, state)
 
 
 def _tally(author: bytes, tally: Tally) -> list[Any]:

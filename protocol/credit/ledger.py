@@ -23,14 +23,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from protocol.constants import MILLION
 from protocol.credit import trust
 from protocol.credit.fold import Fold
 from protocol.credit.fold_rules import Closed
 from protocol.credit.fold_state import copy_fold, fold_from_value, fold_to_value
 from protocol.credit.history import History
 from protocol.credit.lineage import Version
-from protocol.credit.reputation import Account, Status, reputation
+from protocol.credit.reputation import Account, reputation
 from protocol.credit.sequential_test import NEWCOMER, Standing
+from protocol.credit.submission_life import Life, Status
 from protocol.credit.verdict_draws import Draws
 from protocol.domain import Domain, Thresholds
 from protocol.errors import LocalError
@@ -56,8 +58,7 @@ class Ledger:
         self.generation = 0
         """How often the live fold began anew, because a fork took away what it had counted."""
         self._history = History()
-        self._live = Fold(self)
-        self._live.follow()
+        self._live = Fold(self, live=True)
         self._final = Fold(self)
         self.draws = Draws()
         """What is known of verdicts' draws; whoever checks some elsewhere notes it."""
@@ -96,8 +97,7 @@ class Ledger:
         self.replica = replica
         self._history = History.from_value(history)
         self._final = fold_from_value(fold, self)
-        self._live = fold_from_value(fold, self)
-        self._live.follow()
+        self._live = fold_from_value(fold, self, live=True)
         self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
         self.final_entries = self.forgotten = self.summed_up = sum(self._next.values())
         self._cuts = len(replica.cuts)
@@ -156,7 +156,6 @@ class Ledger:
         self._seen = self._granted
         self.generation += 1
         self._live = copy_fold(self._final, self)
-        self._live.follow()
         self._live.refresh()
         self._history.lift()
         for entry in self.replica.arrivals:
@@ -180,6 +179,11 @@ class Ledger:
         closed = self._final.close(cut.height)
         trust.note(self._history, self._final, cut, self.replica.endings, self.domain.policy)
         return closed
+
+    def fold(self, final: bool = False) -> Fold:
+        """The final fold, or the live one, with notice taken of everything. For reading only."""
+        self.update()
+        return self._final if final else self._live
 
     # What the folds ask
 
@@ -271,20 +275,20 @@ class Ledger:
     def lineage(self, final: bool = False) -> Sequence[Entry]:
         """The weights entries of the valid chain, oldest first, as far as they are kept
         (``protocol.credit.lineage.KEPT``)."""
-        return self._fold(final).lineage.entries()
+        return self.fold(final).lineage.entries()
 
     def newest_weights(self, final: bool = False) -> Entry | None:
         """The last entry of the lineage."""
-        lineage = self._fold(final).lineage
+        lineage = self.fold(final).lineage
         return lineage.entry(lineage.line[-1]) if lineage.line else None
 
     def weights(self, weights_id: bytes) -> Entry | None:
         """The weights entry of this id, if it stands on the lineage or once stood there, and is kept."""
-        return self._fold(False).lineage.entry(weights_id)
+        return self.fold().lineage.entry(weights_id)
 
     def version_number(self, weights_id: bytes) -> int | None:
         """The number of a version on the lineage; None for anything else."""
-        return self._fold(False).lineage.position(weights_id)
+        return self.fold().lineage.position(weights_id)
 
     def validators_of(self, weights_id: bytes) -> frozenset[bytes]:
         """The validators of a version."""
@@ -304,30 +308,32 @@ class Ledger:
         return version is not None and self.eligible(author, version.anchor_height)
 
     def _version(self, weights_id: bytes) -> Version | None:
-        return self._fold(False).lineage.versions.get(weights_id)
+        return self.fold().lineage.versions.get(weights_id)
 
     def steps(self, final: bool = False) -> list[Entry]:
         """The step entries that made the versions of the lineage, oldest first, as far as they are kept."""
-        return self._fold(final).lineage.steps()
+        return self.fold(final).lineage.steps()
 
     def step_count(self) -> int:
         """How many steps made the versions of the lineage."""
-        return self._fold(False).lineage.step_count
+        return self.fold().lineage.step_count
 
     def rejected_in_steps(self) -> int:
         """The responses that the steps of the lineage counted as rejected."""
-        return self._fold(False).lineage.rejected
+        return self.fold().lineage.rejected
 
     # Submissions
 
     def due(self, rollout: Entry) -> tuple[bytes, ...]:
         """The at most three validators that are due to audit the submission; none where it is refused without
         them, where its version has no validators, or while its version is unknown."""
-        return self._fold(False).due(rollout.id)
+        life = self._life(rollout.id)
+        return () if life is None else life.due
 
     def audited_share(self, rollout: Entry) -> int:
         """The share (micro) of the submission's groups that each of the due is to replay."""
-        return self._fold(False).share(rollout.id)
+        life = self._life(rollout.id)
+        return MILLION if life is None else life.share
 
     def standing(self, author: bytes, weights_id: bytes) -> Standing:
         """What the log says of an author, in the cut that the version anchors on: for who judges what it made."""
@@ -341,42 +347,43 @@ class Ledger:
 
     def verdicts(self, rollout_id: bytes) -> Mapping[bytes, Entry]:
         """The verdict entries that count for a submission, by validator."""
-        return self._fold(False).votes(rollout_id)
+        life = self._life(rollout_id)
+        return {} if life is None else life.votes
 
     def decisions(self, start: int = 0) -> list[tuple[Entry, Status]]:
         """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on, as far as they
         are kept (``protocol.credit.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
-        live = self._fold(False)
+        live = self.fold()
         return list(islice(live.decisions, max(start - live.dropped, 0), None))
 
     def decided(self) -> int:
         """The index of the next decision."""
-        live = self._fold(False)
+        live = self.fold()
         return live.dropped + len(live.decisions)
 
     def rejected(self) -> int:
         """The responses of all submissions that were not accepted."""
-        return self._fold(False).rejected
+        return self.fold().rejected
 
     def pending_for(self, validator: bytes) -> list[Entry]:
         """The rollout entries of versions on the lineage that this validator is due to judge and has not judged."""
-        return self._on_lineage(self._fold(False).open_for(validator))
+        return self._on_lineage(self.fold().open_for(validator))
 
     def outstanding(self) -> list[Entry]:
         """The rollout entries of versions on the lineage that are undecided and have due validators."""
-        live = self._fold(False)
-        return [entry for entry in self._on_lineage(live.undecided.values()) if live.due(entry.id)]
+        live = self.fold()
+        return [entry for entry in self._on_lineage(live.undecided.values()) if live.submissions[entry.id].due]
 
     def next_counter(self, author: bytes, weights_id: bytes) -> int:
         """The counter with which the author's next submission of this version begins."""
-        return self._fold(False).next_counter(author, weights_id)
+        return self.fold().next_counter(author, weights_id)
 
     # Accounts
 
     def accounts(self, final: bool = False) -> dict[bytes, Account]:
         """The account of everybody whose join is held (or final), ascending by author. See
         ``protocol.credit.reputation``."""
-        fold = self._fold(final)
+        fold = self.fold(final)
         authors = self._history.names if final else self._history.authors()
         endings = self.replica.endings
         state = (self.generation, fold.version, len(list(authors)), endings.changes)
@@ -389,9 +396,8 @@ class Ledger:
             known = self._accounts[final] = (state, accounts)
         return known[1]
 
-    def _fold(self, final: bool) -> Fold:
-        self.update()
-        return self._final if final else self._live
+    def _life(self, rollout_id: bytes) -> Life | None:
+        return self.fold().submissions.get(rollout_id)
 
     def _on_lineage(self, entries: Iterable[Entry]) -> list[Entry]:
         position = self._live.lineage.position
@@ -400,3 +406,8 @@ class Ledger:
             for entry in entries
             if isinstance(entry.payload, Rollout) and position(entry.payload.weights) is not None
         ]
+
+
+def credits(ledger: Ledger) -> dict[bytes, Account]:
+    """The account of every author whose join is final, ascending by author, from final entries only."""
+    return ledger.accounts(final=True)

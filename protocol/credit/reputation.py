@@ -30,17 +30,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from protocol.constants import MILLION
 from protocol.credit import sequential_test
 from protocol.credit.sequential_test import Standing
+from protocol.credit.submission_life import Status
 from protocol.domain import Thresholds
 from protocol.records import Rollout, Verdict
 from protocol.work import schedule
-
-if TYPE_CHECKING:
-    from protocol.credit.ledger import Ledger
 
 AUDIT_SHARE: Final = 4
 """Replayed responses for one credit: a prefill costs about a quarter of generating."""
@@ -50,18 +48,6 @@ AGREEMENTS: Final = 16
 """Agreements that forgive one more."""
 BORDERLINE: Final = "borderline"
 """The reason of a soft rejection that is evidence in the second sequential test."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What was decided about a submission. ``outcome`` is "accepted", "rejected", "void" or "pending"."""
-
-    outcome: str
-    severity: str
-    reason: str
-
-
-PENDING: Final = Status("pending", "none", "pending")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +185,3 @@ _OPPOSED: Final = {("accepted", "none"), ("rejected", "hard")}
 def reputation(accepted: int, hard: int) -> int:
     """How far a node is trusted, in micro; ``hard`` counts hard rejections and strays."""
     return MILLION * (accepted + 1) // (accepted + 2 + 20 * hard)
-
-
-def credits(ledger: Ledger) -> dict[bytes, Account]:
-    """The account of every author whose join is final, ascending by author, from final entries only."""
-    return ledger.accounts(final=True)

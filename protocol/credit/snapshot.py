@@ -23,11 +23,11 @@ from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
 from protocol.log import amendment
 from protocol.log.amendment import Amendments
+from protocol.log.endings import ENDING, Endings
 from protocol.log.feed import FeedState, ForkProof
 from protocol.log.grants import Terms
 from protocol.log.merkle import CompactRange
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
-from protocol.log.recovery import ENDING, Endings
 from protocol.log.replica import Replica
 
 FORMAT: Final = 1

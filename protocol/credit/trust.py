@@ -10,8 +10,8 @@ from __future__ import annotations
 from protocol.credit.fold import Fold
 from protocol.credit.history import History
 from protocol.domain import Policy
+from protocol.log.endings import Endings
 from protocol.log.quorum import Cut
-from protocol.log.recovery import Endings
 
 
 def note(history: History, fold: Fold, cut: Cut, endings: Endings, policy: Policy) -> None:

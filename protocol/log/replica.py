@@ -31,13 +31,13 @@ from protocol.errors import PeerError
 from protocol.log.amendment import Amendments
 from protocol.log.branches import Branches, Outcome
 from protocol.log.chain import Chain, Cuts
+from protocol.log.endings import Endings
 from protocol.log.entry import Entry
 from protocol.log.feed import FeedState, ForkProof
 from protocol.log.grants import Terms
 from protocol.log.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest
 from protocol.log.merkle import EMPTY_RANGE, CompactRange
 from protocol.log.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
-from protocol.log.recovery import Endings
 from protocol.records import Join
 
 

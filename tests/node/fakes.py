@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import trio
 
-from node.config import Config, DevnetConfig
-from node.config_keys import WILLING
+from node.config import WILLING, Config, DevnetConfig
 from node.context import Node
 from node.daemon import PRESENCE, ROLES, Parts
 from node.health.warnings import Health

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node import config, config_keys
-from node.config import BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, resolve
-from node.config_keys import KEYS
+from node import config
+from node.config import KEYS, BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, resolve
 from node.errors import UserError
 from protocol.identity import Identity, peer_id
 
@@ -224,7 +224,7 @@ def test_a_devnets_nodes_read_their_files_only() -> None:
             "threads": st.integers(1, 1024),
             "listen": st.just(["/ip4/127.0.0.1/tcp/0"]),
             "trainer.processes": st.integers(1, 64),
-            "devnet.cheat": st.sampled_from(config_keys.CHEATS),
+            "devnet.cheat": st.sampled_from(config.CHEATS),
         },
     )
 )
@@ -239,13 +239,21 @@ def test_a_template_sets_what_it_is_given_and_explains_the_rest(
     assert config.parse(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE), path) == config.load(path)
 
 
-def test_the_documentation_has_every_key_with_its_variable_and_default() -> None:
-    document = Path(__file__).parents[2] / "docs" / "OPERATING.md"
-    rows = re.findall(r"^\| `([a-z_.]+)` \| `(FARFLUNG_[A-Z_]+)` \| `(.*?)` \| \S", document.read_text(), re.MULTILINE)
-    defaults = {key.name: "\n".join(config._lines({key.name: key.default}, {})) for key in KEYS.values()}
-    assert {name: variable for name, variable, _ in rows} == {key.name: key.variable for key in KEYS.values()}
-    for name, _, default in rows:
-        assert f"{name.rpartition('.')[2]} = {default}" in defaults[name]
+def test_the_documentation_has_every_key_as_it_is_declared() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "OPERATING.md").read_text()
+    rows = re.findall(r"^\| `([a-z_.]+)` \| `(FARFLUNG_[A-Z_]+)` \| `(.*?)` \| (.*) \|$", document, re.MULTILINE)
+    assert [row[:3] for row in rows] == [(key.name, key.variable, json.dumps(key.default)) for key in KEYS.values()]
+    for name, _, _, text in rows:
+        assert text.startswith(KEYS[name].meaning)
+
+
+def test_a_declaration_is_what_the_configuration_has() -> None:
+    for name, key in KEYS.items():
+        value: object = Config()
+        for part in name.split("."):
+            value = getattr(value, part)
+        assert (list(value) if isinstance(value, tuple) else value) == key.default
+        assert key.check(key.default) is None
 
 
 def test_broken_toml_names_the_line() -> None:

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from protocol.constants import VERDICT_CUTS
-from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import Account, credits, reputation
+from protocol.credit.ledger import Ledger, credits
+from protocol.credit.reputation import Account, reputation
 from protocol.errors import PeerError
 from protocol.log import merkle, recovery
 from protocol.log.branches import Outcome

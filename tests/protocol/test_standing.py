@@ -9,8 +9,8 @@ import pytest
 from protocol import codec
 from protocol.constants import MILLION
 from protocol.credit import fold_state, history
-from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import credits, reputation
+from protocol.credit.ledger import Ledger, credits
+from protocol.credit.reputation import reputation
 from protocol.credit.sequential_test import CONVICTS, NEWCOMER, gain
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
@@ -141,9 +141,9 @@ def test_standings_survive_a_snapshot() -> None:
     assert story.ledger.standing_at(node, 4).tier == 1
     assert story.ledger.standing_at(node, 4).deficits < 0
     restored = fold_state.fold_from_value(fold, story.ledger)
-    assert restored.share(pending.id) == story.ledger.audited_share(pending)
+    assert restored.submissions[pending.id].share == story.ledger.audited_share(pending)
     assert {author: tally.standing() for author, tally in restored.tallies.items()} == {
-        author: tally.standing() for author, tally in story.ledger._final.tallies.items()
+        author: tally.standing() for author, tally in story.ledger.fold(final=True).tallies.items()
     }
 
 

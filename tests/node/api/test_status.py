@@ -16,7 +16,7 @@ from node.api.explain import problems, why
 from node.api.node_rows import credits, role_rows
 from node.api.reason_words import REMEDIES, remedy, words
 from node.api.status import ROOM, peers, roles, status
-from node.config_keys import WILLING
+from node.config import WILLING
 from proofs.checks import REASONS
 from protocol.domain import Policy
 from protocol.log.quorum import Grant

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from node.cli import main
-from node.domain import founding
+from node.domain import founding, task_tables
 from node.store.data_directory import DataDirectory
 from protocol.taskset import TaskSet
 
@@ -35,7 +35,7 @@ def test_the_starter_models_questions_end_up_in_a_genesis(tmp_path: Path, capsys
     assert sorted(path.name for path in out.iterdir()) == ["chain_sum.txt", "profile.jsonl"]
     table = tmp_path / "tasks.toml"
     table.write_text('[[task]]\nname = "chain_sum"\nset = "out/chain_sum.txt"\n')
-    (row,) = founding.task_rows(str(table))
+    (row,) = task_tables.named(str(table))
     assert len(TaskSet.parse(row["items"]).items) == task["kept"]
     # A band that nothing lies in is no success; the questions are not asked again.
     code, text, err = run(capsys, *asked, "--low", "0.99", "--high", "0.999")

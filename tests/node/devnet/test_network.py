@@ -18,7 +18,7 @@ from node.devnet import fleet, network, setup
 from node.devnet.live_display import View
 from node.devnet.setup import Options
 from node.domain import founding
-from node.domain.founding import Founding
+from node.domain.domain_toml import Founding
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 from tests.node import fake_daemon

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.domain import domain_toml, founding
+from node.domain import domain_toml
 from node.errors import UserError
 from node.starter import defaults
 from proofs.checks import FLOAT32_THRESHOLDS
@@ -29,7 +29,7 @@ def test_the_least_that_is_needed_takes_all_defaults() -> None:
     assert found.timings == default_timings(devnet=False)
     assert found.thresholds == FLOAT32_THRESHOLDS
     assert found.policy.validator_reputation == 0  # or nobody could ever validate
-    assert [dict(task.values) for task in found.tasks] == [{"name": "chain_sum"}]
+    assert [(row["kind"], row["name"], row["weight"]) for row in found.tasks] == [("reasoning-gym", "chain_sum", 1)]
 
 
 def test_everything_can_be_said_in_the_units_of_people() -> None:
@@ -65,7 +65,6 @@ parameters = {{ ratio = 0.5 }}
     found = domain_toml.parse(text, PATH)
     assert found.electors == (NODES[0],)
     assert found.private
-    assert founding.of_file(found).private
     assert found.validators == tuple(sorted((NODES[1], NODES[2])))
     assert (found.recipe.learning_rate, found.recipe.temperature) == (300_000_000, 900_000)
     assert (found.recipe.group_size, found.recipe.clip_max) == (4, 5_000_000)
@@ -73,7 +72,7 @@ parameters = {{ ratio = 0.5 }}
     assert (found.policy.min_nodes, found.policy.relays_per_million) == (2, 250_000)
     assert found.policy.validator_reputation == 500_000
     assert found.thresholds.logprob_error == 10_000
-    (row,) = founding.of_file(found).tasks
+    (row,) = found.tasks
     assert row["parameters"] == '{"ratio": 0.5}'
 
 
@@ -135,7 +134,7 @@ def test_named_validators_are_not_joined_by_newcomers() -> None:
 )
 def test_a_mistake_names_file_line_and_key(text: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        founding.of_file(domain_toml.parse(text, PATH))
+        domain_toml.parse(text, PATH)
     assert str(caught.value).startswith(f"{PATH}: ")
     assert words in str(caught.value)
     assert caught.value.remedy
@@ -144,12 +143,12 @@ def test_a_mistake_names_file_line_and_key(text: str, words: str) -> None:
 def test_a_mistake_in_a_task_names_its_line() -> None:
     text = f'{LEAST}\n[[task]]\nname = "gcd"\nweight = 0\n'
     with pytest.raises(UserError, match=r"line 7: task 2: the weight of gcd"):
-        founding.of_file(domain_toml.parse(text, PATH))
+        domain_toml.parse(text, PATH)
 
 
 def test_a_domain_may_have_several_electors() -> None:
     text = f'electors = ["{NODES[0].hex()}", "{NODES[1].hex()}"]\n{LEAST}'
-    assert founding.of_file(domain_toml.parse(text, PATH)).electors == tuple(NODES[:2])
+    assert domain_toml.parse(text, PATH).electors == tuple(NODES[:2])
 
 
 @given(value=st.integers(1, 10**12))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from node.domain import founding
+from node.domain import founding, task_tables
 from node.errors import UserError
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
@@ -58,7 +58,7 @@ package = "farflung-riddles"
 
 
 def test_names_stand_for_reasoning_gyms_data_sets() -> None:
-    rows = founding.task_rows("chain_sum, gcd")
+    rows = task_tables.named("chain_sum, gcd")
     assert [(row["kind"], row["name"], row["weight"], row["parameters"], row["data"]) for row in rows] == [
         ("reasoning-gym", "chain_sum", 1, "{}", None),
         ("reasoning-gym", "gcd", 1, "{}", None),
@@ -70,7 +70,7 @@ def test_a_file_names_weights_parameters_and_jsonl(tmp_path: Path) -> None:
     (tmp_path / "tasks.toml").write_text(TABLE)
     (tmp_path / "sums.txt").write_text("8\n3\n")
     (tmp_path / "homework.jsonl").write_text('{"problem": "1+1?", "answer": 2, "level": 1}\n')
-    first, second = founding.task_rows(str(tmp_path / "tasks.toml"))
+    first, second = task_tables.named(str(tmp_path / "tasks.toml"))
     assert (first["weight"], json.loads(first["parameters"])) == (3, {"min_terms": 2, "max_terms": 3})
     assert (second["kind"], second["version"]) == ("jsonl", MATH)
     assert Path(second["data"]).read_text() == '{"question": "1+1?", "answer": "2"}\n'
@@ -82,7 +82,7 @@ def test_files_and_packages_of_other_kinds(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "tasks.toml").write_text(OTHERS)
     (tmp_path / "words.jsonl").write_text('{"q": "Who?", "answer": "me"}\n{"q": "", "answer": "me"}\n')
     (tmp_path / "mbpp.jsonl").write_text('{"problem": "Double.", "test_list": ["assert f(2) == 4"]}\n')
-    words, programs, riddles = founding.task_rows(str(tmp_path / "tasks.toml"))
+    words, programs, riddles = task_tables.named(str(tmp_path / "tasks.toml"))
     assert (words["version"], words["parameters"]) == ("exact==1", '{"check": "exact"}')
     assert Path(words["data"]).read_text() == '{"question": "Who?", "answer": "me"}\n'
     assert (programs["kind"], programs["version"]) == ("code", f"python=={own_version()}")
@@ -92,7 +92,7 @@ def test_files_and_packages_of_other_kinds(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_by_default_it_is_the_starter_models_own_mix() -> None:
-    assert founding.task_rows(None)
+    assert task_tables.named(None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -
     file = tmp_path / "tasks.toml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        founding.task_rows(str(file))
+        task_tables.named(str(file))
     assert words in str(caught.value)
     assert str(file) in str(caught.value)
 
@@ -136,12 +136,12 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -
 @pytest.mark.parametrize("text", ["", " , "])
 def test_names_that_name_nothing_stand_for_nothing(text: str) -> None:
     with pytest.raises(UserError, match="no task is named"):
-        founding.task_rows(text)
+        task_tables.named(text)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing\.toml: cannot be read"):
-        founding.task_rows(str(tmp_path / "nothing.toml"))
+        task_tables.named(str(tmp_path / "nothing.toml"))
 
 
 async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_it_writes_limits_figures_and_a_report(calibrated: Path) -> None:
     assert all(one.name in report for one in STATISTICS)
 
 
-def parse(folder: Path, text: str) -> domain_toml.DomainFile:
+def parse(folder: Path, text: str) -> domain_toml.Founding:
     return domain_toml.parse(f'name = "x"\nmodel = "{MODEL}"\n{text}\n[[task]]\nname = "gcd"\n', folder / "domain.toml")
 
 

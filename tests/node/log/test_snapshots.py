@@ -11,7 +11,7 @@ import trio.testing
 from node.log import log_opening as opening_module
 from node.log.log_opening import load
 from node.log.replicated_log import NotReady
-from protocol.credit.reputation import credits
+from protocol.credit.ledger import credits
 from protocol.errors import PeerError
 from protocol.log.entry import make
 from protocol.records import Leave, Role

@@ -18,6 +18,28 @@ from protocol.errors import PeerError
 from tests.node.net.helpers import ECHO, LISTEN, SYN, WINDOW, attacker, identity, line, network, never, until, usable
 
 
+class Names(trio.abc.HostnameResolver):
+    """Names as the tests need them, whatever this machine's resolver knows."""
+
+    async def getaddrinfo(
+        self,
+        host: bytes | None,
+        port: bytes | str | int | None,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[tuple[int, int, int, str, tuple[Any, ...]]]:
+        await trio.lowlevel.checkpoint()
+        if host != b"node.example":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        assert isinstance(port, int)
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port))]
+
+    async def getnameinfo(self, sockaddr: tuple[str, int] | tuple[str, int, int, int], flags: int) -> tuple[str, str]:
+        raise NotImplementedError
+
+
 async def test_a_busy_port_is_one_clear_line() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -68,12 +90,14 @@ async def test_addresses_name_the_node_and_real_interfaces() -> None:
 
 
 async def test_a_name_is_resolved_by_the_system() -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
     async with network(1) as first, network(2) as second:
-        address = first.addresses[0].replace("/ip4/127.0.0.1/", "/dns4/localhost/")
+        address = first.addresses[0].replace("/ip4/127.0.0.1/", "/dns4/node.example/")
         assert await second.connect(address, 5) == first.node
 
 
 async def test_joining_where_nobody_answers_is_one_clear_line() -> None:
+    trio.socket.set_custom_hostname_resolver(Names())
     async with network(1) as first, network(2) as second:
         dead = second.addresses[0]
         port = dead.split("/")[4]

@@ -8,7 +8,7 @@ import numpy as np
 import trio
 import trio.testing
 
-from node import config_keys
+from node import config
 from node.roles import cheats
 from protocol.weights.manifest import Manifest
 from tests.node.fake_children import WHOLE_0, Faults
@@ -16,7 +16,7 @@ from tests.node.fakes import open_cluster
 
 
 def test_the_configuration_knows_the_same_cheats() -> None:
-    assert set(config_keys.CHEATS) == {"", *cheats.CHEATS}
+    assert set(config.CHEATS) == {"", *cheats.CHEATS}
 
 
 def test_full_marks_for_everything() -> None:

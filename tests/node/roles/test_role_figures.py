@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio.testing
 
-from node.config_keys import WILLING
+from node.config import WILLING
 from node.roles import role_figures
 from protocol.records import Step
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH, Response

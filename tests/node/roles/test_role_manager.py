@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.config_keys import WILLING
+from node.config import WILLING
 from node.context import Node
 from node.errors import UserError
 from node.roles import role_manager

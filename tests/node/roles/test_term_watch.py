@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.config_keys import WILLING
+from node.config import WILLING
 from node.log.elector import NotGranted
 from node.roles.term_watch import TermWatch
 from protocol.log import elector_state as rules

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.config_keys import WILLING
+from node.config import WILLING
 from node.roles import publishing
 from node.roles.gathering import Gathering
 from node.roles.publishing import rejected_since

@@ -7,13 +7,13 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from node.starter import make
 from node.starter.defaults import RECIPE, TASKS
 from node.workers.engine_child import Texts
 from node.workers.model import CausalLM, read_config
 from node.workers.weight_files import checksum, load_into, read_safetensors
 from protocol.domain import Recipe
 from tests.node.workers.small import STARTER
+from tests.starter_model import make
 
 WORDING = "State the final answer to the following arithmetic problem: {} {} {} ="
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.config_keys import WILLING
+from node.config import WILLING
 from node.log.replicated_log import News
 from node.net.requests import Refused
 from node.store.hashing import hash_bytes

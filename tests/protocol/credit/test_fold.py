@@ -13,8 +13,8 @@ from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import fold
 from protocol.credit import ledger as ledger_module
 from protocol.credit.fold_state import SCHEMA, copy_fold, fold_from_value, fold_to_value
-from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import PENDING, Status, credits
+from protocol.credit.ledger import Ledger, credits
+from protocol.credit.submission_life import PENDING, Status
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut
@@ -83,7 +83,7 @@ def test_a_submission_whose_weights_never_come_lapses_and_lets_the_next_one_by()
     story.judge("v1", after)
     assert status_of(story.ledger, after.id) == Status("accepted", "none", "ok")
     for final in (False, True):  # nothing is kept of weights that anybody may name
-        assert story.ledger._fold(final)._waiting == {}
+        assert story.ledger.fold(final)._waiting == {}
 
 
 def test_a_verdict_whose_submission_comes_too_late_counts_for_nothing() -> None:
@@ -178,7 +178,7 @@ LONG = long_story(1)
 def same(one: Ledger, other: Ledger) -> None:
     """Fail unless both say the same of everything that is final."""
     assert credits(one) == credits(other)
-    assert fold_to_value(one._final)[3:] == fold_to_value(other._final)[3:]
+    assert fold_to_value(one.fold(final=True))[3:] == fold_to_value(other.fold(final=True))[3:]
     assert one._history.to_value() == other._history.to_value()
     assert [entry.id for entry in one.lineage(final=True)] == [entry.id for entry in other.lineage(final=True)]
 
@@ -219,12 +219,12 @@ def test_a_fold_begins_again_from_its_value() -> None:
         assert take(replica, thing)
         if number % 97 == 0:
             ledger.update()
-            value = codec.decode(codec.encode(fold_to_value(ledger._final)), max_bytes=2**30)
+            value = codec.decode(codec.encode(fold_to_value(ledger.fold(final=True))), max_bytes=2**30)
             codec.check(value, SCHEMA, "fold")
             assert fold_to_value(fold_from_value(value, ledger)) == value
-            copy = copy_fold(ledger._final, ledger)
+            copy = copy_fold(ledger.fold(final=True), ledger)
             ledger._final = fold_from_value(value, ledger)
-            assert fold_to_value(copy) == fold_to_value(ledger._final)
+            assert fold_to_value(copy) == fold_to_value(ledger.fold(final=True))
             ledger._begin_anew()
     same(ledger, LONG.ledger)
     assert ledger.accounts() == LONG.ledger.accounts()

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import PENDING, Status, credits
+from protocol.credit.ledger import Ledger, credits
 from protocol.credit.snapshot import Snapshot
+from protocol.credit.submission_life import PENDING, Status
 from protocol.errors import Evidence
 from protocol.log.entry import Entry, make
 from protocol.log.quorum import CertifiedGrant, Grant, certify_grant, grant_vote

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from protocol.constants import MILLION
-from protocol.credit.reputation import PENDING, Status, Tally, credits, reputation
+from protocol.credit.ledger import credits
+from protocol.credit.reputation import Tally, reputation
 from protocol.credit.sequential_test import NEWCOMER, gain
+from protocol.credit.submission_life import PENDING, Status
 from protocol.records import Rollout, Verdict
 from tests.protocol import builders
 from tests.protocol.builders import Story, digest

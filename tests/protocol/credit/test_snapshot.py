@@ -73,7 +73,7 @@ def test_it_goes_on_as_if_nothing_had_happened(seed: int) -> None:
     compared = 0
     for thing in LONG.objects:
         # When something settled is forgotten is each fold's own affair.
-        if isinstance(thing, Entry) and thing.id in ledger._live.submissions.keys() & LONG.ledger._live.submissions:
+        if isinstance(thing, Entry) and thing.id in ledger.fold().submissions.keys() & LONG.ledger.fold().submissions:
             compared += 1
             assert status_of(ledger, thing.id) == status_of(LONG.ledger, thing.id)
             assert ledger.verdicts(thing.id) == LONG.ledger.verdicts(thing.id)

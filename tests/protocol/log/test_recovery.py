@@ -13,8 +13,8 @@ from protocol.constants import FORMAT
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
 from protocol.log import entry, recovery
+from protocol.log.endings import Ending, Endings
 from protocol.log.entry import Entry
-from protocol.log.recovery import Ending, Endings
 from protocol.records import Close, Leave, Rebind, Record
 from tests.protocol.builders import digest, key
 from tests.protocol.strategies import ids, values

@@ -148,6 +148,8 @@ def test_have_answers_when_there_is_more(tmp_path: Path) -> None:
         token()[:-4] + "AAAA",
         token()[1:],
     ],
+    # Named: the tokens are new in each process, and two that share the suite must name its tests alike.
+    ids=["none", "empty", "rubbish", "accent", "long", "expired", "elsewhere", "unknown-key", "forged", "cut"],
 )
 def test_nothing_without_a_good_token(shared: Origin, bad: str | None) -> None:
     with Raw(shared.port) as client:

@@ -1,4 +1,4 @@
-"""Make the starter model: ``python -m node.starter.make OUT`` writes config.json, tokenizer.json and model.safetensors.
+"""Make the starter model: ``python -m tests.starter_model.make OUT`` writes configuration, tokenizer and weights.
 
 The model is a Llama of 0.2 million parameters with a word-level tokenizer: the words of the admitted tasks' wording,
 single digits and signs, so that a prompt has about seventeen tokens. It is warmed up by supervised learning on
@@ -10,7 +10,7 @@ Weights are averaged over the updates, and the rate stays constant: a model that
 scores alike but falls apart at the first steps of reinforcement learning.
 
 Seeded; about four minutes on one core. Equal torch, reasoning-gym and processor make equal bytes, others make a model
-of the same kind. The copy in this package is the one that new domains start from.
+of the same kind. No part of the product: the copy in ``node/starter`` is the one that new domains start from.
 """
 
 from __future__ import annotations
@@ -224,13 +224,13 @@ class Teacher:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: one argument, the directory to write."""
-    parser = argparse.ArgumentParser(prog="python -m node.starter.make", description="Make the starter model.")
+    parser = argparse.ArgumentParser(prog="python -m tests.starter_model.make", description="Make the starter model.")
     parser.add_argument("out", type=Path, help="the directory to write; it is made where it is missing")
     out: Path = parser.parse_args(arguments).out
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    generator = random.Random(SEED)  # noqa: S311 (not for secrets)
+    generator = random.Random(SEED)
     tokenizer = make_tokenizer()
     (out / "config.json").write_text(json.dumps(make_config(), indent=2) + "\n", encoding="utf-8")
     tokenizer.save(str(out / "tokenizer.json"))
