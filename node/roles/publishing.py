@@ -24,7 +24,7 @@ from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
 from node.weights.held import payload as weights_payload
-from node.weights.second_holder import entrust
+from node.weights.second_holder import give_to_second_holder
 from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
@@ -104,7 +104,7 @@ class Publication:
         bench.weights.held.expect(manifest, described.delta)
         await trio.to_thread.run_sync(bench.versions.adopt, data, made.whole)
         delta = await self._adopt_delta(described)
-        await entrust(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
+        await give_to_second_holder(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
         if grant is None or overtaken(bench, base):
             return None

@@ -99,11 +99,13 @@ def serve(node: Node, weights: Weights, blobs: BlobExchange) -> None:
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def entrust(node: Node, heard: Presences, manifest: Blob, delta: Blob | None, size: int) -> None:
+async def give_to_second_holder(
+    node: Node, presences: Presences, manifest: Blob, delta: Blob | None, size: int
+) -> None:
     """Return once another node holds this version of ``size`` bytes, or nobody near takes it."""
-    presences = heard.live()
-    others = [n for n in node.network.peers if n in presences and presences[n].role in ORDER]
-    others.sort(key=lambda n: (ORDER.index(presences[n].role), n))
+    live = presences.live()
+    others = [n for n in node.network.peers if n in live and live[n].role in ORDER]
+    others.sort(key=lambda n: (ORDER.index(live[n].role), n))
     change = [None, 0] if delta is None else delta.to_value()
     request = codec.encode([*manifest.to_value(), *change])
     patience, reasons, taken = _patience(size), ["nobody is connected"], False

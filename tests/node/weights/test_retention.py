@@ -35,8 +35,8 @@ def names(found: object) -> list[str]:
     return [known[item] for item in found]  # type: ignore[attr-defined]
 
 
-def lineage(count: int = 9, entrusted: tuple[bytes, ...] = ()) -> Lineage:
-    return Lineage([version(n) for n in range(count)], digest("manifest 0"), entrusted, 2)
+def lineage(count: int = 9, expected: tuple[bytes, ...] = ()) -> Lineage:
+    return Lineage([version(n) for n in range(count)], digest("manifest 0"), expected, 2)
 
 
 ALL = [digest(f"{kind} {n}") for kind in ("manifest", "delta") for n in range(9)]
@@ -69,9 +69,9 @@ def test_the_base_of_a_delta_in_use_is_kept() -> None:
 
 def test_what_was_entrusted_is_kept() -> None:
     ours = (digest("manifest 9"), digest("delta 9"))
-    kept = reasons(lineage(entrusted=ours), [*ALL, *ours])
+    kept = reasons(lineage(expected=ours), [*ALL, *ours])
     assert kept[ours[0]] == kept[ours[1]] == "entrusted by the trainer"
-    assert not set(ours) & set(spare(lineage(entrusted=ours), [*ALL, *ours]))
+    assert not set(ours) & set(spare(lineage(expected=ours), [*ALL, *ours]))
 
 
 def test_deltas_go_first_and_what_is_in_use_never() -> None:
