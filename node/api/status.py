@@ -73,7 +73,11 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
         "disk_free": node.directory.free_bytes(),
         "health": _health(node),
         "addresses": list(node.network.addresses),
-        "bulk": {"addresses": panel.bulk.addresses, "listening": panel.bulk.ports.addresses(), "private": panel.bulk.private},
+        "bulk": {
+            "addresses": panel.bulk.addresses,
+            "listening": panel.bulk.ports.addresses(),
+            "private": panel.bulk.private,
+        },
         "children": [{"name": name, "pid": pid} for name, pid in sorted(own.children.items())],
         "account": None if (mine := ledger.accounts().get(node.id)) is None else account(mine, accounts.get(node.id)),
         "last_rejection": explain.last_rejection(ledger, node.id),

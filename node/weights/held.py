@@ -124,9 +124,7 @@ class HeldVersions:
 
     async def clean(self, *, dry_run: bool) -> retention.Cleaned:
         """Delete what nothing keeps and, where room is short, what can be spared; or only say what that would be."""
-        found = await trio.to_thread.run_sync(
-            partial(retention.clean, self._versions, self.lineage(), dry_run=dry_run)
-        )
+        found = await trio.to_thread.run_sync(partial(retention.clean, self._versions, self.lineage(), dry_run=dry_run))
         if not dry_run:
             await self.drop_gone()
         return found

@@ -54,9 +54,9 @@ class FakeBulkChild:
         match message:
             case Configure(versions=versions):
                 self._store = VersionStore(Path(versions), owner=False)
-                self._say(ChildReady())
+                self.say(ChildReady())
             case Synchronize(call=call):
-                self._say(Synchronized(call))
+                self.say(Synchronized(call))
             case BeginTransfer(digest=digest):
                 self._transfers[digest] = FakeTransfer(digest)
             case StopTransfer(digest=digest):
@@ -81,7 +81,7 @@ class FakeBulkChild:
                 held = self._store.open(digest)
                 if held is not None:
                     for message in transfer.step(held.missing(), held.count):
-                        self._say(message)
+                        self.say(message)
 
     async def wait_dead(self) -> None:
         await self._dead.wait()
@@ -96,7 +96,8 @@ class FakeBulkChild:
         await trio.lowlevel.checkpoint()
         self.kill()
 
-    def _say(self, message: FromChild) -> None:
+    def say(self, message: FromChild) -> None:
+        """Send a message to the daemon."""
         self._frames.send_nowait(frames.encode(message)[frames.HEADER_BYTES :])
 
 

@@ -24,8 +24,8 @@ from protocol.domain import Model, Policy, Recipe, Task, default_timings, make_g
 from protocol.records import Blob
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
-from tests.node.fake_bulk import FakeBulkChild
 from protocol.work.rollout import Submission, pack
+from tests.node.fake_bulk import FakeBulkChild
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
 
 TENSORS = [("weights", "F32", (4, 4))]

@@ -99,7 +99,7 @@ class BulkProcess:
         self.private = bool(node.domain.private)
         """Whether weights travel encrypted, and only between nodes that joined."""
         self.secret = secrets.token_bytes(32)
-        self._pem, self.certificate = node_certificate.make(node.identity) if self.private else ("", b"")
+        self.own_pem, self.certificate = node_certificate.make(node.identity) if self.private else ("", b"")
         """This node's certificate, in a private domain: with its key, and for others (DER)."""
         self.known: dict[bytes, bytes] = {}
         """Certificates (DER) of other nodes of a private domain, by node id, oldest first."""
@@ -305,6 +305,6 @@ class BulkProcess:
             versions=str(self._node.directory.versions.absolute()),
             sockets=sockets,
             limits=limits,
-            certificate=self._pem,
+            certificate=self.own_pem,
             admitted=list(self.known.items()),
         )

@@ -145,7 +145,7 @@ class TokenExchange:
             raise PeerError("bulk token: not base64")
         if self._bulk.private and not await self._admit(peer, theirs):
             raise Refused("the process that fetches weights does not run")
-        chosen = self._choose(peer, [bulk_address.parse(text) for text in places])
+        chosen = self.choose(peer, [bulk_address.parse(text) for text in places])
         foreign = self._is_foreign(chosen, self._node.network.hosts(peer))
         if foreign:
             before = self._foreign.pop(peer, chosen.host)
@@ -194,7 +194,7 @@ class TokenExchange:
         """A token was refused, or nobody answered at the address: ask again next time."""
         self._routes.pop(peer, None)
 
-    def _choose(self, peer: bytes, places: Sequence[bulk_address.BulkAddress]) -> bulk_address.BulkAddress:
+    def choose(self, peer: bytes, places: Sequence[bulk_address.BulkAddress]) -> bulk_address.BulkAddress:
         """The address that is likeliest to work, and that the token is bound for: where libp2p reached the peer."""
         remote = self._node.network.hosts(peer)
         near = any(bulk_address.loopback(host) or host in _hosts(self._node.network.addresses) for host in remote)

@@ -35,7 +35,9 @@ async def stage(cluster: Cluster) -> Running:
 
 async def give(running: Running, raw: bytes = RAW) -> None:
     manifest = manifest_of(raw)
-    await give_to_second_holder(running.node, running.presences, Blob(manifest.digest, len(manifest.encode())), None, len(raw))
+    await give_to_second_holder(
+        running.node, running.presences, Blob(manifest.digest, len(manifest.encode())), None, len(raw)
+    )
 
 
 def holders(cluster: Cluster) -> set[str]:
@@ -119,7 +121,9 @@ async def test_a_version_of_another_size_is_refused(
         trainer = await stage(cluster)
         longer = Manifest.of_file([("weights", "F32", (8, 4))], RAW + RAW, 1)
         trainer.blobs.put(longer.encode())
-        await give_to_second_holder(trainer.node, trainer.presences, Blob(longer.digest, len(longer.encode())), None, 64)
+        await give_to_second_holder(
+            trainer.node, trainer.presences, Blob(longer.digest, len(longer.encode())), None, 64
+        )
         assert "another size" in trainer.node.health.warnings["entrusting"]
         assert longer.digest not in cluster.running["r"].versions.held()
 
