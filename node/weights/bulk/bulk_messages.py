@@ -45,10 +45,10 @@ class HolderRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Configure(Message, frozen=True):
-    """What a child is told at its start.
+    """What a child knows from its start.
 
-    ``sockets`` are the descriptors of listening sockets; in a private domain ``certificate`` is this node's own with its key (PEM), ``admitted`` those of its peers (node id and
-    DER).
+    ``sockets`` are the descriptors of listening sockets; in a private domain ``certificate`` is this node's own with
+    its key (PEM), ``admitted`` those of its peers (node id and DER).
     """
 
     domain: bytes

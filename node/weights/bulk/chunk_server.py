@@ -4,9 +4,7 @@ Threads that sleep in the kernel cost neither processor time nor the interpreter
 disk that is, holds up its own connection alone.
 
 1. A request needs a token of this node, from a host that the token is good from, and over TLS of the very peer.
-2. Times bound everything: the first request must be here within ``STRANGER_SECONDS``, each head within ``HEAD_SECONDS``
-   of its first byte; a kept connection may idle for ``IDLE_SECONDS``, and one that takes no byte for ``STALL_SECONDS``
-   is closed.
+2. Times bound everything (``Patience``): the first request, each head, an idle connection, and one that takes nothing.
 3. Nothing that a client sends ends more than its own connection.
 """
 
@@ -22,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from node.weights.bulk import bearer_tokens, http_messages
@@ -31,10 +30,6 @@ from protocol.errors import Error, PeerError
 
 log = logging.getLogger(__name__)
 
-STRANGER_SECONDS: Final = 5.0
-HEAD_SECONDS: Final = 10.0
-IDLE_SECONDS: Final = 75.0
-STALL_SECONDS: Final = 30.0
 GATHER: Final = 0.01
 """Seconds that a waiting ``have`` goes on gathering once there is news: chunks come in swarms."""
 
@@ -42,7 +37,21 @@ _FULL: Final = b"HTTP/1.1 429 \r\nRetry-After: 2\r\nContent-Length: 0\r\nConnect
 _RECEIVE: Final = 16384
 _SENDFILE: Final = 1 << 30
 _TLS_PIECE: Final = 256 << 10
-"""Bytes that a peer has to take within ``STALL_SECONDS``."""
+"""Bytes that a peer has to take within ``Patience.stall``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: until a ``stranger``'s first request is here, until a ``head`` is after its first byte, for which a kept
+    connection may be ``idle``, and for which one may ``stall`` that takes no byte."""
+
+    stranger: float = 5.0
+    head: float = 10.0
+    idle: float = 75.0
+    stall: float = 30.0
+
+
+PATIENCE: Final = Patience()
 
 
 class ChunkNews:
@@ -66,10 +75,10 @@ class ChunkNews:
 class _Plain:
     """A connection without TLS. The kernel keeps the times."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, stall: float) -> None:
         self.socket = connection
         self.peer: bytes | None = None
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(STALL_SECONDS))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(stall))
 
     def receive(self, seconds: float) -> bytes:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
@@ -85,9 +94,10 @@ class _Plain:
 class _Secure:
     """A connection with TLS, of a peer that its certificate names."""
 
-    def __init__(self, connection: ssl.SSLSocket, peer: bytes) -> None:
+    def __init__(self, connection: ssl.SSLSocket, peer: bytes, stall: float) -> None:
         self.socket = connection
         self.peer: bytes | None = peer
+        self._stall = stall
         self._buffer = bytearray()
 
     def receive(self, seconds: float) -> bytes:
@@ -96,7 +106,7 @@ class _Secure:
 
     def send(self, data: bytes, *, more: bool) -> None:
         del more
-        self.socket.settimeout(STALL_SECONDS)
+        self.socket.settimeout(self._stall)
         self.socket.sendall(data)
 
     def send_file(self, file: int, offset: int, count: int) -> int:
@@ -104,7 +114,7 @@ class _Secure:
             self._buffer = bytearray(_TLS_PIECE)
         piece = memoryview(self._buffer)[: min(count, _TLS_PIECE)]
         read = os.preadv(file, [piece], offset)
-        self.socket.settimeout(STALL_SECONDS)
+        self.socket.settimeout(self._stall)
         self.socket.sendall(piece[:read])
         return read
 
@@ -127,6 +137,7 @@ class Server:
         secure: tuple[Callable[[], ssl.SSLContext], Callable[[bytes], bytes | None]] | None = None,
         news: ChunkNews | None = None,
         coming: Callable[[bytes], bytes] = lambda digest: b"",
+        patience: Patience = PATIENCE,
     ) -> None:
         self._domain = domain
         self._secret = secret
@@ -135,6 +146,7 @@ class Server:
         self.gate = Gate(limits)
         self.news = news or ChunkNews()
         self._coming = coming
+        self._patience = patience
         self.sent = 0
         """Bytes of objects that were sent."""
 
@@ -164,7 +176,7 @@ class Server:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             host = bearer_tokens.host_of(remote, [own.removeprefix("::ffff:")])
             if host != bearer_tokens.LOCAL:
-                _prefer_bbr(connection)
+                prefer_bbr(connection)
             ticket = self.gate.enter(host)
             if ticket is None:
                 if self._secure is None:
@@ -181,7 +193,7 @@ class Server:
     def _serve(self, connection: socket.socket, ticket: Ticket) -> None:
         try:
             if self._secure is None:
-                self._converse(_Plain(connection), ticket)
+                self._converse(_Plain(connection, self._patience.stall), ticket)
             else:
                 secured = self._handshake(connection)
                 if secured is not None:
@@ -198,7 +210,7 @@ class Server:
     def _handshake(self, connection: socket.socket) -> _Secure | None:
         assert self._secure is not None
         make_context, peer_of = self._secure
-        connection.settimeout(STRANGER_SECONDS)
+        connection.settimeout(self._patience.stranger)
         try:
             secured = make_context().wrap_socket(connection, server_side=True)
         except (OSError, ValueError) as error:  # ValueError: the connection was reset meanwhile
@@ -210,18 +222,18 @@ class Server:
         if peer is None:
             secured.close()
             return None
-        return _Secure(secured, peer)
+        return _Secure(secured, peer, self._patience.stall)
 
     def _converse(self, stream: _Plain | _Secure, ticket: Ticket) -> None:
         wire = http_messages.Wire()
-        first = time.monotonic() + STRANGER_SECONDS
+        first = time.monotonic() + self._patience.stranger
         while True:
             begun = time.monotonic()
             while (request := wire.next()) is None:
                 now = time.monotonic()
                 if not wire.begun:
                     begun = now
-                until = begun + HEAD_SECONDS if wire.begun else now + IDLE_SECONDS
+                until = begun + self._patience.head if wire.begun else now + self._patience.idle
                 left = min(until, first if ticket.node is None else until) - now
                 if left <= 0:
                     return
@@ -299,7 +311,7 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
 
 
-def _prefer_bbr(connection: socket.socket) -> None:
+def prefer_bbr(connection: socket.socket) -> None:
     """Use BBR where the kernel lets us: on long, lossy lines a flow of its fills the line, where others starve."""
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import h11
 
@@ -42,6 +42,12 @@ _HEAD_PIECE: Final = 1024
 _PLAIN: Final = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*\r\n((?:[A-Za-z-]+: [!-~][ -~]*\r\n)*)\r\n")
 _RECEIVED_AT: Final = 128
 """Where the kernel's tcp_info has tcpi_bytes_received, since Linux 4.1."""
+
+
+Resolve = Callable[..., Sequence[tuple[Any, ...]]]
+"""``socket.getaddrinfo``, and what stands for it."""
+Dial = Callable[[tuple[str, int], float], socket.socket]
+"""``socket.create_connection``, of an address and of seconds."""
 
 
 class Missing(Refused):
@@ -68,14 +74,18 @@ class Connection:
         peer: bytes,
         base_path: str,
         token: str,
-        connect_timeout: float = CONNECT_SECONDS,
+        head_timeout: float = HEAD_SECONDS,
         chunk_timeout: float = CHUNK_SECONDS,
+        resolve: Resolve = socket.getaddrinfo,
+        dial: Dial = socket.create_connection,
     ) -> None:
         self.address = address
         self.peer = peer
         self.token = token
         self.chunk_timeout = chunk_timeout
-        self._connect_timeout = connect_timeout
+        self._head_timeout = head_timeout
+        self._resolve = resolve
+        self._dial_at = dial
         self._tls = tls
         self._base_path = base_path
         self._socket: socket.socket | None = None
@@ -108,7 +118,9 @@ class Connection:
 
         ``arrived(index of the chunk)`` is called after each. Raises ``Unreachable`` or ``PeerError``.
         """
-        self._exchange(f"/{digest.hex()}/{first}-{first + len(buffers) - 1}", sum(map(len, buffers)), HEAD_SECONDS)
+        self._exchange(
+            f"/{digest.hex()}/{first}-{first + len(buffers) - 1}", sum(map(len, buffers)), self._head_timeout
+        )
         for index, buffer in enumerate(buffers, first):
             self._fill(buffer, self.chunk_timeout)
             arrived(index)
@@ -119,8 +131,8 @@ class Connection:
         It answers once it has more than ``more_than`` of them, after ``wait`` seconds (at most 2) in any case.
         """
         path = f"/{digest.hex()}/have?more-than={more_than}&wait={round(wait * 1000)}"
-        bitmap = bytearray(self._exchange(path, None, HEAD_SECONDS + wait))
-        self._fill(memoryview(bitmap), HEAD_SECONDS)
+        bitmap = bytearray(self._exchange(path, None, self._head_timeout + wait))
+        self._fill(memoryview(bitmap), self._head_timeout)
         return bytes(bitmap)
 
     def abort(self) -> None:
@@ -190,13 +202,13 @@ class Connection:
         answer might be another."""
         address = self.address
         if address.kind in ("ip4", "ip6"):
-            return socket.create_connection((address.host, address.port), self._connect_timeout)
+            return self._dial_at((address.host, address.port), CONNECT_SECONDS)
         family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(address.kind, socket.AF_UNSPEC)
         why = OSError(errno.EACCES, "its name stands for no public address")
-        for *_, place in socket.getaddrinfo(address.host, address.port, family, socket.SOCK_STREAM)[:MAX_PLACES]:
+        for *_, place in self._resolve(address.host, address.port, family, socket.SOCK_STREAM)[:MAX_PLACES]:
             if public(str(place[0])):
                 try:
-                    return socket.create_connection((str(place[0]), address.port), self._connect_timeout)
+                    return self._dial_at((str(place[0]), address.port), CONNECT_SECONDS)
                 except OSError as error:
                     why = error
         raise why
@@ -214,8 +226,8 @@ class Connection:
             raise _IdledOut(f"{self._what()}: the connection broke") from None
 
     def _wait(self, connection: socket.socket, seconds: float) -> None:
-        """Let the next receive wait for the first byte, so long or a little longer: what the kernel knows from last time
-        often serves."""
+        """Let the next receive wait for the first byte, so long or a little longer: what the kernel knows from the
+        last time often serves."""
         if self._tls is not None:
             connection.settimeout(seconds)
             return
@@ -318,7 +330,7 @@ class Connection:
         length = headers.get(b"content-length", b"")
         if status == 404 and length.isdigit() and int(length[:20]) <= MAX_HEAD:
             # What it says for people has to go before the next answer.
-            self._fill(memoryview(bytearray(int(length[:20]))), HEAD_SECONDS)
+            self._fill(memoryview(bytearray(int(length[:20]))), self._head_timeout)
             raise Missing(f"{what}: not held")
         self._drop()
         if status == 401:

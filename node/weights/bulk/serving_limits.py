@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -24,6 +25,8 @@ REQUESTS: Final = 300
 """Requests of a peer a second, over ten seconds."""
 _PATIENCE: Final = 10
 MAX_PEERS: Final = 1024
+
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,12 @@ class Limits:
 class Bucket:
     """A rate in bytes (or requests) a second that may be ahead of itself by ``burst`` of them; 0 is without end."""
 
-    def __init__(self, rate: float, burst: float) -> None:
+    def __init__(self, rate: float, burst: float, clock: Clock = time.monotonic) -> None:
         self._rate = rate
         self._burst = burst
         self._level = burst
-        self._at = time.monotonic()
+        self._clock = clock
+        self._at = clock()
         self._lock = Lock()
 
     def take(self, amount: float) -> float:
@@ -69,7 +73,7 @@ class Bucket:
             return True
 
     def _refill(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._level = min(self._burst, self._level + (now - self._at) * self._rate)
         self._at = now
 
@@ -77,10 +81,10 @@ class Bucket:
 class _Peer:
     __slots__ = ("bucket", "connections", "requests", "seen")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, clock: Clock) -> None:
         self.connections = 0
-        self.requests = Bucket(REQUESTS, REQUESTS * _PATIENCE)
-        self.bucket = Bucket(limits.peer_rate, limits.peer_rate * BURST)
+        self.requests = Bucket(REQUESTS, REQUESTS * _PATIENCE, clock)
+        self.bucket = Bucket(limits.peer_rate, limits.peer_rate * BURST, clock)
         self.seen = 0.0
 
 
@@ -110,14 +114,16 @@ class Ticket:
 class Gate:
     """The books of one server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, clock: Clock = time.monotonic, max_peers: int = MAX_PEERS) -> None:
         self.limits = limits
+        self._clock = clock
+        self._max_peers = max_peers
         self._lock = Lock()
         self._count = 0
         self._strangers: Counter[bytes] = Counter()
         self._hosts: Counter[bytes] = Counter()
         self._peers: dict[bytes, _Peer] = {}
-        self._bucket = Bucket(limits.rate, limits.rate * BURST)
+        self._bucket = Bucket(limits.rate, limits.rate * BURST, clock)
         # Pieces so small that several senders share a low rate evenly, and so large that a high one is not slowed.
         rates = [rate for rate in (limits.rate, limits.peer_rate) if rate]
         self.piece = max(16 << 10, min(min(rates) // 10, 1 << 20)) if rates else 1 << 30
@@ -141,6 +147,11 @@ class Gate:
             return Ticket(self, host)
 
     @property
+    def peers(self) -> list[bytes]:
+        """Those of whom anything is remembered."""
+        return list(self._peers)
+
+    @property
     def count(self) -> int:
         """Open connections."""
         return self._count
@@ -150,8 +161,8 @@ class Gate:
             peer = self._peers.get(node)
             if peer is None:
                 self._prune()
-                peer = self._peers[node] = _Peer(self.limits)
-            peer.seen = time.monotonic()
+                peer = self._peers[node] = _Peer(self.limits, self._clock)
+            peer.seen = self._clock()
             if ticket.node != node:
                 if not self.limits.proxied and peer.connections >= self.limits.of_peer:
                     return False
@@ -181,7 +192,7 @@ class Gate:
             self._release(ticket)
 
     def _prune(self) -> None:
-        if len(self._peers) >= MAX_PEERS:
+        if len(self._peers) >= self._max_peers:
             idle = [(peer.seen, node) for node, peer in self._peers.items() if not peer.connections]
-            for _, node in sorted(idle)[: MAX_PEERS // 2]:
+            for _, node in sorted(idle)[: self._max_peers // 2]:
                 del self._peers[node]

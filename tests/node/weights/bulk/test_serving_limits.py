@@ -18,19 +18,17 @@ class Clock:
     def __init__(self) -> None:
         self.now = 100.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(serving_limits, "time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 def test_a_bucket_keeps_its_rate(clock: Clock) -> None:
-    bucket = Bucket(1000, 500)
+    bucket = Bucket(1000, 500, clock)
     assert bucket.take(500) == 0
     assert bucket.take(1000) == 1.0
     clock.now += 1.0
@@ -100,7 +98,7 @@ def test_a_proxys_connection_carries_many_peers() -> None:
 
 
 def test_a_peer_that_asks_too_often(clock: Clock) -> None:
-    gate = Gate(Limits())
+    gate = Gate(Limits(), clock=clock)
     ticket = gate.enter(HOST)
     assert ticket is not None
     assert all(ticket.claim(A) for _ in range(serving_limits.REQUESTS * 10))
@@ -110,9 +108,8 @@ def test_a_peer_that_asks_too_often(clock: Clock) -> None:
     assert ticket.claim(A)
 
 
-def test_peers_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_limits, "MAX_PEERS", 8)
-    gate = Gate(Limits())
+def test_peers_that_are_gone_are_forgotten() -> None:
+    gate = Gate(Limits(), max_peers=8)
     kept = gate.enter(HOST)
     assert kept is not None
     assert kept.claim(A)
@@ -121,13 +118,13 @@ def test_peers_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
         assert ticket is not None
         assert ticket.claim(bytes([number]) * 32)
         ticket.leave()
-    assert len(gate._peers) <= 8
-    assert A in gate._peers
+    assert len(gate.peers) <= 8
+    assert A in gate.peers
     kept.leave()
 
 
 def test_rates_are_of_each_peer_and_of_all(clock: Clock) -> None:
-    gate = Gate(Limits(rate=1000_000, peer_rate=400_000))
+    gate = Gate(Limits(rate=1000_000, peer_rate=400_000), clock=clock)
     tickets = [gate.enter(LOCAL) for _ in range(4)]
     pauses = []
     for ticket, node in zip(tickets, (A, A, B, b"c" * 32), strict=True):
