@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
+
 from proofs import audit, checks
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
@@ -192,12 +194,16 @@ def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:
     """The upper confidence bound of a probability (Clopper and Pearson) of which ``events`` of ``trials`` happened."""
     if events >= trials:
         return 1.0
+    counts = np.arange(1, events + 1, dtype=np.float64)
+    # Logarithms of binomial coefficients: the probabilities themselves leave the range of a float.
+    ways = np.concatenate(([0.0], np.cumsum(np.log((trials - counts + 1) / counts))))
+    happened = np.arange(events + 1, dtype=np.float64)
     low, high = events / trials, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        term = total = (1 - middle) ** trials
-        for count in range(1, events + 1):
-            term *= (trials - count + 1) / count * middle / (1 - middle)
-            total += term
-        low, high = (middle, high) if total > 1 - confidence else (low, middle)
+        if not low < middle < high:
+            break
+        chances = ways + happened * math.log(middle) + (trials - happened) * math.log1p(-middle)
+        at_most = float(np.exp(chances).sum())
+        low, high = (middle, high) if at_most > 1 - confidence else (low, middle)
     return high

@@ -152,8 +152,8 @@ class AddressBook:
     def __init__(self, own: bytes) -> None:
         self._own = own
         self.entries: dict[bytes, Entry] = {}
-        self.news: Callable[[], object] = lambda: None
-        """Called where somebody's time may come sooner than ``next_due`` said."""
+        self.news = trio.Event()
+        """Set where somebody's time may come sooner than ``next_due`` said; who waits for it renews it."""
 
     def learn(self, node: bytes, addresses: Sequence[Address], now: float, *, seed: bool = False) -> None:
         """Put ``addresses`` in front of what is known of ``node``; a new one is tried without delay."""
@@ -169,7 +169,7 @@ class AddressBook:
         usable = [Address(address.kind, address.host, address.port, node) for address in usable]
         if any(address not in entry.addresses for address in usable) and (seed or entry.fresh.take(now)):
             entry.next_dial = min(entry.next_dial, now + (1.0 if node < self._own else 0.0))
-            self.news()
+            self.news.set()
         entry.addresses = list(dict.fromkeys([*usable, *entry.addresses]))[:MAX_ADDRESSES]
 
     def _forget_one(self) -> bool:
@@ -199,7 +199,7 @@ class AddressBook:
         entry.next_dial = now + min(delay, SEED_BACKOFF if entry.seed else MAX_BACKOFF)
         if node < self._own:
             entry.next_dial += 0.5
-        self.news()
+        self.news.set()
 
     def failed(self, node: bytes, now: float) -> None:
         """A dial failed: back off."""
@@ -259,8 +259,7 @@ class PeerManager:
 
         async with trio.open_nursery() as nursery:
             while True:
-                news = trio.Event()
-                self._book.news = news.set
+                news = self._book.news = trio.Event()
                 for node in self._book.due(trio.current_time()):
                     if len(busy) >= CONCURRENT_DIALS:
                         break

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from node.net.discovery import Address, AddressBook, AddressError, PeerManager, 
 from node.net.gossip import Gossip
 from node.net.gossip import Handler as GossipHandler
 from node.net.guard import GuardedHost, GuardedSwarm, Limits, make_host, peer_of
+from node.net.listening import outbound
 from node.net.peer_scores import Scores
 from node.net.requests import Count, Unreachable
 from protocol.errors import Error, LocalError, PeerError
@@ -54,7 +54,12 @@ class Network:
     """One guarded libp2p host: identity, peers, requests, gossip, byte counts. Made by ``open_network``."""
 
     def __init__(
-        self, identity: Identity, listeners: Sequence[trio.SocketListener], domain_tag: str, limits: Limits
+        self,
+        identity: Identity,
+        listeners: Sequence[trio.SocketListener],
+        domain_tag: str,
+        limits: Limits,
+        nursery: trio.Nursery,
     ) -> None:
         self.identity = identity
         self.node = identity.node
@@ -78,7 +83,8 @@ class Network:
             blame=self.blame,
             banned=self._banned,
         )
-        self._nursery: trio.Nursery | None = None
+        self._nursery = nursery
+        self._closing = False
 
     # --- who is there ------------------------------------------------------------------------------------------
 
@@ -89,8 +95,10 @@ class Network:
         for listener in self._listeners:
             host, port = listener.socket.getsockname()[:2]
             six = ":" in host
-            hosts = _interfaces(six) if ipaddress.ip_address(host).is_unspecified else [host]
-            found += [str(Address("ip6" if six else "ip4", one, port, self.node)) for one in hosts]
+            hosts: list[str | None] = [host]
+            if ipaddress.ip_address(host).is_unspecified:
+                hosts = ["::1" if six else "127.0.0.1", outbound("ip6" if six else "ip4")]
+            found += [str(Address("ip6" if six else "ip4", one, port, self.node)) for one in hosts if one]
         return list(dict.fromkeys(found))
 
     @property
@@ -164,7 +172,7 @@ class Network:
 
     def blame(self, peer: bytes, error: PeerError) -> None:
         """Count a mistake of ``peer``: logged once a reason, scored down; below the threshold it is banned."""
-        if peer != self.node and self.scores.blame(peer, error, trio.current_time()) and self._nursery is not None:
+        if peer != self.node and self.scores.blame(peer, error, trio.current_time()) and not self._closing:
             self._nursery.start_soon(self.disconnect, peer)
 
     # --- requests and gossip -----------------------------------------------------------------------------------
@@ -270,12 +278,12 @@ class Network:
                 f"{remote[0]}:{remote[1]}" if remote is not None else "?",
             )
             self._book.connected(node, trio.current_time())
-            self._tell(self._on_connect, node)
+            self._call_back(node)
         elif not connections and self._peers.pop(node, None) is not None:
             self._book.disconnected(node, trio.current_time())
 
-    def _tell(self, callbacks: list[Callable[[bytes], None]], node: bytes) -> None:
-        for callback in callbacks:
+    def _call_back(self, node: bytes) -> None:
+        for callback in self._on_connect:
             try:
                 callback(node)
             except Exception:
@@ -343,6 +351,7 @@ class Network:
                 nursery.start_soon(serve, stream)
 
     async def _close(self) -> None:
+        self._closing = True
         if self._host is not None:
             await self._swarm.drop_all()
 
@@ -362,9 +371,8 @@ async def open_network(
     try:
         for text in listen:
             listeners += await _listen(text)
-        network = Network(identity, listeners, domain_tag, limits or Limits())
         async with trio.open_nursery() as nursery:
-            network._nursery = nursery
+            network = Network(identity, listeners, domain_tag, limits or Limits(), nursery)
             await nursery.start(network._supervise)
             nursery.start_soon(network._manager.run)
             try:
@@ -374,7 +382,6 @@ async def open_network(
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_SECONDS):
                     await network._close()
-                network._nursery = None
                 nursery.cancel_scope.cancel()
         if body_error is not None:
             raise body_error
@@ -400,18 +407,6 @@ async def _listen(text: str) -> list[trio.SocketListener]:
         if number == errno.EACCES:
             raise PortBusy(f"port {address.port} is not allowed for this user: choose one above 1023") from None
         raise PortBusy(f"cannot listen on {text}: {error.strerror or error}") from None
-
-
-def _interfaces(six: bool) -> list[str]:
-    """Loopback and the address that packets to the outside leave from (nothing is sent)."""
-    found = ["::1" if six else "127.0.0.1"]
-    try:
-        with socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("2001:db8::1" if six else "192.0.2.1", 9))
-            found.append(str(probe.getsockname()[0]))
-    except OSError:
-        pass
-    return found
 
 
 def _dial_failure(error: Exception) -> str:

@@ -40,8 +40,8 @@ def test_who_imported_one_before_keeps_it() -> None:
 
 def test_a_placeholder_can_be_used_at_import_and_not_later() -> None:
     code = """
-from node.net import lean
-with lean.placeholders():
+from node.net import libp2p_import
+with libp2p_import.placeholders():
     import aioquic.quic.connection as quic
     made = quic.Connection(1)
     class Own(quic.Connection):
