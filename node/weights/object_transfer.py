@@ -80,6 +80,10 @@ class PeerSlots:
     def __init__(self) -> None:
         self._limiters: dict[bytes, trio.CapacityLimiter] = {}
 
+    def busy(self) -> list[bytes]:
+        """The peers that are being asked."""
+        return list(self._limiters)
+
     @asynccontextmanager
     async def slot(self, peer: bytes) -> AsyncIterator[None]:
         """One of the ``RELAYED`` slots of a peer."""

@@ -30,7 +30,7 @@ def certificates() -> dict[Identity, tuple[str, bytes]]:
 def private(tmp_path: Path, certificates: dict[Identity, tuple[str, bytes]]) -> Iterator[Origin]:
     keeper = Doorkeeper(certificates[SERVER][0], {certificates[CLIENT][1]: PEER}, max_stale=2)
     with origin(
-        tmp_path / "versions", secure=(keeper.context, keeper.peer_of), patience=Patience(stranger=0.5)
+        tmp_path / "versions", secure=(keeper.context, keeper.peer_of), patience=Patience(stranger=1.5)
     ) as made:
         made.keeper = keeper  # type: ignore[attr-defined]
         yield made
