@@ -53,6 +53,12 @@ class NoRoom(OSError):
         return str(self.strerror)
 
 
+def free_bytes(folder: Path) -> int:
+    """The bytes free for this user on a folder's file system."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
 class VersionStore:
     """The bulk objects below one folder, by the BLAKE3 hash of their chunk lists.
 
@@ -60,8 +66,19 @@ class VersionStore:
     Where ``owner`` is false another process owns the store, and this one only opens what is there.
     """
 
-    def __init__(self, folder: Path, *, quota: int = 0, reserve: int = 0, owner: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        quota: int = 0,
+        reserve: int = 0,
+        owner: bool = True,
+        max_mapped: int = MAX_MAPPED,
+        free_bytes: Callable[[Path], int] = free_bytes,
+    ) -> None:
         self.folder = folder
+        self._max_mapped = max_mapped
+        self._free_bytes = free_bytes
         self.quota = quota
         self.reserve = reserve
         self._open: dict[bytes, Held] = {}
@@ -96,7 +113,7 @@ class VersionStore:
                 return None
             if now is not None and now is not known and now.identity == held.identity:
                 held = now  # another thread was quicker
-            while len(self._open) >= MAX_MAPPED:
+            while len(self._open) >= self._max_mapped:
                 del self._open[next(iter(self._open))]
             self._open[digest] = held
         return held
@@ -211,8 +228,7 @@ class VersionStore:
 
     def free(self) -> int:
         """The bytes free for this user on the file system, without those that objects on their way will take."""
-        status = os.statvfs(self.folder)
-        return status.f_bavail * status.f_frsize - sum(map(self._unwritten, self.held()))
+        return self._free_bytes(self.folder) - sum(map(self._unwritten, self.held()))
 
     def _unwritten(self, digest: bytes) -> int:
         try:

@@ -132,22 +132,23 @@ def test_cleaning_makes_room_down_to_what_is_in_use(store: VersionStore) -> None
     assert found["shortage"] == "1 MiB more are needed than may be spared"
 
 
-def test_what_comes_while_it_cleans_stays(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    free, late = store.free, Manifest.of_file([("late", "F32", (4,))], bytes(16), 1)
+def test_what_comes_while_it_cleans_stays(tmp_path: Path) -> None:
+    late, came = Manifest.of_file([("late", "F32", (4,))], bytes(16), 1), list[bytes]()
 
-    def slow() -> int:
-        monkeypatch.setattr(store, "free", free)
-        store.begin(late)  # on another thread
-        return free()
+    def free_bytes(folder: Path) -> int:
+        if not came:
+            came.append(late.digest)
+            store.begin(late)  # on another thread
+        return 1 << 40
 
-    monkeypatch.setattr(store, "free", slow)
+    store = VersionStore(tmp_path / "versions", free_bytes=free_bytes)
     clean(store, lineage(), dry_run=False)
-    assert late.digest in store.held()
+    assert store.held() == came
 
 
-def test_the_reserve_counts_as_well(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_counts_as_well(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "versions", free_bytes=lambda folder: CHUNK_BYTES)
     lineage = fill(store, 6)
-    monkeypatch.setattr(store, "free", lambda: CHUNK_BYTES)
     store.reserve = 2 * CHUNK_BYTES
     assert gone(clean(store, lineage, dry_run=False)) == 1
 
