@@ -43,38 +43,32 @@ BLOB_REQUEST: Final = codec.Array(
 )
 CHUNK_REQUEST: Final = codec.Array((("manifest", codec.HASH), ("index", codec.Int(0, 2**32 - 1))))
 
-ReadBlob = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
+ReadRange = Callable[[bytes, int, int], Awaitable[bytes | None] | bytes | None]
 ReadChunk = Callable[[bytes, int], Awaitable[bytes | None] | bytes | None]
 ReadHave = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
 
 
 def serve_blobs(
     network: Network,
-    read: ReadBlob,
+    read: ReadRange,
     *,
     protocol: str = BLOB_PROTOCOL,
     may_read: Callable[[bytes, bytes], bool] = lambda peer, digest: True,
 ) -> None:
-    """Serve blobs to all peers that ``may_read(peer, digest)``. ``read(BLAKE3 digest)``, plain or async, returns the
-    whole blob or None."""
-    kept: list[tuple[bytes, bytes]] = []  # the last blob of many ranges: its reader comes back at once
+    """Serve blobs to all peers that ``may_read(peer, digest)``. ``read(BLAKE3 digest, offset, length)``, plain or
+    async, returns that much of the blob, less where it ends before, or None: a request costs what it asks for."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         digest, offset, length = codec.parse(request, BLOB_REQUEST, max_bytes=MAX_REQUEST, what="blob request")
         if not may_read(peer, digest):
             raise Refused("only nodes that joined this domain get its blobs")
-        blob: bytes | None
-        if kept and kept[0][0] == digest:
-            blob = kept[0][1]
-        else:
-            found = read(digest)
-            blob = await found if inspect.isawaitable(found) else found
-        if blob is None:
+        found = read(digest, offset, length)
+        part = await found if inspect.isawaitable(found) else found
+        if part is None:
             raise Refused("not held")
-        if offset + length > len(blob):
+        if len(part) < length:
             raise PeerError("blob request: a range beyond the blob")
-        kept[:] = [(digest, blob)] if offset + length < len(blob) else []
-        return blob[offset : offset + length]
+        return part
 
     network.serve(protocol, handler, max_request=MAX_REQUEST)
 
