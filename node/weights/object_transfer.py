@@ -24,22 +24,7 @@ from node.context import Node
 from node.errors import Busy, Refused, Unreachable
 from node.net.blob_exchange import fetch_chunk, fetch_haves
 from node.store.version_store import NoRoom, VersionStore
-from node.weights.bulk.bulk_messages import (
-    DiskRefused,
-    FromTransfer,
-    GiveChunk,
-    GiveHaves,
-    HolderFault,
-    HolderMisled,
-    HolderRow,
-    Outcome,
-    SetHolders,
-    TokenRefused,
-    TransferDone,
-    TransferFailed,
-    TransferProgress,
-    WantFallback,
-)
+from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.bulk_process import BulkProcess
 from node.weights.bulk.token_exchange import Route, TokenExchange
 from node.weights.held import Notice
@@ -139,7 +124,7 @@ class ObjectTransfer:
         """How each holder is reached; None where it gave no token."""
         self._ask_at: dict[bytes, float] = {}
         """When a holder is to be asked for a token (again)."""
-        self._rows: list[HolderRow] = []
+        self._rows: list[messages.HolderRow] = []
         """What the child knows of the holders."""
         self._drawn_at = 0.0
         self._chance = random.Random()  # noqa: S311  whom to ask is no secret
@@ -162,12 +147,12 @@ class ObjectTransfer:
     async def _by_child(self) -> None:
         """Return once it is done, or the child is gone."""
         self._rows, self._moved = [], trio.current_time()
-        with self._bulk.open_transfer(self._digest) as messages, trio.CancelScope() as self._scope:
+        with self._bulk.open_transfer(self._digest) as said, trio.CancelScope() as self._scope:
             self._scope.deadline = self._moved + self._stall
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_holders, nursery)
-                async for message in messages:
-                    if isinstance(message, TransferDone):
+                async for message in said:
+                    if isinstance(message, messages.TransferDone):
                         break
                     self._receive(message, nursery)
                 else:
@@ -199,10 +184,10 @@ class ObjectTransfer:
                 rows = self._drawn(rows, now)
             if rows != self._rows:
                 self._rows = rows
-                self._bulk.send(SetHolders(self._digest, rows))
+                self._bulk.send(messages.SetHolders(self._digest, rows))
             await self._notice.wait(REFRESH)
 
-    def _drawn(self, rows: list[HolderRow], now: float) -> list[HolderRow]:
+    def _drawn(self, rows: list[messages.HolderRow], now: float) -> list[messages.HolderRow]:
         """``MOST`` of the rows by chance: the author's, those that the child knows, and others. Some give way now and
         then, half of them where nothing arrives: anybody can say that he holds something, under many names."""
         known = {row.node for row in self._rows}
@@ -235,26 +220,26 @@ class ObjectTransfer:
 
     # --- what the child says ------------------------------------------------------------------------------------------
 
-    def _receive(self, message: FromTransfer, nursery: trio.Nursery) -> None:
+    def _receive(self, message: messages.FromTransfer, nursery: trio.Nursery) -> None:
         match message:
-            case TransferProgress(have=have):
+            case messages.TransferProgress(have=have):
                 if have > self.progress.have:
                     self._moved = trio.current_time()
                     self._scope.deadline = self._moved + self._stall
                 self.progress = Progress(have, message.total, message.rate, message.peers)
                 self._why = message.why
-            case TransferFailed(why=why):
+            case messages.TransferFailed(why=why):
                 self._why = why  # and nothing comes: it fails for that in time, and is not begun again and again
-            case DiskRefused(number=number, text=text):
+            case messages.DiskRefused(number=number, text=text):
                 self._refuse(number, text)
-            case HolderFault(node=node, text=text) if node in self._routes:
+            case messages.HolderFault(node=node, text=text) if node in self._routes:
                 self._node.network.blame(node, PeerError(f"weights: {text}"))
-            case TokenRefused(node=node) if node in self._routes:
+            case messages.TokenRefused(node=node) if node in self._routes:
                 self._ask_again(node)
-            case HolderMisled(node=node) if node in self._routes:
+            case messages.HolderMisled(node=node) if node in self._routes:
                 self._tokens.misled(node)
                 self._ask_again(node)
-            case WantFallback(node=node, index=index) if node in self._routes:
+            case messages.WantFallback(node=node, index=index) if node in self._routes:
                 if 0 <= index < len(self._listing.chunks):
                     nursery.start_soon(self._relay_chunk, node, index)
                 elif index < 0 and node not in self._asking:  # else it takes its time, and the child asks again
@@ -276,11 +261,11 @@ class ObjectTransfer:
             bitmap = b""
         finally:
             self._asking.discard(peer)
-        self._bulk.send(GiveHaves(self._digest, peer, bitmap))
+        self._bulk.send(messages.GiveHaves(self._digest, peer, bitmap))
 
     async def _relay_chunk(self, peer: bytes, index: int) -> None:
         async with self._slots.slot(peer):
-            outcome: Outcome = "ok"
+            outcome: messages.Outcome = "ok"
             try:
                 data = await fetch_chunk(self._node.network, peer, self._digest, index)
                 await trio.to_thread.run_sync(self._versions.write_chunk, self._digest, index, data)
@@ -296,9 +281,9 @@ class ObjectTransfer:
             except PeerError as error:
                 outcome = "wrong"
                 self._node.network.blame(peer, error)
-            self._bulk.send(GiveChunk(self._digest, peer, index, outcome))
+            self._bulk.send(messages.GiveChunk(self._digest, peer, index, outcome))
 
 
-def _row(peer: bytes, holding: Holding, route: Route | None) -> HolderRow:
+def _row(peer: bytes, holding: Holding, route: Route | None) -> messages.HolderRow:
     address, token, foreign = ("", "", False) if route is None else (route.address, route.token, route.foreign)
-    return HolderRow(peer, address, token, foreign, holding.whole, holding.spared, holding.preference)
+    return messages.HolderRow(peer, address, token, foreign, holding.whole, holding.spared, holding.preference)

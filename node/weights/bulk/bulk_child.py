@@ -23,18 +23,8 @@ from typing import Final
 
 from node.errors import Unreachable
 from node.store.version_store import VersionStore
+from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.bulk_address import parse
-from node.weights.bulk.bulk_messages import (
-    AdmitNode,
-    ChildReady,
-    ChunksCame,
-    Configure,
-    ForgetObject,
-    FromChild,
-    Synchronize,
-    Synchronized,
-    ToChild,
-)
 from node.weights.bulk.chunk_server import ChunkNews, Server
 from node.weights.bulk.holder_connection import CHUNK_SECONDS, Connection
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
@@ -56,7 +46,7 @@ SWITCH: Final = 0.001
 class Child:
     """What the child does for the daemon at the other end of ``connection``."""
 
-    def __init__(self, setup: Configure, connection: socket.socket) -> None:
+    def __init__(self, setup: messages.Configure, connection: socket.socket) -> None:
         self._setup = setup
         self._daemon = connection
         self._lock = threading.Lock()
@@ -81,15 +71,15 @@ class Child:
         """Serve, and do what the daemon asks for until it is gone."""
         self._server.listen([socket.socket(fileno=number) for number in self._setup.sockets])
         gc.freeze()  # what is here now stays, and need not be looked through again and again
-        self.send(ChildReady())
+        self.send(messages.ChildReady())
         while (body := frames.read_frame(self._daemon)) is not None:
-            message = frames.decode(body, ToChild)
+            message = frames.decode(body, messages.ToChild)
             try:
                 self._receive(message)
             except Exception:
                 log.exception("bulk: %s failed", type(message).__name__)
 
-    def send(self, message: FromChild) -> None:
+    def send(self, message: messages.FromChild) -> None:
         """Send a message to the daemon, from any thread. Where it is gone, so is this process, at once."""
         frame = frames.encode(message)
         with self._lock, suppress(OSError):
@@ -116,18 +106,18 @@ class Child:
         path = place.base_path(self._setup.domain)
         return Connection(place, tls=context, peer=node, base_path=path, token=token, chunk_timeout=chunk_timeout)
 
-    def _receive(self, message: ToChild) -> None:
+    def _receive(self, message: messages.ToChild) -> None:
         match message:
-            case Synchronize(call=call):
-                self.send(Synchronized(call))
-            case ChunksCame():
+            case messages.Synchronize(call=call):
+                self.send(messages.Synchronized(call))
+            case messages.ChunksCame():
                 self._news.notify()
-            case ForgetObject(digest=digest):
+            case messages.ForgetObject(digest=digest):
                 self._store.open(digest)  # which lets go of what is not there any more
-            case AdmitNode(node=node, certificate=certificate):
+            case messages.AdmitNode(node=node, certificate=certificate):
                 if self._doorkeeper is not None:
                     self._doorkeeper.admit(node, certificate)
-            case Configure():
+            case messages.Configure():
                 raise ValueError("it is configured already")
             case _:
                 self._transfers.receive(message)
@@ -148,7 +138,7 @@ def main(arguments: list[str]) -> None:
     threading.Thread(target=end_when_closed, args=(descriptor,), daemon=True, name="end-when-closed").start()
     body = frames.read_frame(connection)
     if body is not None:
-        Child(frames.decode(body, Configure), connection).run()
+        Child(frames.decode(body, messages.Configure), connection).run()
 
 
 if __name__ == "__main__":

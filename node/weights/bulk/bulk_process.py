@@ -19,19 +19,8 @@ import trio
 
 from node.context import Node
 from node.peers.own_state import OwnState
+from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk import node_certificate
-from node.weights.bulk.bulk_messages import (
-    AdmitNode,
-    BeginTransfer,
-    ChildReady,
-    Configure,
-    FromChild,
-    FromTransfer,
-    StopTransfer,
-    Synchronize,
-    Synchronized,
-    ToChild,
-)
 from node.weights.bulk.bulk_ports import BulkPorts
 from node.weights.bulk.serving_limits import Limits
 from node.workers import frames
@@ -108,7 +97,7 @@ class BulkProcess:
         self.starts = 0
         self._up = trio.Event()
         self._queue: trio.MemorySendChannel[bytes] | None = None
-        self._transfers: dict[bytes, trio.MemorySendChannel[FromTransfer]] = {}
+        self._transfers: dict[bytes, trio.MemorySendChannel[messages.FromTransfer]] = {}
         self._calls: dict[int, trio.Event] = {}
         self._next_call = 0
 
@@ -129,7 +118,7 @@ class BulkProcess:
 
     # --- talking ---------------------------------------------------------------------------------------------------
 
-    def send(self, message: ToChild) -> bool:
+    def send(self, message: messages.ToChild) -> bool:
         """Send a message to the child, without waiting; False, and nothing is sent, where there is none."""
         if self._queue is None:
             return False
@@ -147,7 +136,7 @@ class BulkProcess:
         number, done = self._next_call, trio.Event()
         self._calls[number] = done
         try:
-            if not self.send(Synchronize(number)):
+            if not self.send(messages.Synchronize(number)):
                 await trio.lowlevel.checkpoint()
                 return False
             with trio.move_on_after(SYNCHRONIZE_SECONDS):
@@ -165,25 +154,25 @@ class BulkProcess:
         self.known[node] = certificate
         while len(self.known) > MAX_CERTIFICATES:
             del self.known[next(iter(self.known))]
-        self.send(AdmitNode(node, certificate))
+        self.send(messages.AdmitNode(node, certificate))
         return await self.synchronize()
 
     @contextmanager
-    def open_transfer(self, digest: bytes) -> Iterator[trio.MemoryReceiveChannel[FromTransfer]]:
+    def open_transfer(self, digest: bytes) -> Iterator[trio.MemoryReceiveChannel[messages.FromTransfer]]:
         """Have the child fetch what lacks of an object that was begun in the store, while the block runs.
 
         What it says about that comes over the channel, which ends with the child.
         """
-        send, receive = trio.open_memory_channel[FromTransfer](MAX_QUEUE)
+        send, receive = trio.open_memory_channel[messages.FromTransfer](MAX_QUEUE)
         with send, receive:
             self._transfers[digest] = send
             try:
-                if not self.send(BeginTransfer(digest)):
+                if not self.send(messages.BeginTransfer(digest)):
                     send.close()
                 yield receive
             finally:
                 del self._transfers[digest]
-                self.send(StopTransfer(digest))
+                self.send(messages.StopTransfer(digest))
 
     # --- the child's life ------------------------------------------------------------------------------------------
 
@@ -242,18 +231,18 @@ class BulkProcess:
     async def _read(self, process: ChildEnd) -> None:
         try:
             while True:
-                self._receive(frames.decode(await process.read_frame(), FromChild))
+                self._receive(frames.decode(await process.read_frame(), messages.FromChild))
         except (LocalError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._node.logger.debug("weights: %s", error)
             process.kill()
 
-    def _receive(self, message: FromChild) -> None:
+    def _receive(self, message: messages.FromChild) -> None:
         match message:
-            case ChildReady():
+            case messages.ChildReady():
                 self._up.set()
                 self._node.health.clear(TOPIC)
                 self._announce()
-            case Synchronized(call=call):
+            case messages.Synchronized(call=call):
                 if (done := self._calls.get(call)) is not None:
                     done.set()
             case _:
@@ -290,7 +279,7 @@ class BulkProcess:
         self._own.bulk = tuple(self.addresses)
         self._own.announce()
 
-    def _setup(self, sockets: list[int]) -> Configure:
+    def _setup(self, sockets: list[int]) -> messages.Configure:
         config = self._node.config.bulk
         limits = Limits(
             total=config.connections,
@@ -299,7 +288,7 @@ class BulkProcess:
             peer_rate=config.peer_rate * MEGABIT,
             proxied=config.proxied,
         )
-        return Configure(
+        return messages.Configure(
             domain=self._node.domain.id,
             secret=self.secret,
             versions=str(self._node.directory.versions.absolute()),

@@ -188,7 +188,7 @@ class Server:
             log.debug("bulk: a connection failed: %s", error)
             connection.close()
             if ticket is not None:
-                ticket.leave()
+                self.gate.leave(ticket)
 
     def _serve(self, connection: socket.socket, ticket: Ticket) -> None:
         try:
@@ -205,7 +205,7 @@ class Server:
             log.exception("bulk: serving a connection failed")
         finally:
             _close(connection)
-            ticket.leave()
+            self.gate.leave(ticket)
 
     def _handshake(self, connection: socket.socket) -> _Secure | None:
         assert self._secure is not None
@@ -264,7 +264,7 @@ class Server:
                 raise PeerError("the token is another host's")
         except PeerError as error:
             return None, http_messages.problem(401, str(error), (b"WWW-Authenticate", b"Bearer"))
-        if not ticket.claim(grant.node):
+        if not self.gate.claim(ticket, grant.node):
             return None, http_messages.problem(429, "over a limit", (b"Retry-After", b"2"))
         if asked is None:
             return None, http_messages.problem(404, "nothing is here", last=False)
@@ -303,7 +303,7 @@ class Server:
             self.sent += sent
             offset += sent
             count -= sent
-            if (pause := ticket.pause(sent)) > 0:
+            if (pause := self.gate.pause(ticket, sent)) > 0:
                 time.sleep(pause)
 
 

@@ -88,27 +88,15 @@ class _Peer:
         self.seen = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One connection's place in the books. Made by ``Gate.enter``."""
 
-    def __init__(self, gate: Gate, host: bytes) -> None:
-        self._gate = gate
-        self.host = host
-        self.node: bytes | None = None
-        self.seen: tuple[str, Grant] | None = None
-        """The last good token and what it says."""
-
-    def claim(self, node: bytes) -> bool:
-        """The connection's request is ``node``'s; False where that node is over a limit."""
-        return self._gate._claim(self, node)
-
-    def pause(self, amount: int) -> float:
-        """Seconds to wait after ``amount`` bytes were sent."""
-        return self._gate._pause(self, amount)
-
-    def leave(self) -> None:
-        """The connection is closed."""
-        self._gate._leave(self)
+    host: bytes
+    node: bytes | None = None
+    """Whose it is, once it showed a token."""
+    seen: tuple[str, Grant] | None = None
+    """The last good token and what it says."""
 
 
 class Gate:
@@ -144,7 +132,7 @@ class Gate:
             self._count += 1
             self._strangers[host] += 1
             self._hosts[host] += 1
-            return Ticket(self, host)
+            return Ticket(host)
 
     @property
     def peers(self) -> list[bytes]:
@@ -156,7 +144,8 @@ class Gate:
         """Open connections."""
         return self._count
 
-    def _claim(self, ticket: Ticket, node: bytes) -> bool:
+    def claim(self, ticket: Ticket, node: bytes) -> bool:
+        """The connection's request is ``node``'s; False where that node is over a limit."""
         with self._lock:
             peer = self._peers.get(node)
             if peer is None:
@@ -171,7 +160,8 @@ class Gate:
                 ticket.node = node
         return peer.requests.try_take(1)
 
-    def _pause(self, ticket: Ticket, amount: int) -> float:
+    def pause(self, ticket: Ticket, amount: int) -> float:
+        """Seconds to wait after ``amount`` bytes were sent over the connection."""
         peer = self._peers.get(ticket.node or b"")
         return max(self._bucket.take(amount), 0.0 if peer is None else peer.bucket.take(amount))
 
@@ -183,7 +173,8 @@ class Gate:
         else:
             self._peers[ticket.node].connections -= 1
 
-    def _leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: Ticket) -> None:
+        """The connection is closed."""
         with self._lock:
             self._count -= 1
             self._hosts[ticket.host] -= 1

@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from node.store.bulk_object import Held
-from node.weights.bulk.bulk_messages import (
-    DiskRefused,
-    FromChild,
-    HolderFault,
-    HolderMisled,
-    HolderRow,
-    TokenRefused,
-)
+from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.holder_connection import CHUNK_SECONDS, Connection
 from protocol.weights.chunk_set import bits_of
 from protocol.weights.holders import Holding
@@ -54,7 +47,7 @@ class Means:
     for chunks; all may be called from any thread."""
 
     connect: Connect
-    send: Callable[[FromChild], None]
+    send: Callable[[messages.FromChild], None]
     more_chunks: Callable[[], None]
 
 
@@ -62,7 +55,7 @@ class Means:
 class Place:
     """Where a holder is, as the daemon says."""
 
-    row: HolderRow
+    row: messages.HolderRow
     failures: int = 0
     hidden_until: float = 0.0
     proven: bool = False
@@ -106,7 +99,7 @@ class Shared:
         except Exception:
             log.exception("bulk: a transfer's thread failed")
 
-    def set_holders(self, rows: Sequence[HolderRow]) -> None:
+    def set_holders(self, rows: Sequence[messages.HolderRow]) -> None:
         """Take these for the holders."""
         with self.changed:
             places: dict[bytes, Place] = {}
@@ -170,22 +163,24 @@ class Shared:
         if place.failures >= TRIES and self.direct(place, now):
             place.hidden_until = now + HIDDEN_SECONDS
             strange = self.strange(place)
-            self.means.send(HolderMisled(self.digest, node) if strange else TokenRefused(self.digest, node))
+            self.means.send(
+                messages.HolderMisled(self.digest, node) if strange else messages.TokenRefused(self.digest, node)
+            )
             self.update_holders()
             self.swarm.forgive(node, now)
 
     def fault(self, node: bytes, text: str) -> None:
         """Have the daemon know what a holder did wrong."""
-        self.means.send(HolderFault(self.digest, node, text))
+        self.means.send(messages.HolderFault(self.digest, node, text))
 
     def disk(self, error: OSError) -> None:
         """Our own disk did not take a chunk."""
-        self.means.send(DiskRefused(self.digest, error.errno or 0, error.strerror or str(error)))
+        self.means.send(messages.DiskRefused(self.digest, error.errno or 0, error.strerror or str(error)))
 
     def denied(self, node: bytes, now: float) -> None:
         """A holder did not take the token: ask the daemon for another."""
         self.swarm.busy(node, 1.0, now)
-        self.means.send(TokenRefused(self.digest, node))
+        self.means.send(messages.TokenRefused(self.digest, node))
 
     def doubt(self, node: bytes) -> None:
         """It lacks what it was said to have: it is to say itself what it has."""

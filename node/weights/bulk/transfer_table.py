@@ -5,14 +5,7 @@ from __future__ import annotations
 import threading
 
 from node.store.version_store import VersionStore
-from node.weights.bulk.bulk_messages import (
-    BeginTransfer,
-    GiveChunk,
-    GiveHaves,
-    SetHolders,
-    ToTransfer,
-    TransferFailed,
-)
+from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.transfer import Transfer
 from node.weights.bulk.transfer_state import Means
 from protocol.weights.routes import Routes
@@ -34,28 +27,29 @@ class Transfers:
             transfer = self._all.get(digest)
         return b"" if transfer is None else transfer.coming()
 
-    def receive(self, message: ToTransfer) -> None:
+    def receive(self, message: messages.ToTransfer) -> None:
         """Act upon what the daemon says."""
-        if isinstance(message, BeginTransfer):
+        if isinstance(message, messages.BeginTransfer):
             self._begin(message.digest)
             return
         transfer = self._all.get(message.digest)
         if transfer is None:
             return  # it is over
         match message:
-            case SetHolders(rows=rows):
-                transfer.set_holders(rows)
-            case GiveChunk(node=node, index=index, outcome=outcome):
+            case messages.SetHolders(rows=rows):
+                transfer.shared.set_holders(rows)
+            case messages.GiveChunk(node=node, index=index, outcome=outcome):
                 transfer.take_chunk(node, index, outcome)
-            case GiveHaves(node=node, bitmap=bitmap):
-                transfer.take_haves(node, bitmap)
+            case messages.GiveHaves(node=node, bitmap=bitmap):
+                with transfer.shared.changed:
+                    transfer.shared.take_haves(node, bitmap)
             case _:
                 self._replace(message.digest, None)
 
     def _begin(self, digest: bytes) -> None:
         held = self._store.open(digest)
         if held is None:
-            self._means.send(TransferFailed(digest, "it was not begun"))
+            self._means.send(messages.TransferFailed(digest, "it was not begun"))
             return
         transfer = Transfer(self._means, digest, held, self._routes)
         self._replace(digest, transfer)

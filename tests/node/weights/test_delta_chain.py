@@ -47,6 +47,10 @@ def whole(running: Running, version: Entry) -> bytes:
     return running.weights.held.paths(version.id)[1].read_bytes()
 
 
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
 async def test_a_version_comes_by_its_delta_where_that_is_quicker(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -158,7 +162,7 @@ async def test_a_delta_that_fails_is_told_and_the_whole_comes(
 
         if how == "wrong":
             base = receiver.weights.held.paths(first.id)[1]
-            faults.before["apply"] = lambda: base.write_bytes(raw(9)[:1] + bytes(63))
+            faults.before["apply"] = lambda: write(base, bytes(64))
         else:
             kind: Kind = "user" if how == "damaged" else "died"
             faults.fail["apply"] = (WorkerError("delta: apply: it did not go well", kind), 1)

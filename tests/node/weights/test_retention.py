@@ -138,12 +138,12 @@ def test_what_comes_while_it_cleans_stays(tmp_path: Path) -> None:
     def free_bytes(folder: Path) -> int:
         if not came:
             came.append(late.digest)
-            store.begin(late)  # on another thread
+            cleaned.begin(late)  # on another thread
         return 1 << 40
 
-    store = VersionStore(tmp_path / "versions", free_bytes=free_bytes)
-    clean(store, lineage(), dry_run=False)
-    assert store.held() == came
+    cleaned = VersionStore(tmp_path / "versions", free_bytes=free_bytes)
+    clean(cleaned, lineage(), dry_run=False)
+    assert cleaned.held() == came
 
 
 def test_the_reserve_counts_as_well(tmp_path: Path) -> None:
