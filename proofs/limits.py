@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-import numpy as np
-
 from proofs import audit, checks
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
@@ -194,16 +192,12 @@ def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:
     """The upper confidence bound of a probability (Clopper and Pearson) of which ``events`` of ``trials`` happened."""
     if events >= trials:
         return 1.0
-    counts = np.arange(1, events + 1, dtype=np.float64)
-    # Logarithms of binomial coefficients: the probabilities themselves leave the range of a float.
-    ways = np.concatenate(([0.0], np.cumsum(np.log((trials - counts + 1) / counts))))
-    happened = np.arange(events + 1, dtype=np.float64)
+    chances = [math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1) for n in range(events + 1)]
     low, high = events / trials, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        chances = ways + happened * math.log(middle) + (trials - happened) * math.log1p(-middle)
-        at_most = float(np.exp(chances).sum())
-        low, high = (middle, high) if at_most > 1 - confidence else (low, middle)
+        # In logarithms: the chance that nothing happens in many trials is no float.
+        yes, no = math.log(middle), math.log1p(-middle)
+        total = math.fsum(math.exp(log + n * yes + (trials - n) * no) for n, log in enumerate(chances))
+        low, high = (middle, high) if total > 1 - confidence else (low, middle)
     return high

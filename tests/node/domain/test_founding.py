@@ -144,7 +144,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         task_tables.named(str(tmp_path / "nothing.toml"))
 
 
-async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_only_transformers_knows(tmp_path: Path) -> None:
     """Only the library can say how long its sequences may be, and that counts."""
     folder, directory = tmp_path / "model", DataDirectory(tmp_path / "founder")
     directory.create()
@@ -162,10 +162,9 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch:
     async def converted(*_: object) -> dict[str, int]:
         return {"positions": 69}
 
-    monkeypatch.setattr(founding, "convert", converted)
     longer = replace(asked, recipe=replace(asked.recipe, max_prompt_tokens=65))
     with pytest.raises(UserError, match="the model has 69 positions, and prompts and responses take 70 tokens"):
-        await founding.found(directory, longer, checked=True)
+        await founding.found(directory, longer, checked=True, convert=converted)
 
 
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
     @asynccontextmanager
     async def open_worker(module: str, *, name: str, environment: dict[str, str] | None = None) -> AsyncIterator[Any]:
         started.append((module, environment or {}))
-        if module.endswith("vllm_engine"):
+        if module.endswith("vllm_child"):
             yield Unable()
         else:
             async with fake(module, name=name) as child:
