@@ -19,10 +19,9 @@ from node.store.version_store import VersionStore
 from node.weights import delta_making
 from node.weights.checked_manifests import CheckedManifests
 from node.weights.delta_making import OpenWorker, Rates
-from node.weights.fetching import Fetching
+from node.weights.fetching import AskHolders, Fetching
 from node.weights.held import HeldVersions, payload
 from node.weights.holders_of import HoldersOf
-from node.weights.object_transfer import AskHolders
 from node.workers.child_process import WorkerError
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError

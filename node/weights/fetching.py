@@ -1,29 +1,293 @@
-"""Bringing bulk objects here, each once however many want it (``node.weights.object_transfer``).
+"""Bringing bulk objects here, each once however many want it: the bulk child fetches, the daemon says from whom.
 
-An object is pinned and has its room on the disk before a byte of it is asked for. What has to go for it is what
-retention can spare.
+1. An object is pinned and has its room on the disk before a byte of it is asked for. What has to go for it is what
+   retention can spare.
+2. The child is to know who holds the object, where, and with which token, again whenever that changes. Where a holder
+   hands out no token its chunks come over libp2p, one at a time, when the child asks for them.
+3. It is over once the store says that the object is whole. A child that dies in the midst costs what was on its way:
+   its successor goes on with what is in the store, and is waited for.
+4. Where our own disk refuses a chunk it ends at once: more of them would come for nothing.
+5. Where no chunk arrives for ``stall`` seconds, although somebody may hold it, it fails; what arrived stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import errno
+import math
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import trio
 
 from node.context import Node
-from node.store.version_store import VersionStore
+from node.errors import Busy, Refused, Unreachable
+from node.net.blob_exchange import fetch_chunk, fetch_haves
+from node.store.version_store import NoRoom, VersionStore
+from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.bulk_process import BulkProcess
-from node.weights.bulk.token_exchange import TokenExchange
+from node.weights.bulk.token_exchange import Route, TokenExchange
 from node.weights.delta_making import Rates
 from node.weights.held import HeldVersions, Notice
-from node.weights.object_transfer import AskHolders, ObjectTransfer, PeerSlots, Progress
 from protocol.constants import CHUNK_BYTES
+from protocol.errors import PeerError
+from protocol.weights.holders import Holding
 from protocol.weights.manifest import ChunkList
 
 STALL: Final = 60.0
+REFRESH: Final = 0.25
+"""Seconds after which it is asked again who holds it."""
+NO_ROUTE_SECONDS: Final = 15.0
+"""How long a holder that gave no token is left to libp2p."""
+MOST: Final = 30
+"""Holders that a child knows of."""
+REDRAW: Final = 30.0
+REDRAW_IDLE: Final = 5.0
+"""Seconds between two draws of them, and where nothing arrived for as long."""
+RELAYED: Final = 2
+"""Requests to one peer over libp2p on behalf of the child, at a time: no peer's slowness keeps another's chunks away. A
+transfer asks at most ten peers in this way."""
+
+AskHolders = Callable[[], Mapping[bytes, Holding]]
+"""Who has an object, or a part of it, at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an object is: chunks, bytes a second, and the peers that send now."""
+
+    have: int
+    total: int
+    rate: int = 0
+    peers: int = 0
+
+
+class PeerSlots:
+    """Bounds the requests to each peer, all transfers together."""
+
+    def __init__(self) -> None:
+        self._limiters: dict[bytes, trio.CapacityLimiter] = {}
+
+    def busy(self) -> list[bytes]:
+        """The peers that are being asked."""
+        return list(self._limiters)
+
+    @asynccontextmanager
+    async def slot(self, peer: bytes) -> AsyncIterator[None]:
+        """One of the ``RELAYED`` slots of a peer."""
+        limiter = self._limiters.setdefault(peer, trio.CapacityLimiter(RELAYED))
+        try:
+            async with limiter:
+                yield
+        finally:
+            found = limiter.statistics()
+            if not found.borrowed_tokens and not found.tasks_waiting:
+                self._limiters.pop(peer, None)
+
+
+class ObjectTransfer:
+    """Brings one object, which was begun in the store, from those that ``ask_holders()`` names at each moment.
+
+    ``notice`` is given when something changed about holders, ``slots`` are shared by all transfers of a node.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        versions: VersionStore,
+        bulk: BulkProcess,
+        tokens: TokenExchange,
+        notice: Notice,
+        slots: PeerSlots,
+        listing: ChunkList,
+        ask_holders: AskHolders,
+        *,
+        stall: float,
+    ) -> None:
+        self._node = node
+        self._versions = versions
+        self._bulk = bulk
+        self._tokens = tokens
+        self._notice = notice
+        self._slots = slots
+        self._listing = listing
+        self._digest = listing.digest
+        self._ask_holders = ask_holders
+        self._stall = stall
+        self.progress = Progress(0, len(listing.chunks))
+        self.over = trio.Event()
+        """For those who wait until it is, however it ended."""
+        self._moved = 0.0
+        """When a chunk last arrived."""
+        self._scope = trio.CancelScope()
+        self._refused: OSError | None = None
+        """Why our own disk takes no more."""
+        self._why = "nobody holds it"
+        self._routes: dict[bytes, Route | None] = {}
+        """How each holder is reached; None where it gave no token."""
+        self._ask_at: dict[bytes, float] = {}
+        """When a holder is to be asked for a token (again)."""
+        self._rows: list[messages.HolderRow] = []
+        """What the child knows of the holders."""
+        self._drawn_at = 0.0
+        self._chance = random.Random()  # noqa: S311  whom to ask is no secret
+        self._asking: set[bytes] = set()
+        """Holders that are being asked over libp2p which chunks they have."""
+
+    async def run(self) -> None:
+        """Return once the object is whole.
+
+        Raises ``Unreachable`` where it does not arrive, ``NoRoom`` and other ``OSError`` where the disk refuses.
+        """
+        while not await trio.to_thread.run_sync(self._versions.complete, self._digest):
+            with trio.move_on_after(self._stall):
+                await self._bulk.wait_up()
+            if not self._bulk.up:
+                self._why = "the process that fetches weights does not run"
+                raise self._missing()
+            await self._by_child()
+
+    async def _by_child(self) -> None:
+        """Return once it is done, or the child is gone."""
+        self._rows, self._moved = [], trio.current_time()
+        with self._bulk.open_transfer(self._digest) as said, trio.CancelScope() as self._scope:
+            self._scope.deadline = self._moved + self._stall
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_holders, nursery)
+                async for message in said:
+                    if isinstance(message, messages.TransferDone):
+                        break
+                    self._receive(message, nursery)
+                else:
+                    await trio.sleep(REFRESH)  # until its successor can be asked
+                nursery.cancel_scope.cancel()
+        if self._refused is not None:
+            raise self._refused
+        if self._scope.cancelled_caught:
+            raise self._missing()
+
+    def _missing(self) -> Unreachable:
+        count = self.progress.total - self.progress.have
+        return Unreachable(f"{count} chunks of {self._digest.hex()[:8]} are missing: {self._why}")
+
+    # --- who holds it -------------------------------------------------------------------------------------------------
+
+    async def _keep_holders(self, nursery: trio.Nursery) -> None:
+        """Have the child know who holds the object and how each is reached, for ever."""
+        while True:
+            now = trio.current_time()
+            rows = []
+            for peer, holding in self._ask_holders().items():
+                if self._ask_at.get(peer, 0.0) <= now:
+                    self._ask_at[peer] = math.inf
+                    nursery.start_soon(self._ask_route, peer)
+                if peer in self._routes:
+                    rows.append(_row(peer, holding, self._routes[peer]))
+            if len(rows) > MOST:
+                rows = self._drawn(rows, now)
+            if rows != self._rows:
+                self._rows = rows
+                self._bulk.send(messages.SetHolders(self._digest, rows))
+            await self._notice.wait(REFRESH)
+
+    def _drawn(self, rows: list[messages.HolderRow], now: float) -> list[messages.HolderRow]:
+        """``MOST`` of the rows by chance: the author's, those that the child knows, and others. Some give way now and
+        then, half of them where nothing arrives: anybody can say that he holds something, under many names."""
+        known = {row.node for row in self._rows}
+        idle = now - self._moved > REDRAW_IDLE
+        if now >= self._drawn_at + (REDRAW_IDLE if idle else REDRAW):
+            self._drawn_at = now
+            known -= set(self._chance.sample(sorted(known), len(known) // (2 if idle else 3)))
+        chance = {row.node: self._chance.random() for row in rows}
+        drawn = sorted(rows, key=lambda row: (not row.spared, row.node not in known, chance[row.node]))[:MOST]
+        return sorted(drawn, key=lambda row: row.node)
+
+    async def _ask_route(self, peer: bytes) -> None:
+        try:
+            route = await self._tokens.route(peer)
+        except (Unreachable, PeerError) as error:
+            if isinstance(error, PeerError):
+                self._node.network.blame(peer, error)
+            self._routes[peer] = None
+            self._ask_at[peer] = trio.current_time() + NO_ROUTE_SECONDS
+        else:
+            self._routes[peer] = route
+            self._ask_at[peer] = route.until
+        self._notice.notify()
+
+    def _ask_again(self, peer: bytes) -> None:
+        if self._ask_at.get(peer, 0.0) < math.inf:
+            self._tokens.spoil(peer)
+            self._ask_at[peer] = 0.0
+            self._notice.notify()
+
+    # --- what the child says ------------------------------------------------------------------------------------------
+
+    def _receive(self, message: messages.FromTransfer, nursery: trio.Nursery) -> None:
+        match message:
+            case messages.TransferProgress(have=have):
+                if have > self.progress.have:
+                    self._moved = trio.current_time()
+                    self._scope.deadline = self._moved + self._stall
+                self.progress = Progress(have, message.total, message.rate, message.peers)
+                self._why = message.why
+            case messages.TransferFailed(why=why):
+                self._why = why  # and nothing comes: it fails for that in time, and is not begun again and again
+            case messages.DiskRefused(number=number, text=text):
+                self._refuse(number, text)
+            case messages.HolderFault(node=node, text=text) if node in self._routes:
+                self._node.network.blame(node, PeerError(f"weights: {text}"))
+            case messages.TokenRefused(node=node) if node in self._routes:
+                self._ask_again(node)
+            case messages.HolderMisled(node=node) if node in self._routes:
+                self._tokens.misled(node)
+                self._ask_again(node)
+            case messages.WantFallback(node=node, index=index) if node in self._routes:
+                if 0 <= index < len(self._listing.chunks):
+                    nursery.start_soon(self._relay_chunk, node, index)
+                elif index < 0 and node not in self._asking:  # else it takes its time, and the child asks again
+                    self._asking.add(node)
+                    nursery.start_soon(self._relay_haves, node)
+
+    def _refuse(self, number: int, text: str) -> None:
+        """Our own disk takes no more."""
+        full = number in (errno.ENOSPC, errno.EDQUOT)
+        self._refused = NoRoom("the disk is full") if full else OSError(number, text)
+        self._scope.cancel()
+
+    # --- over libp2p, for the child -----------------------------------------------------------------------------------
+
+    async def _relay_haves(self, peer: bytes) -> None:
+        try:
+            bitmap = await fetch_haves(self._node.network, peer, self._digest, len(self._listing.chunks))
+        except (Unreachable, PeerError):
+            bitmap = b""
+        finally:
+            self._asking.discard(peer)
+        self._bulk.send(messages.GiveHaves(self._digest, peer, bitmap))
+
+    async def _relay_chunk(self, peer: bytes, index: int) -> None:
+        async with self._slots.slot(peer):
+            outcome: messages.Outcome = "ok"
+            try:
+                data = await fetch_chunk(self._node.network, peer, self._digest, index)
+                await trio.to_thread.run_sync(self._versions.write_chunk, self._digest, index, data)
+            except Busy:
+                outcome = "busy"
+            except Refused:
+                outcome = "lacks"
+            except Unreachable:
+                outcome = "failed"
+            except OSError as error:
+                outcome = "unkept"
+                self._refuse(error.errno or 0, error.strerror or str(error))
+            except PeerError as error:
+                outcome = "wrong"
+                self._node.network.blame(peer, error)
+            self._bulk.send(messages.GiveChunk(self._digest, peer, index, outcome))
 
 
 class Fetching:
@@ -106,3 +370,8 @@ class Fetching:
         finally:
             await self._held.drop_gone()
         return chunks
+
+
+def _row(peer: bytes, holding: Holding, route: Route | None) -> messages.HolderRow:
+    address, token, foreign = ("", "", False) if route is None else (route.address, route.token, route.foreign)
+    return messages.HolderRow(peer, address, token, foreign, holding.whole, holding.spared, holding.preference)

@@ -28,8 +28,8 @@ from node.weights.bulk.bulk_address import parse
 from node.weights.bulk.chunk_server import ChunkNews, Server
 from node.weights.bulk.holder_connection import CHUNK_SECONDS, Connection
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
+from node.weights.bulk.transfer import Transfers
 from node.weights.bulk.transfer_state import Means
-from node.weights.bulk.transfer_table import Transfers
 from node.workers import frames
 from node.workers.child_loop import die_with_parent, end_when_closed
 

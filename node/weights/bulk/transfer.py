@@ -1,7 +1,7 @@
-"""One transfer in the bulk child: ``protocol.weights.swarm`` decides, threads fetch.
+"""The transfers of the bulk child: ``protocol.weights.swarm`` decides, threads fetch.
 
-1. One thread looks after the swarm's time: rates, stalls, how many flows (``node.weights.bulk.transfer_flows``), whom
-   to poll (``node.weights.bulk.holder_polls``), and what the daemon is to know.
+1. One thread of each looks after the swarm's time: rates, stalls, how many flows and whom to poll
+   (``node.weights.bulk.transfer_flows``), and what the daemon is to know.
 2. What no direct connection carries the daemon fetches over libp2p: the child asks for a chunk, the daemon writes it
    into the store and says so.
 3. Once it is stopped no thread of it writes to the object any more.
@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Final
 
 from node.store.bulk_object import Held
+from node.store.version_store import VersionStore
 from node.weights.bulk import bulk_messages as messages
-from node.weights.bulk.holder_polls import POLL_WAIT, Polls
-from node.weights.bulk.transfer_flows import Flows
+from node.weights.bulk.transfer_flows import POLL_WAIT, Flows, Polls
 from node.weights.bulk.transfer_state import Means, Shared
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.chunk_set import bitmap_of
@@ -156,3 +157,56 @@ class Transfer:
             peers = len({run.node for run in [*self._flows.running, *self._fallbacks.values()]})
             rate, why = int(swarm.rate), self.shared.why
         self.shared.means.send(messages.TransferProgress(self.shared.digest, have, swarm.chunks, rate, peers, why))
+
+
+class Transfers:
+    """All transfers of a child, and what it knows of routes. ``store`` opens the objects."""
+
+    def __init__(self, store: VersionStore, means: Means) -> None:
+        self._store = store
+        self._means = means
+        self._routes = Routes()
+        self._lock = threading.Lock()
+        self._all: dict[bytes, Transfer] = {}
+
+    def coming(self, digest: bytes) -> bytes:
+        """The bitmap of the chunks of an object that are on their way; empty where none is. From any thread."""
+        with self._lock:
+            transfer = self._all.get(digest)
+        return b"" if transfer is None else transfer.coming()
+
+    def receive(self, message: messages.ToTransfer) -> None:
+        """Act upon what the daemon says."""
+        if isinstance(message, messages.BeginTransfer):
+            self._begin(message.digest)
+            return
+        transfer = self._all.get(message.digest)
+        if transfer is None:
+            return  # it is over
+        match message:
+            case messages.SetHolders(rows=rows):
+                transfer.shared.set_holders(rows)
+            case messages.GiveChunk(node=node, index=index, outcome=outcome):
+                transfer.take_chunk(node, index, outcome)
+            case messages.GiveHaves(node=node, bitmap=bitmap):
+                with transfer.shared.changed:
+                    transfer.shared.take_haves(node, bitmap)
+            case _:
+                self._replace(message.digest, None)
+
+    def _begin(self, digest: bytes) -> None:
+        held = self._store.open(digest)
+        if held is None:
+            self._means.send(messages.TransferFailed(digest, "it was not begun"))
+            return
+        transfer = Transfer(self._means, digest, held, self._routes)
+        self._replace(digest, transfer)
+        transfer.start()
+
+    def _replace(self, digest: bytes, transfer: Transfer | None) -> None:
+        with self._lock:
+            before = self._all.pop(digest, None)
+            if transfer is not None:
+                self._all[digest] = transfer
+        if before is not None:
+            before.stop()

@@ -20,7 +20,7 @@ import trio
 from node.errors import Unreachable
 from node.net.blob_exchange import CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.weights.bulk.bulk_messages import ChunksCame
-from node.weights.object_transfer import Progress
+from node.weights.fetching import Progress
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import Manifest

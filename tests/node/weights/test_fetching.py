@@ -27,8 +27,8 @@ from node.weights.bulk.bulk_messages import (
     WantFallback,
 )
 from node.weights.bulk.token_exchange import Route
+from node.weights.fetching import MOST, REDRAW_IDLE, ObjectTransfer, PeerSlots
 from node.weights.held import Notice
-from node.weights.object_transfer import MOST, REDRAW_IDLE, ObjectTransfer, PeerSlots
 from node.workers import frames
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding
