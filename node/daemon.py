@@ -61,7 +61,7 @@ from node.weights import offers, second_holder
 from node.weights.bulk.bulk_process import BulkProcess, StartBulk, start_child
 from node.weights.bulk.token_exchange import TokenExchange
 from node.weights.delta_making import OpenWorker
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.workers import vllm_start
 from node.workers.child_process import open_worker
 from protocol.domain import Domain
@@ -112,7 +112,7 @@ class Parts:
         self.versions = VersionStore(directory.versions, quota=quota, reserve=reserve)
         self.bulk = BulkProcess(node, self.own, start=machinery.start_bulk)
         self.tokens = TokenExchange(node, self.bulk)
-        self.weights = Weights(
+        self.weights = WeightsService(
             node,
             self.own,
             self.presences,

@@ -22,7 +22,7 @@ from node.roles.rollout_pool import Pool
 from node.roles.workbench import Evaluations
 from node.store.version_store import VersionStore
 from node.weights.bulk.bulk_process import BulkProcess
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 
 
 class Request(msgspec.Struct, tag_field="op"):
@@ -122,7 +122,7 @@ class Panel:
     own: OwnState
     presences: Presences
     versions: VersionStore
-    weights: Weights
+    weights: WeightsService
     bulk: BulkProcess
     pool: Pool
     pulls: Pulls

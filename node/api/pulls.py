@@ -10,7 +10,7 @@ import trio
 
 from node.context import Node
 from node.errors import innermost
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.weights.held import payload
 from protocol.errors import Error
 from protocol.log.entry import Entry
@@ -35,7 +35,7 @@ class _Pull:
 class Pulls:
     """Fetches versions that a person asked for."""
 
-    def __init__(self, node: Node, weights: Weights) -> None:
+    def __init__(self, node: Node, weights: WeightsService) -> None:
         self._node = node
         self._weights = weights
         self._pulls: dict[bytes, _Pull] = {}

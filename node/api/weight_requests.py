@@ -40,7 +40,7 @@ async def _pull(panel: Panel, request: control_requests.PullWeights) -> Answer:
     return await panel.pulls.answer(request.version)
 
 
-def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Lineage) -> list[dict[str, Any]]:
+def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.RetentionBasis) -> list[dict[str, Any]]:
     """Everything in the store, newest first: what it is, how much of it is here, and why it is kept."""
     named = _named(entries)
     present = store.held()

@@ -28,7 +28,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from node.store.bulk_object import MISSING, VERIFIED, Held
+from node.store.bulk_object import MISSING, VERIFIED, BulkObject
 from node.store.durable_files import sync_directory, write_atomic
 from node.store.hashing import hash_bytes
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
@@ -81,7 +81,7 @@ class VersionStore:
         self._free_bytes = free_bytes
         self.quota = quota
         self.reserve = reserve
-        self._open: dict[bytes, Held] = {}
+        self._open: dict[bytes, BulkObject] = {}
         self._pinned: Counter[bytes] = Counter()
         self._lock = Lock()
         """Guards the two above, and that nothing is moved aside while it is pinned: held for moments only."""
@@ -100,7 +100,7 @@ class VersionStore:
                     found.demote()
             self._open.clear()
 
-    def open(self, digest: bytes) -> Held | None:
+    def open(self, digest: bytes) -> BulkObject | None:
         """The object of this name, whole or partial; None where it is not here."""
         with self._lock:
             known = self._open.get(digest)
@@ -199,7 +199,7 @@ class VersionStore:
         return None if held is None or not 0 <= index < held.count else held.read(index)
 
     def bitmap(self, digest: bytes) -> bytes | None:
-        """Which chunks of an object were verified so far (see ``Held.bitmap``); None where it is not here."""
+        """Which chunks of an object were verified so far (see ``BulkObject.bitmap``); None where it is not here."""
         held = self.open(digest)
         return None if held is None else held.bitmap()
 
@@ -299,13 +299,13 @@ class VersionStore:
 
     # Files
 
-    def _begun(self, digest: bytes) -> Held:
+    def _begun(self, digest: bytes) -> BulkObject:
         held = self.open(digest)
         if held is None:
             raise LocalError(f"version {digest.hex()} was not begun")
         return held
 
-    def _is_here(self, digest: bytes, known: Held) -> bool:
+    def _is_here(self, digest: bytes, known: BulkObject) -> bool:
         """Whether an open object is the one on the disk: another process may have put a new one in its place."""
         try:
             status = os.stat(f"{self.folder}/{digest.hex()}/whole.bin")  # for each request for chunks: without a Path
@@ -313,14 +313,14 @@ class VersionStore:
             return False
         return known.identity == (status.st_dev, status.st_ino)
 
-    def _load(self, digest: bytes) -> Held | None:
+    def _load(self, digest: bytes) -> BulkObject | None:
         folder = self.folder / digest.hex()
         try:
             with (folder / "manifest").open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
             if hash_bytes(data) != digest:
                 raise PeerError("the manifest is damaged")
-            return Held(folder, parse_chunk_list(data))
+            return BulkObject(folder, parse_chunk_list(data))
         except (FileNotFoundError, PeerError):
             return None
 

@@ -16,14 +16,14 @@ from node.log.replicated_log import LogService
 from node.peers.own_state import OwnState
 from node.roles.role_manager import RoleManager
 from node.systemd.service_manager import Manager
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.weights.held import payload
 
 ROLES_LIMIT: Final = 60.0
 """Seconds between two turns of the role manager's loop beyond which it stands still: ending a role takes some."""
 
 
-async def run(node: Node, own: OwnState, weights: Weights, roles: RoleManager, manager: Manager) -> None:
+async def run(node: Node, own: OwnState, weights: WeightsService, roles: RoleManager, manager: Manager) -> None:
     """Feed the watchdog for ever; returns at once where no service manager listens."""
     await manager.feed(partial(progress, node.log, roles), partial(status_line, node, own, weights))
 
@@ -40,7 +40,7 @@ async def progress(log: LogService, roles: RoleManager, patience: float) -> str 
     return None
 
 
-def status_line(node: Node, own: OwnState, weights: Weights) -> str:
+def status_line(node: Node, own: OwnState, weights: WeightsService) -> str:
     """The node's state for ``systemctl status``."""
     held = weights.held.newest_held()
     version = "no weights yet" if held is None else f"version {payload(held).number}"

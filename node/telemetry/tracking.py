@@ -21,7 +21,7 @@ from node.context import Node
 from node.peers.own_state import OwnState
 from node.telemetry.metrics import Metrics, Queue
 from node.weights.delta_making import OpenWorker
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.weights.held import payload
 from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.credit.ledger import credits
@@ -75,7 +75,7 @@ def trackers(node: Node, environment: Mapping[str, str] = os.environ) -> list[Tr
 
 
 async def run(
-    node: Node, own: OwnState, metrics: Metrics, weights: Weights, *, open_worker: OpenWorker = open_worker
+    node: Node, own: OwnState, metrics: Metrics, weights: WeightsService, *, open_worker: OpenWorker = open_worker
 ) -> None:
     """Feed the trackers and measure the node, for ever."""
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ async def _feed(worker: Worker, queue: Queue) -> None:
                 await worker.call("finish", timeout=FINISH_TIMEOUT)
 
 
-async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: Weights) -> None:
+async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: WeightsService) -> None:
     """What a node is, whatever its role."""
     while True:
         held = weights.held.newest_held()

@@ -1,8 +1,8 @@
 """Following the lineage: every node fetches the newest version, keeps the newest few, and serves their chunks.
 
-What happens to a version, top to bottom: ``Weights.run`` chooses it, ``hold`` has it fetched once, ``_fetch`` refuses
-what must not be followed, lets others know that it arrives, takes it by its deltas where that is quicker and whatever
-lacks then as a whole, each chunk verified on arrival; then it is noted as held, which announces it.
+What happens to a version, top to bottom: ``run`` chooses it, ``hold`` has it fetched once, ``_fetch`` refuses what must
+not be followed, lets others know that it arrives, takes it by its deltas where that is quicker and whatever lacks then
+as a whole, each chunk verified on arrival; then it is noted as held, which announces it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from protocol.weights.holders import Holding
 from protocol.weights.manifest import Manifest
 
 
-class Weights:
+class WeightsService:
     """One node's weights: ``held`` says what is here, ``holders_of`` who else has what, ``hold`` gets a version."""
 
     def __init__(

@@ -101,7 +101,7 @@ class HeldVersions:
         """Keep a version, and its delta, that the trainer made and may be about to publish, until the next one."""
         self._expected = (manifest.digest,) if delta is None else (manifest.digest, delta.digest)
 
-    def lineage(self) -> retention.Lineage:
+    def lineage(self) -> retention.RetentionBasis:
         """What retention goes by."""
         return retention.lineage_of(self._node.log.ledger.lineage(), self._node.domain, self._expected)
 

@@ -17,7 +17,7 @@ import trio
 from node.context import Node
 from node.errors import Refused, Unreachable
 from node.peers.presences import Presences
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from protocol import codec
 from protocol.errors import PeerError
 
@@ -30,7 +30,7 @@ AT_ONCE: Final = 8
 TIMEOUT: Final = 5.0
 
 
-def serve(node: Node, weights: Weights, presences: Presences) -> None:
+def serve(node: Node, weights: WeightsService, presences: Presences) -> None:
     """Take the offers of relays."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
@@ -45,7 +45,7 @@ def serve(node: Node, weights: Weights, presences: Presences) -> None:
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def push(node: Node, weights: Weights) -> None:
+async def push(node: Node, weights: WeightsService) -> None:
     """Offer the newest version to those who lag, for ever."""
     interval = node.domain.timings.presence_ms / 1000
     offered_to: dict[bytes, tuple[bytes, float]] = {}

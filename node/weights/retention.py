@@ -27,7 +27,7 @@ None), and the room that is left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class RetentionBasis:
     """What retention goes by: the payloads of the lineage's newest versions, oldest first, the manifest of version 0,
     manifests and deltas that are expected to be published, and the domain's ``async_level``."""
 
@@ -37,13 +37,13 @@ class Lineage:
     async_level: int
 
 
-def lineage_of(entries: Sequence[Entry], domain: Domain, expected: Collection[bytes] = ()) -> Lineage:
+def lineage_of(entries: Sequence[Entry], domain: Domain, expected: Collection[bytes] = ()) -> RetentionBasis:
     """What retention goes by, from the weights entries of the lineage, oldest first."""
     versions = [entry.payload for entry in entries if isinstance(entry.payload, Weights)]
-    return Lineage(versions, domain.model.manifest.hash, expected, domain.recipe.async_level)
+    return RetentionBasis(versions, domain.model.manifest.hash, expected, domain.recipe.async_level)
 
 
-def reasons(lineage: Lineage, present: Collection[bytes]) -> dict[bytes, str]:
+def reasons(lineage: RetentionBasis, present: Collection[bytes]) -> dict[bytes, str]:
     """Why each object to keep is kept, by digest; ``present`` are the digests of those on the disk."""
     versions = lineage.versions
     found: dict[bytes, str] = {}
@@ -70,7 +70,7 @@ def reasons(lineage: Lineage, present: Collection[bytes]) -> dict[bytes, str]:
     return found
 
 
-def spare(lineage: Lineage, present: Collection[bytes]) -> Iterator[bytes]:
+def spare(lineage: RetentionBasis, present: Collection[bytes]) -> Iterator[bytes]:
     """What may go where room is short, the first to go first."""
     versions = lineage.versions
     needed = {v.manifest for v in versions[-1 - lineage.async_level :]} | set(lineage.expected)
@@ -88,7 +88,7 @@ def room(store: VersionStore) -> dict[str, int]:
     return {"used": store.used(), "quota": store.quota, "free": store.free(), "reserve": store.reserve}
 
 
-def clean(store: VersionStore, lineage: Lineage, *, dry_run: bool) -> Cleaned:
+def clean(store: VersionStore, lineage: RetentionBasis, *, dry_run: bool) -> Cleaned:
     """Delete what nothing keeps and, while the quota is exceeded or the reserve is not left, what may be spared.
 
     What is on its way stays. With ``dry_run`` nothing is deleted.

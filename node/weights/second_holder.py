@@ -23,7 +23,7 @@ from node.context import Node
 from node.net.blob_exchange import BlobExchange
 from node.net.requests import Refused, Unreachable
 from node.peers.presences import Presences
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.weights.held import payload
 from protocol import codec
 from protocol.constants import MAX_MANIFEST_BYTES
@@ -56,7 +56,7 @@ HEAD_START: Final = 0.125
 ORDER: Final = ("relay", "validator", "inference", "none")
 
 
-def serve(node: Node, weights: Weights, blobs: BlobExchange) -> None:
+def serve(node: Node, weights: WeightsService, blobs: BlobExchange) -> None:
     """Take what the trainer entrusts to this node."""
     busy = trio.CapacityLimiter(1)
 

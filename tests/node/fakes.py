@@ -24,6 +24,7 @@ from node.log.elector import Elector
 from node.log.log_opening import load
 from node.log.replicated_log import LogService
 from node.net.host import Peer
+from node.net.requests import Handler
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles.role_manager import Lives
@@ -32,7 +33,7 @@ from node.roles.workbench import Workbench
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.workers import delta_child as delta_worker
 from protocol.domain import Domain, parse_genesis
 from protocol.identity import Identity, peer_id
@@ -54,7 +55,7 @@ from tests.node.fake_children import (
     manifest_of,
 )
 from tests.protocol.builders import key
-from tests.simulator import Disk, Handler, Network, Port
+from tests.simulator import Disk, Network, Port
 
 
 class NodePort(Port):
@@ -115,7 +116,7 @@ class Running:
         return self.parts.presences
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> WeightsService:
         return self.parts.weights
 
     @property

@@ -25,8 +25,8 @@ from node.errors import Unreachable
 from node.store.version_store import VersionStore
 from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.bulk_address import parse
-from node.weights.bulk.chunk_server import ChunkNews, Server
-from node.weights.bulk.holder_connection import CHUNK_SECONDS, Connection
+from node.weights.bulk.chunk_server import ChunkNews, ChunkServer
+from node.weights.bulk.holder_connection import CHUNK_SECONDS, HolderConnection
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
 from node.weights.bulk.transfer import Transfers
 from node.weights.bulk.transfer_state import Means
@@ -57,7 +57,7 @@ class Child:
             admitted = {certificate: node for node, certificate in setup.admitted}
             self._doorkeeper = Doorkeeper(setup.certificate, admitted)
         self._transfers = Transfers(self._store, Means(self.connect, self.send, self._news.notify))
-        self._server = Server(
+        self._server = ChunkServer(
             domain=setup.domain,
             secret=setup.secret,
             find=self._store.open,
@@ -85,7 +85,9 @@ class Child:
         with self._lock, suppress(OSError):
             self._daemon.sendall(frame)
 
-    def connect(self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS) -> Connection:
+    def connect(
+        self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS
+    ) -> HolderConnection:
         """A connection to a holder at a multiaddress; nothing is dialled yet.
 
         Raises ``PeerError`` for an address that is none, ``Unreachable`` where a private domain's node cannot be
@@ -104,7 +106,7 @@ class Child:
         elif place.secure:
             context = ssl.create_default_context()  # a proxy's certificate, of a name that others know
         path = place.base_path(self._setup.domain)
-        return Connection(place, tls=context, peer=node, base_path=path, token=token, chunk_timeout=chunk_timeout)
+        return HolderConnection(place, tls=context, peer=node, base_path=path, token=token, chunk_timeout=chunk_timeout)
 
     def _receive(self, message: messages.ToChild) -> None:
         match message:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from node.weights.bulk.serving_limits import Limits
+from node.weights.bulk.serving_limits import ServingLimits
 
 Outcome = Literal["ok", "lacks", "busy", "wrong", "unkept", "failed"]
 """What became of a chunk that was asked for over libp2p: "ok" (it is in the store), "unkept" (our own disk refused it),
@@ -55,7 +55,7 @@ class Configure(Message, frozen=True):
     secret: bytes
     versions: str
     sockets: list[int]
-    limits: Limits
+    limits: ServingLimits
     certificate: str = ""
     admitted: list[tuple[bytes, bytes]] = []
 

@@ -22,7 +22,7 @@ from node.peers.own_state import OwnState
 from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk import node_certificate
 from node.weights.bulk.bulk_ports import BulkPorts
-from node.weights.bulk.serving_limits import Limits
+from node.weights.bulk.serving_limits import ServingLimits
 from node.workers import frames
 from node.workers.child_process import Process, WorkerError, spawn
 from protocol.errors import LocalError
@@ -281,7 +281,7 @@ class BulkProcess:
 
     def _setup(self, sockets: list[int]) -> messages.Configure:
         config = self._node.config.bulk
-        limits = Limits(
+        limits = ServingLimits(
             total=config.connections,
             of_peer=config.peer_connections,
             rate=config.rate * MEGABIT,

@@ -4,7 +4,8 @@ Threads that sleep in the kernel cost neither processor time nor the interpreter
 disk that is, holds up its own connection alone.
 
 1. A request needs a token of this node, from a host that the token is good from, and over TLS of the very peer.
-2. Times bound everything (``Patience``): the first request, each head, an idle connection, and one that takes nothing.
+2. Times bound everything (``ServingPatience``): the first request, each head, an idle connection, and one that takes
+   nothing.
 3. Nothing that a client sends ends more than its own connection.
 """
 
@@ -24,8 +25,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from node.weights.bulk import bearer_tokens, http_messages
-from node.weights.bulk.http_messages import Answer, Chunks, Have, Held
-from node.weights.bulk.serving_limits import Gate, Limits, Ticket
+from node.weights.bulk.http_messages import Answer, Chunks, Have, ServedObject
+from node.weights.bulk.serving_limits import Gate, ServingLimits, Ticket
 from protocol.errors import Error, PeerError
 
 log = logging.getLogger(__name__)
@@ -37,11 +38,11 @@ _FULL: Final = b"HTTP/1.1 429 \r\nRetry-After: 2\r\nContent-Length: 0\r\nConnect
 _RECEIVE: Final = 16384
 _SENDFILE: Final = 1 << 30
 _TLS_PIECE: Final = 256 << 10
-"""Bytes that a peer has to take within ``Patience.stall``."""
+"""Bytes that a peer has to take within ``ServingPatience.stall``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ServingPatience:
     """Seconds: until a ``stranger``'s first request is here, until a ``head`` is after its first byte, for which a kept
     connection may be ``idle``, and for which one may ``stall`` that takes no byte."""
 
@@ -51,7 +52,7 @@ class Patience:
     stall: float = 30.0
 
 
-PATIENCE: Final = Patience()
+PATIENCE: Final = ServingPatience()
 
 
 class ChunkNews:
@@ -119,7 +120,7 @@ class _Secure:
         return read
 
 
-class Server:
+class ChunkServer:
     """Serves the bulk objects of one domain.
 
     ``find(digest)`` gives an object that is held at least in part. ``secure``: the TLS context and what knows a peer's
@@ -132,12 +133,12 @@ class Server:
         *,
         domain: bytes,
         secret: bytes,
-        find: Callable[[bytes], Held | None],
-        limits: Limits,
+        find: Callable[[bytes], ServedObject | None],
+        limits: ServingLimits,
         secure: tuple[Callable[[], ssl.SSLContext], Callable[[bytes], bytes | None]] | None = None,
         news: ChunkNews | None = None,
         coming: Callable[[bytes], bytes] = lambda digest: b"",
-        patience: Patience = PATIENCE,
+        patience: ServingPatience = PATIENCE,
     ) -> None:
         self._domain = domain
         self._secret = secret
@@ -252,7 +253,9 @@ class Server:
                 _linger(stream)
                 return
 
-    def _answer(self, request: http_messages.Request, peer: bytes | None, ticket: Ticket) -> tuple[Held | None, Answer]:
+    def _answer(
+        self, request: http_messages.HttpRequest, peer: bytes | None, ticket: Ticket
+    ) -> tuple[ServedObject | None, Answer]:
         asked = http_messages.parse_target(request.target)
         if request.method not in (b"GET", b"HEAD"):
             return None, http_messages.problem(405, "only GET and HEAD", (b"Allow", b"GET, HEAD"))
@@ -275,7 +278,7 @@ class Server:
             return held, http_messages.answer_chunks(asked, held, request.headers)
         return held, http_messages.answer_bitmap(self._bitmap(asked, held))
 
-    def _grant(self, token: str, ticket: Ticket) -> bearer_tokens.Grant:
+    def _grant(self, token: str, ticket: Ticket) -> bearer_tokens.TokenGrant:
         """What the token says; that of the request before is known."""
         now = time.monotonic()
         if ticket.seen is not None and ticket.seen[0] == token and now < ticket.seen[1].until:
@@ -284,7 +287,7 @@ class Server:
         ticket.seen = (token, grant)
         return grant
 
-    def _bitmap(self, asked: Have, held: Held) -> bytes:
+    def _bitmap(self, asked: Have, held: ServedObject) -> bytes:
         def more() -> bool:
             return held.verified() > asked.more_than
 
@@ -294,7 +297,7 @@ class Server:
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
         return held.bitmap() + self._coming(asked.digest)
 
-    def _send(self, stream: _Plain | _Secure, held: Held, offset: int, count: int, ticket: Ticket) -> None:
+    def _send(self, stream: _Plain | _Secure, held: ServedObject, offset: int, count: int, ticket: Ticket) -> None:
         piece = self.gate.piece
         while count:
             sent = stream.send_file(held.fd, offset, min(count, piece))

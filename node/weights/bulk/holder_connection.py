@@ -58,7 +58,7 @@ class Denied(Refused):
     """The token is not good (401): a new one is wanted."""
 
 
-class Connection:
+class HolderConnection:
     """A connection that is opened by the first request and again by one after it broke or idled out.
 
     ``base_path`` begins every path (``BulkAddress.base_path``), ``token`` may be replaced at any time. ``tls`` is the

@@ -44,7 +44,7 @@ _PLAIN: Final = re.compile(
 _RANGE: Final = re.compile(rb"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
-class Held(Protocol):
+class ServedObject(Protocol):
     """A bulk object, whole or on its way, as the store gives it."""
 
     @property
@@ -125,7 +125,7 @@ def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
-def answer_chunks(asked: Chunks, held: Held, headers: Iterable[tuple[bytes, bytes]]) -> Answer:
+def answer_chunks(asked: Chunks, held: ServedObject, headers: Iterable[tuple[bytes, bytes]]) -> Answer:
     """The answer to a request for chunks of an object that is held at least in part."""
     chunks = held.listing
     if asked.last >= len(chunks.chunks) or not all(held.has(i) for i in range(asked.first, asked.last + 1)):
@@ -168,7 +168,7 @@ def _matches(condition: bytes | None, tag: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request's method, target and headers (names in lower case)."""
 
     method: bytes
@@ -194,7 +194,7 @@ class Wire:
         self._data += data
         self._ended = not data
 
-    def next(self) -> Request | Answer | None:
+    def next(self) -> HttpRequest | Answer | None:
         """The next request, an answer to one that breaks the rules (the end), or None where more must be received.
 
         Raises ``EOFError`` where the other side is done.
@@ -202,7 +202,7 @@ class Wire:
         match = _PLAIN.match(self._data)
         if match is not None:
             self._data = self._data[match.end() :]
-            return Request(match[1], match[2], ((b"authorization", match[3]),))
+            return HttpRequest(match[1], match[2], ((b"authorization", match[3]),))
         if not self._data and not self._ended:
             return None
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
@@ -222,7 +222,9 @@ class Wire:
             return problem(400, "a request has no body here")
         self._data, _ = parser.trailing_data
         self._last = parser.their_state is h11.MUST_CLOSE
-        return Request(bytes(event.method), bytes(event.target), tuple((bytes(n), bytes(v)) for n, v in event.headers))
+        return HttpRequest(
+            bytes(event.method), bytes(event.target), tuple((bytes(n), bytes(v)) for n, v in event.headers)
+        )
 
     def head(self, answer: Answer, *, method: bytes) -> bytes:
         """The bytes before a body, and all of it that does not come from a file; whether it is the last is decided."""

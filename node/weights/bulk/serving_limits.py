@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-from node.weights.bulk.bearer_tokens import LOCAL, Grant
+from node.weights.bulk.bearer_tokens import LOCAL, TokenGrant
 
 BURST: Final = 0.25
 REQUESTS: Final = 300
@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServingLimits:
     """``total`` and ``of_peer`` are connections, ``rate`` and ``peer_rate`` bytes a second, 0 for no limit.
 
     ``proxied``: a proxy stands in front, so that hosts and connections say nothing about who asks.
@@ -81,7 +81,7 @@ class Bucket:
 class _Peer:
     __slots__ = ("bucket", "connections", "requests", "seen")
 
-    def __init__(self, limits: Limits, clock: Clock) -> None:
+    def __init__(self, limits: ServingLimits, clock: Clock) -> None:
         self.connections = 0
         self.requests = Bucket(REQUESTS, REQUESTS * _PATIENCE, clock)
         self.bucket = Bucket(limits.peer_rate, limits.peer_rate * BURST, clock)
@@ -95,14 +95,14 @@ class Ticket:
     host: bytes
     node: bytes | None = None
     """Whose it is, once it showed a token."""
-    seen: tuple[str, Grant] | None = None
+    seen: tuple[str, TokenGrant] | None = None
     """The last good token and what it says."""
 
 
 class Gate:
     """The books of one server."""
 
-    def __init__(self, limits: Limits, *, clock: Clock = time.monotonic, max_peers: int = MAX_PEERS) -> None:
+    def __init__(self, limits: ServingLimits, *, clock: Clock = time.monotonic, max_peers: int = MAX_PEERS) -> None:
         self.limits = limits
         self._clock = clock
         self._max_peers = max_peers

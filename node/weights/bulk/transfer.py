@@ -13,10 +13,10 @@ import threading
 import time
 from typing import Final
 
-from node.store.bulk_object import Held
+from node.store.bulk_object import BulkObject
 from node.store.version_store import VersionStore
 from node.weights.bulk import bulk_messages as messages
-from node.weights.bulk.transfer_flows import POLL_WAIT, Flows, Polls
+from node.weights.bulk.transfer_flows import POLL_WAIT, HolderPolls, TransferFlows
 from node.weights.bulk.transfer_state import Means, Shared
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.chunk_set import bitmap_of
@@ -33,10 +33,10 @@ STOP_SECONDS: Final = 2.0
 class Transfer:
     """One object on its way. All of its threads end with ``stop``, or once it is whole."""
 
-    def __init__(self, means: Means, digest: bytes, held: Held, routes: Routes) -> None:
+    def __init__(self, means: Means, digest: bytes, held: BulkObject, routes: Routes) -> None:
         self.shared = Shared(means, digest, held, routes)
-        self._flows = Flows(self.shared)
-        self._polls = Polls(self.shared)
+        self._flows = TransferFlows(self.shared)
+        self._polls = HolderPolls(self.shared)
         self._fallbacks: dict[tuple[bytes, int], Run] = {}
         self._haves_at: dict[bytes, float] = {}
 

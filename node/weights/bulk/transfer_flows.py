@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from node.errors import Busy, Unreachable
-from node.weights.bulk.holder_connection import Connection, Denied, Missing
+from node.weights.bulk.holder_connection import Denied, HolderConnection, Missing
 from node.weights.bulk.transfer_state import Shared
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
@@ -41,13 +41,13 @@ class Wrong(Exception):
     """A chunk arrived with wrong bytes."""
 
 
-class Flows:
+class TransferFlows:
     """All flows of one transfer. ``running`` has the connection of each run, and what that had received before it."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._count: Counter[bytes] = Counter()
-        self.running: dict[Run, tuple[Connection, int]] = {}
+        self.running: dict[Run, tuple[HolderConnection, int]] = {}
 
     def tend(self, node: bytes, now: float) -> None:
         """Begin what flows to a holder there are too few of. To be called holding ``changed``."""
@@ -59,7 +59,7 @@ class Flows:
     def _flow(self, node: bytes) -> None:
         """One flow, from its connection to its end."""
         room = memoryview(bytearray(CHUNK_BYTES))
-        connection: Connection | None = None
+        connection: HolderConnection | None = None
         try:
             while (connection := self._connect(node, connection)) is not None:
                 run = self._await_run(node, connection)
@@ -74,7 +74,7 @@ class Flows:
             with self._shared.changed:
                 self._count[node] -= 1
 
-    def _connect(self, node: bytes, connection: Connection | None) -> Connection | None:
+    def _connect(self, node: bytes, connection: HolderConnection | None) -> HolderConnection | None:
         """A connection to ask over, ``connection`` if it is still one; None where none can be had."""
         with self._shared.changed:
             place = self._shared.places.get(node)
@@ -101,7 +101,7 @@ class Flows:
             self._shared.swarm.connected(node, seconds)
         return connection
 
-    def _await_run(self, node: bytes, connection: Connection) -> Run | None:
+    def _await_run(self, node: bytes, connection: HolderConnection) -> Run | None:
         with self._shared.changed:
             while True:
                 now = time.monotonic()
@@ -117,7 +117,7 @@ class Flows:
                     return run
                 self._shared.changed.wait(IDLE)
 
-    def _fetch(self, run: Run, connection: Connection, room: memoryview) -> bool:
+    def _fetch(self, run: Run, connection: HolderConnection, room: memoryview) -> bool:
         """Ask for one run, chunk by chunk into ``room``; whether the connection is good for another."""
         held, swarm, changed = self._shared.held, self._shared.swarm, self._shared.changed
         buffers = [room[: held.listing.chunk_size(index)] for index in range(run.first, run.end)]
@@ -182,12 +182,12 @@ class Flows:
             self._shared.swarm.failed(node, now)
 
 
-class Polls:
+class HolderPolls:
     """All polls of one transfer."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._running: dict[bytes, Connection | None] = {}
+        self._running: dict[bytes, HolderConnection | None] = {}
         size = (shared.held.count + 7) // 8
         self._sizes = (size, 2 * size)
         """Bytes of an answer: what a holder has, and perhaps what is on its way there."""
@@ -207,7 +207,7 @@ class Polls:
 
     def _poll(self, node: bytes) -> None:
         """Ask a partial holder what it has, until that is of no interest any more."""
-        connection: Connection | None = None
+        connection: HolderConnection | None = None
         more_than = 0
         try:
             while True:
@@ -250,7 +250,7 @@ class Polls:
             with self._shared.changed:
                 self._running.pop(node, None)
 
-    def _poll_failed(self, node: bytes, connection: Connection | None, error: Exception) -> None:
+    def _poll_failed(self, node: bytes, connection: HolderConnection | None, error: Exception) -> None:
         if connection is not None:
             connection.close()
         now = time.monotonic()

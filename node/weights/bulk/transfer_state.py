@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from node.store.bulk_object import Held
+from node.store.bulk_object import BulkObject
 from node.weights.bulk import bulk_messages as messages
-from node.weights.bulk.holder_connection import CHUNK_SECONDS, Connection
+from node.weights.bulk.holder_connection import CHUNK_SECONDS, HolderConnection
 from protocol.weights.chunk_set import bits_of
 from protocol.weights.holders import Holding
 from protocol.weights.routes import Routes
@@ -36,7 +36,9 @@ HIDDEN_SECONDS: Final = 60.0
 class Connect(Protocol):
     """Makes connections to holders."""
 
-    def __call__(self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS) -> Connection:
+    def __call__(
+        self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS
+    ) -> HolderConnection:
         """A connection to a holder at a multiaddress; nothing is dialled yet. Raises ``PeerError`` or
         ``Unreachable``."""
 
@@ -52,7 +54,7 @@ class Means:
 
 
 @dataclass(slots=True)
-class Place:
+class HolderPlace:
     """Where a holder is, as the daemon says."""
 
     row: messages.HolderRow
@@ -67,14 +69,14 @@ class Place:
 class Shared:
     """The state of one transfer. All but ``thread`` and ``set_holders`` is for those who hold ``changed``."""
 
-    def __init__(self, means: Means, digest: bytes, held: Held, routes: Routes) -> None:
+    def __init__(self, means: Means, digest: bytes, held: BulkObject, routes: Routes) -> None:
         self.digest = digest
         self.means = means
         self.held = held
         self.changed = threading.Condition()
         have = bits_of(held.bitmap(), held.count)
         self.swarm = Swarm(held.count, have, routes=routes, chance=random.Random(), now=time.monotonic())  # noqa: S311
-        self.places: dict[bytes, Place] = {}
+        self.places: dict[bytes, HolderPlace] = {}
         self.why = "nobody holds it"
         """Why it does not get on, for people."""
         self.fresh = False
@@ -102,11 +104,11 @@ class Shared:
     def set_holders(self, rows: Sequence[messages.HolderRow]) -> None:
         """Take these for the holders."""
         with self.changed:
-            places: dict[bytes, Place] = {}
+            places: dict[bytes, HolderPlace] = {}
             for row in rows:
                 place = self.places.get(row.node)
                 if place is None:
-                    place = Place(row)
+                    place = HolderPlace(row)
                 elif place.row.address != row.address:
                     place.failures, place.hidden_until, place.proven = 0, 0.0, False
                 place.row = row
@@ -115,7 +117,7 @@ class Shared:
             self.update_holders()
             self.soon.set()
 
-    def direct(self, place: Place, now: float) -> bool:
+    def direct(self, place: HolderPlace, now: float) -> bool:
         """Whether a holder is to be connected to now."""
         return bool(place.row.address) and place.hidden_until <= now
 
@@ -125,11 +127,11 @@ class Shared:
         wanted = self.swarm.flows(node, now)
         return min(wanted, 1) if place is not None and self.strange(place) else wanted
 
-    def strange(self, place: Place) -> bool:
+    def strange(self, place: HolderPlace) -> bool:
         """Whether nobody knows whose address it is."""
         return place.row.foreign and not place.proven
 
-    def met(self, place: Place) -> None:
+    def met(self, place: HolderPlace) -> None:
         """Weights came from there."""
         place.failures, place.proven = 0, True
 
@@ -155,7 +157,7 @@ class Shared:
         self.changed.notify_all()
         return has.bit_count()
 
-    def unreached(self, node: bytes, place: Place, error: Exception, now: float) -> None:
+    def unreached(self, node: bytes, place: HolderPlace, error: Exception, now: float) -> None:
         """No connection to a holder came about; after a few times libp2p is to carry its chunks."""
         self.why = str(error)
         place.failures += 1

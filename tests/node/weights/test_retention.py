@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.store.version_store import VersionStore
-from node.weights.retention import Lineage, clean, reasons, spare
+from node.weights.retention import RetentionBasis, clean, reasons, spare
 from protocol.constants import CHUNK_BYTES
 from protocol.records import Weights
 from protocol.weights.manifest import Manifest
@@ -35,8 +35,8 @@ def names(found: object) -> list[str]:
     return [known[item] for item in found]  # type: ignore[attr-defined]
 
 
-def lineage(count: int = 9, expected: tuple[bytes, ...] = ()) -> Lineage:
-    return Lineage([version(n) for n in range(count)], digest("manifest 0"), expected, 2)
+def lineage(count: int = 9, expected: tuple[bytes, ...] = ()) -> RetentionBasis:
+    return RetentionBasis([version(n) for n in range(count)], digest("manifest 0"), expected, 2)
 
 
 ALL = [digest(f"{kind} {n}") for kind in ("manifest", "delta") for n in range(9)]
@@ -61,7 +61,7 @@ def test_the_base_of_a_delta_in_use_is_kept() -> None:
     versions = [version(n) for n in range(5)] + [version(n, delta=False, manifest=digest("manifest 4")) for n in (5,)]
     versions += [version(n) for n in (6, 7, 8)]
     present = [*ALL, digest("manifest 4")]
-    kept = reasons(Lineage(versions, digest("manifest 0"), (), 2), present)
+    kept = reasons(RetentionBasis(versions, digest("manifest 0"), (), 2), present)
     assert digest("manifest 3") in kept
     few = [digest("manifest 8"), digest("delta 8"), digest("manifest 7")]
     assert reasons(lineage(), few)[digest("manifest 7")] == "one of the newest 5 versions"
@@ -81,7 +81,7 @@ def test_deltas_go_first_and_what_is_in_use_never() -> None:
 
 
 def test_without_a_version_there_is_little_to_say() -> None:
-    nothing = Lineage([], digest("manifest 0"), (), 2)
+    nothing = RetentionBasis([], digest("manifest 0"), (), 2)
     assert names(reasons(nothing, ALL)) == ["m0"]
     assert set(spare(nothing, ALL)) == {*ALL}
 
@@ -91,7 +91,7 @@ def store(tmp_path: Path) -> VersionStore:
     return VersionStore(tmp_path / "versions")
 
 
-def fill(store: VersionStore, count: int) -> Lineage:
+def fill(store: VersionStore, count: int) -> RetentionBasis:
     """``count`` versions of a mebibyte each."""
     versions = []
     for number in range(count):
@@ -100,7 +100,7 @@ def fill(store: VersionStore, count: int) -> Lineage:
         file = store.folder.parent / "file"
         file.write_bytes(data)
         versions.append(version(number, delta=False, manifest=store.adopt(manifest.encode(), file)))
-    return Lineage(versions, versions[0].manifest, (), 2)
+    return RetentionBasis(versions, versions[0].manifest, (), 2)
 
 
 def gone(found: dict[str, object]) -> int:

@@ -30,7 +30,7 @@ from node.weights.bulk.bulk_messages import (
     WantFallback,
 )
 from node.weights.bulk.bulk_process import StartBulk
-from node.weights.bulk.holder_connection import Connection, Missing
+from node.weights.bulk.holder_connection import HolderConnection, Missing
 from node.workers import frames
 from node.workers.child_process import child_environment
 from protocol.identity import Identity
@@ -50,7 +50,7 @@ async def fetch(node: Some, manifest: Manifest) -> bytes:
     """All of an object from the node's child."""
     address = parse(node.bulk.addresses[0])
     token = bearer_tokens.mint(node.bulk.secret, PEER, [bearer_tokens.LOCAL], time.monotonic() + 60)
-    connection = Connection(address, tls=None, peer=node.id, base_path=address.base_path(DOMAIN), token=token)
+    connection = HolderConnection(address, tls=None, peer=node.id, base_path=address.base_path(DOMAIN), token=token)
     buffers = [memoryview(bytearray(manifest.chunk_size(i))) for i in range(CHUNKS)]
 
     def work() -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from node.errors import Busy, Unreachable
 from node.weights.bulk.bulk_address import parse
-from node.weights.bulk.holder_connection import Connection, Denied, Missing
-from node.weights.bulk.serving_limits import Limits
+from node.weights.bulk.holder_connection import Denied, HolderConnection, Missing
+from node.weights.bulk.serving_limits import ServingLimits
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from tests.node.weights.bulk.harness import CHUNKS, Raw, connect, origin, token
@@ -63,7 +63,7 @@ def send(*parts: bytes) -> Callable[[socket.socket], None]:
     return lambda connection: connection.sendall(b"".join(parts))
 
 
-def get(connection: Connection, sizes: tuple[int, ...] = (CHUNK_BYTES,)) -> tuple[list[int], bytes]:
+def get(connection: HolderConnection, sizes: tuple[int, ...] = (CHUNK_BYTES,)) -> tuple[list[int], bytes]:
     """The chunks that arrived and all bytes."""
     arrived: list[int] = []
     buffers = [memoryview(bytearray(size)) for size in sizes]
@@ -120,7 +120,7 @@ def test_a_chunk_is_waited_for_as_a_whole() -> None:
 
 
 def test_what_is_missing_is_told_apart(tmp_path: Path) -> None:
-    with origin(tmp_path / "versions", missing=(2,), limits=Limits(of_peer=1)) as made:
+    with origin(tmp_path / "versions", missing=(2,), limits=ServingLimits(of_peer=1)) as made:
         connection = made.connection()
         for _ in range(3):  # the connection stays good
             with pytest.raises(Missing):
@@ -237,9 +237,9 @@ def test_a_name_leads_to_public_addresses_only(inside: str) -> None:
         dialled.append(place)
         raise ConnectionRefusedError("refused")
 
-    def named() -> Connection:
+    def named() -> HolderConnection:
         place = parse("/dns4/weights.example.org/tcp/80/http")
-        return Connection(place, tls=None, peer=b"", base_path="", token="t", resolve=resolve, dial=dial)
+        return HolderConnection(place, tls=None, peer=b"", base_path="", token="t", resolve=resolve, dial=dial)
 
     with pytest.raises(Unreachable, match="refused"):
         named().connect()

@@ -11,7 +11,7 @@ import pytest
 
 from node.errors import Unreachable
 from node.weights.bulk import node_certificate
-from node.weights.bulk.chunk_server import Patience
+from node.weights.bulk.chunk_server import ServingPatience
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
 from protocol.errors import PeerError
 from protocol.identity import Identity
@@ -30,7 +30,7 @@ def certificates() -> dict[Identity, tuple[str, bytes]]:
 def private(tmp_path: Path, certificates: dict[Identity, tuple[str, bytes]]) -> Iterator[Origin]:
     keeper = Doorkeeper(certificates[SERVER][0], {certificates[CLIENT][1]: PEER}, max_stale=2)
     with origin(
-        tmp_path / "versions", secure=(keeper.context, keeper.peer_of), patience=Patience(stranger=1.5)
+        tmp_path / "versions", secure=(keeper.context, keeper.peer_of), patience=ServingPatience(stranger=1.5)
     ) as made:
         made.keeper = keeper  # type: ignore[attr-defined]
         yield made

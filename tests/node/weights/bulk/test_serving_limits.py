@@ -6,7 +6,7 @@ import pytest
 
 from node.weights.bulk import serving_limits
 from node.weights.bulk.bearer_tokens import LOCAL, host_of
-from node.weights.bulk.serving_limits import Bucket, Gate, Limits
+from node.weights.bulk.serving_limits import Bucket, Gate, ServingLimits
 
 A, B = b"a" * 32, b"b" * 32
 HOST = host_of("192.0.2.1")
@@ -40,7 +40,7 @@ def test_a_bucket_keeps_its_rate(clock: Clock) -> None:
 
 
 def test_strangers_of_one_host_are_few_but_for_this_machines() -> None:
-    gate = Gate(Limits(total=100, of_peer=2))
+    gate = Gate(ServingLimits(total=100, of_peer=2))
     tickets = [gate.enter(HOST) for _ in range(4)]
     assert all(tickets)
     assert gate.enter(HOST) is None
@@ -52,7 +52,7 @@ def test_strangers_of_one_host_are_few_but_for_this_machines() -> None:
 
 
 def test_one_host_with_many_keys_leaves_half_to_others() -> None:
-    gate = Gate(Limits(total=20, of_peer=2))
+    gate = Gate(ServingLimits(total=20, of_peer=2))
     tickets = []
     for number in range(40):
         ticket = gate.enter(HOST)
@@ -67,12 +67,12 @@ def test_one_host_with_many_keys_leaves_half_to_others() -> None:
     for ticket in tickets:
         gate.leave(ticket)
     assert gate.enter(HOST) is not None
-    proxied = Gate(Limits(total=20, of_peer=2, proxied=True))
+    proxied = Gate(ServingLimits(total=20, of_peer=2, proxied=True))
     assert all(proxied.enter(HOST) for _ in range(20))
 
 
 def test_a_connection_that_ends_gives_its_place_back() -> None:
-    gate = Gate(Limits(total=2, of_peer=1))
+    gate = Gate(ServingLimits(total=2, of_peer=1))
     for _ in range(5):
         first = gate.enter(HOST)
         assert first is not None
@@ -88,7 +88,7 @@ def test_a_connection_that_ends_gives_its_place_back() -> None:
 
 
 def test_a_proxys_connection_carries_many_peers() -> None:
-    gate = Gate(Limits(total=2, of_peer=1, proxied=True))
+    gate = Gate(ServingLimits(total=2, of_peer=1, proxied=True))
     tickets = [gate.enter(HOST), gate.enter(HOST)]
     for ticket in tickets:
         assert ticket is not None
@@ -98,7 +98,7 @@ def test_a_proxys_connection_carries_many_peers() -> None:
 
 
 def test_a_peer_that_asks_too_often(clock: Clock) -> None:
-    gate = Gate(Limits(), clock=clock)
+    gate = Gate(ServingLimits(), clock=clock)
     ticket = gate.enter(HOST)
     assert ticket is not None
     assert all(gate.claim(ticket, A) for _ in range(serving_limits.REQUESTS * 10))
@@ -109,7 +109,7 @@ def test_a_peer_that_asks_too_often(clock: Clock) -> None:
 
 
 def test_peers_that_are_gone_are_forgotten() -> None:
-    gate = Gate(Limits(), max_peers=8)
+    gate = Gate(ServingLimits(), max_peers=8)
     kept = gate.enter(HOST)
     assert kept is not None
     assert gate.claim(kept, A)
@@ -124,7 +124,7 @@ def test_peers_that_are_gone_are_forgotten() -> None:
 
 
 def test_rates_are_of_each_peer_and_of_all(clock: Clock) -> None:
-    gate = Gate(Limits(rate=1000_000, peer_rate=400_000), clock=clock)
+    gate = Gate(ServingLimits(rate=1000_000, peer_rate=400_000), clock=clock)
     tickets = [gate.enter(LOCAL) for _ in range(4)]
     pauses = []
     for ticket, node in zip(tickets, (A, A, B, b"c" * 32), strict=True):
@@ -134,4 +134,4 @@ def test_rates_are_of_each_peer_and_of_all(clock: Clock) -> None:
     # 0.25 s of each rate are free: 100 000 of a peer, 250 000 of all.
     assert pauses == pytest.approx([0.5, 1.25, 0.65, 0.95])
     assert gate.piece <= 100_000
-    assert Gate(Limits()).piece == 1 << 30
+    assert Gate(ServingLimits()).piece == 1 << 30

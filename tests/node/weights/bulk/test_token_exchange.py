@@ -22,7 +22,7 @@ from node.net.host import open_network
 from node.store.version_store import VersionStore
 from node.weights.bulk import bearer_tokens, node_certificate, token_exchange
 from node.weights.bulk.bulk_address import parse
-from node.weights.bulk.holder_connection import Connection
+from node.weights.bulk.holder_connection import HolderConnection
 from node.weights.bulk.pinned_tls import client_context
 from node.weights.delta_making import Rates
 from node.weights.fetching import Fetching
@@ -76,7 +76,7 @@ async def pair(folder: Path, *, private: int = 0, joined: bool = True, **config:
 
 async def fetch(pair: Pair, address: str, token: str, tls: ssl.SSLContext | None = None) -> bytes:
     place = parse(address)
-    connection = Connection(place, tls=tls, peer=b"", base_path=place.base_path(DOMAIN), token=token)
+    connection = HolderConnection(place, tls=tls, peer=b"", base_path=place.base_path(DOMAIN), token=token)
     buffers = [memoryview(bytearray(pair.manifest.chunk_size(i))) for i in range(CHUNKS)]
 
     def work() -> None:
