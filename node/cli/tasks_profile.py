@@ -20,6 +20,7 @@ from node.evaluation.difficulty import Model, Profile, Wanted, set_file
 from node.roles.engine_client import Setup
 from node.starter import defaults
 from node.store.data_directory import DataDirectory
+from node.workers.child_messages import ConfigureEngine
 from protocol.domain import Recipe
 
 Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]
@@ -125,9 +126,9 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
         wanted = replace(wanted, tasks=other or file.tasks, recipe=file.recipe)
     wanted.check()
     setup = Setup(
-        options={"threads": arguments.threads or 1, "dtype": dtype},
+        # The model's files come with their conversion.
+        configured=ConfigureEngine("", "", wanted.recipe, dtype, arguments.threads or 1),
         engine=arguments.engine or "auto",
-        tensor_parallel=1,
         cache=arguments.out.absolute() / "vllm",
     )
     try:

@@ -18,11 +18,11 @@ from node.errors import Unreachable
 from node.store.version_store import VersionStore
 from node.weights import delta_making
 from node.weights.checked_manifests import CheckedManifests
-from node.weights.delta_making import OpenWorker, Rates
+from node.weights.delta_making import Rates
 from node.weights.fetching import AskHolders, Fetching
 from node.weights.held import HeldVersions, payload
 from node.weights.holders_of import HoldersOf
-from node.workers.child_process import WorkerError
+from node.workers.child_process import OpenWorker, WorkerError
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.log.entry import Entry

@@ -20,11 +20,11 @@ from node.weights.bulk.bulk_process import BulkProcess
 from node.weights.bulk.token_exchange import TokenExchange
 from node.weights.checked_manifests import CheckedManifests
 from node.weights.delta_chain import DeltaChain
-from node.weights.delta_making import OpenWorker, Rates
+from node.weights.delta_making import Rates
 from node.weights.fetching import Fetching
 from node.weights.held import HeldVersions, Notice, payload
 from node.weights.holders_of import HoldersOf
-from node.workers.child_process import open_worker
+from node.workers.child_process import OpenWorker, open_worker
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import Error
 from protocol.log.entry import Entry

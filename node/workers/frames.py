@@ -4,6 +4,10 @@ This is internal to one machine: maps, floats and negative integers are allowed,
 signed. Messages are msgspec structs, defined in modules that both ends import. A child may run code that judges
 attackers' text, so the daemon's side treats its frames as untrusted: length and shape are checked before anything is
 believed.
+
+1. A child that answers is sent a ``ChildRequest`` and sends back a ``CallAnswered`` or a ``CallFailed``: one frame for
+   each, in order. After a timeout the two ends are out of step, and the child must be killed.
+2. The bulk child (``node.weights.bulk``) has a stream of messages both ways instead.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import functools
 import socket
 import struct
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 import msgspec
 
@@ -22,6 +26,36 @@ MAX_FRAME_BYTES = 256 << 20
 """Largest frame: four times the largest rollout submission, whose groups a replay request carries."""
 
 Message = TypeVar("Message")
+Answer = TypeVar("Answer")
+
+
+class ChildRequest(msgspec.Struct, Generic[Answer], frozen=True, tag_field="op"):
+    """What a child is asked for; a subclass ``class Encode(ChildRequest[list[bytes]], tag="encode")`` names the type of
+    the answer and the operation."""
+
+
+class CallAnswered(msgspec.Struct, Generic[Answer], frozen=True, tag_field="is", tag="answer"):
+    """The child did what it was asked for."""
+
+    answer: Answer
+
+
+class CallFailed(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
+    """It did not: ``error`` is one line, ``kind`` as of ``node.workers.child_process.WorkerError``."""
+
+    error: str
+    kind: Literal["user", "internal"]
+
+
+def operation_of(kind: type[ChildRequest[Any]]) -> str:
+    """What the operation that a request asks for is called."""
+    return str(kind.__struct_config__.tag)
+
+
+def answer_type(kind: type[ChildRequest[Any]]) -> Any:
+    """The type of the answer to a request."""
+    (base,) = kind.__orig_bases__  # type: ignore[attr-defined]
+    return get_args(base)[0]
 
 
 def encode(message: object, limit: int = MAX_FRAME_BYTES) -> bytes:
