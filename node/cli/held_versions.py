@@ -15,7 +15,7 @@ from node.store.data_directory import DataDirectory
 if TYPE_CHECKING:
     from node.roles.engine_client import Setup
     from node.store.version_store import VersionStore
-    from node.weights.retention import Lineage
+    from node.weights.retention import RetentionBasis
     from protocol.domain import Domain
     from protocol.log.entry import Entry
 
@@ -44,7 +44,7 @@ class HeldVersion:
         return self.folder / "whole.bin"
 
 
-def read_offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, Lineage]:
+def read_offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, RetentionBasis]:
     """What commands need of a node that does not run: its lineage's entries, none where it never ran."""
     from node.cli.node_reading import offline
     from node.domain import joining

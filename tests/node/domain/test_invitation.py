@@ -56,9 +56,10 @@ async def peer(data: bytes, blobs: dict[bytes, bytes] | None = None) -> AsyncIte
     async with open_network(Identity(bytes(32)), listen=["/ip4/127.0.0.1/tcp/0"], domain_tag="test") as network:
         joining.serve(network, data)
 
-        async def read(digest: bytes) -> bytes | None:
+        async def read(digest: bytes, offset: int, length: int) -> bytes | None:
             await trio.lowlevel.checkpoint()
-            return (blobs or {}).get(digest)
+            blob = (blobs or {}).get(digest)
+            return None if blob is None else blob[offset : offset + length]
 
         serve_blobs(network, read)
         yield network, network.addresses[0]
