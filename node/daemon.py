@@ -60,10 +60,9 @@ from node.telemetry import metrics, tracking
 from node.weights import offers, second_holder
 from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Routes
-from node.weights.delta_making import OpenWorker
 from node.weights.following import Weights
 from node.workers import vllm_start
-from node.workers.child_process import open_worker
+from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Domain
 from protocol.identity import node_id
 

@@ -187,16 +187,18 @@ def engine_setup(directory: DataDirectory, domain: Domain, engine: str | None, t
     """
     from node.domain import pinned_files
     from node.roles.engine_client import Setup
+    from node.workers.child_messages import ConfigureEngine
 
     config = directory.config()
     return Setup(
-        options={
-            "config": str(pinned_files.path(directory, domain.model.config)),
-            "tokenizer": str(pinned_files.path(directory, domain.model.tokenizer)),
-            "threads": threads or config.threads,
-            "dtype": domain.model.compute_dtype,
-        },
+        configured=ConfigureEngine(
+            config=str(pinned_files.path(directory, domain.model.config)),
+            tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
+            recipe=domain.recipe,
+            threads=threads or config.threads,
+            dtype=domain.model.compute_dtype,
+            tensor_parallel=config.tensor_parallel,
+        ),
         engine=engine or config.engine,
-        tensor_parallel=config.tensor_parallel,
         cache=directory.path / "vllm",
     )

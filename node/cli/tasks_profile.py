@@ -20,6 +20,7 @@ from node.evaluation.difficulty import Model, Profile, Wanted, set_file
 from node.roles.engine_client import Setup
 from node.starter import defaults
 from node.store.data_directory import DataDirectory
+from node.workers.child_messages import ConfigureEngine
 from protocol.domain import Recipe
 
 Held = tuple[Model, tuple[Mapping[str, Any], ...], Recipe]
@@ -124,9 +125,9 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
         yield wanted, model
         return
     setup = Setup(
-        options={"threads": arguments.threads or 1, "dtype": dtype},
+        # The model's files come with their conversion.
+        configured=ConfigureEngine("", "", wanted.recipe, dtype, arguments.threads or 1),
         engine=arguments.engine or "auto",
-        tensor_parallel=1,
         cache=arguments.out.absolute() / "vllm",
     )
     with os_errors(arguments.out, "cannot be made", "name another folder"):

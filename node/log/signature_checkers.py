@@ -20,8 +20,8 @@ from typing import Final
 
 import trio
 
-from node.log.signature_check import Check, check
-from node.workers.child_process import WorkerError, open_worker
+from node.log.signature_check import Check, CheckSignatures, check
+from node.workers.child_process import OpenWorker, WorkerError, open_worker
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +65,10 @@ class _Job:
 class Checkers:
     """At most ``count`` children. Make it with ``open_checkers``."""
 
-    def __init__(self, nursery: trio.Nursery, count: int) -> None:
+    def __init__(self, nursery: trio.Nursery, count: int, open_child: OpenWorker = open_worker) -> None:
         self._nursery = nursery
         self._count = count
+        self._open_child = open_child
         self._running = 0
         self._waiting = 0
         self._paused_until = -math.inf
@@ -99,14 +100,12 @@ class Checkers:
         """One child's life."""
         job: _Job | None = None
         try:
-            async with open_worker("node.log.signature_child", name="signatures") as worker:
+            async with self._open_child("node.log.signature_child", name="signatures") as worker:
                 while (job := await self._next()) is not None:
-                    flat = [part for one in job.checks for part in one]
-                    answer = await worker.call("check", timeout=CALL_SECONDS, checks=flat)
-                    right = answer.get("right")
-                    if not isinstance(right, bytes) or len(right) != len(job.checks):
+                    right = await worker.call(CheckSignatures(list(job.checks)), timeout=CALL_SECONDS)
+                    if len(right) != len(job.checks):
                         raise WorkerError("signatures: an answer of no known form", "internal")
-                    job.answer = [one == 1 for one in right]
+                    job.answer = right
                     job.done.set()
         except (WorkerError, OSError) as error:
             logger.warning("signatures are checked in this process for a while: %s", error)
@@ -132,13 +131,13 @@ class Checkers:
 
 
 @asynccontextmanager
-async def open_checkers(count: int | None = None) -> AsyncIterator[Checkers]:
+async def open_checkers(count: int | None = None, open_child: OpenWorker = open_worker) -> AsyncIterator[Checkers]:
     """Children that check signatures, as many as there are cores. Call it from the main thread. The block's own
     exceptions come out as they are."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         try:
-            yield Checkers(nursery, count or os.cpu_count() or 1)
+            yield Checkers(nursery, count or os.cpu_count() or 1, open_child)
         except Exception as error:
             failure = error  # raised below: the nursery would wrap it in a group
         finally:

@@ -19,8 +19,7 @@ from node.errors import Unreachable
 from node.net.blob_exchange import BlobExchange
 from node.store.version_store import VersionStore
 from node.weights import delta_making
-from node.weights.delta_making import OpenWorker
-from node.workers.child_process import WorkerError
+from node.workers.child_process import OpenWorker, WorkerError
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.log.entry import Entry

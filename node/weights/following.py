@@ -22,9 +22,8 @@ from node.weights import retention
 from node.weights.bulk.bulk_process import Bulk
 from node.weights.bulk.token_exchange import Routes
 from node.weights.delta_chain import CatchingUp
-from node.weights.delta_making import OpenWorker
 from node.weights.fetching import STALL, Carrier, Holders
-from node.workers.child_process import open_worker
+from node.workers.child_process import OpenWorker, open_worker
 from protocol import records
 from protocol.constants import CHUNK_BYTES, KEPT_VERSIONS
 from protocol.errors import Error, PeerError

@@ -34,6 +34,7 @@ from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from node.weights.following import Weights
 from node.workers import delta_child as delta_worker
+from node.workers.child_messages import DescribeVersion
 from protocol.domain import Domain, parse_genesis
 from protocol.identity import Identity, peer_id
 from protocol.log.entry import Entry
@@ -286,11 +287,10 @@ class Cluster:
         file, delta = node.directory.work / "described.bin", node.directory.work / "described.delta"
         file.write_bytes(raw)
         base = running.weights.paths(predecessor.id)[0].parent
-        rows = [list(row) for row in TENSORS]
-        found = delta_worker.describe(rows, checksum(raw), str(file), str(base), str(delta))
-        assert found["delta_manifest"] is not None
-        running.versions.adopt(found["delta_manifest"], delta)
-        return Blob(running.blobs.put(found["delta_manifest"]), len(found["delta_manifest"]))
+        made = delta_worker.describe(DescribeVersion(TENSORS, checksum(raw), str(file), str(base), str(delta)))
+        assert made.delta_manifest is not None
+        running.versions.adopt(made.delta_manifest, delta)
+        return Blob(running.blobs.put(made.delta_manifest), len(made.delta_manifest))
 
     def role(self, role: str) -> str:
         """The name of the one running node with this role."""

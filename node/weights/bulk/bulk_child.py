@@ -75,7 +75,7 @@ class Daemon:
 
     def say(self, op: str, **values: Any) -> None:
         """Send one frame. Where the daemon is gone, so is this process, at once."""
-        frame = frames.pack({"op": op, **values})
+        frame = frames.encode({"op": op, **values})
         with self._lock, suppress(OSError):
             self._connection.sendall(frame)
 
@@ -143,7 +143,8 @@ class Child:
 
 def run(operations: Mapping[str, Operation], connection: socket.socket, daemon: Daemon) -> None:
     """Run what the daemon asks for until it is gone."""
-    while (message := frames.read_frame(connection)) is not None:
+    while (body := frames.read_frame(connection)) is not None:
+        message = frames.decode(body, dict[str, Any])
         name, call = message.pop("op", None), message.pop("call", None)
         operation = operations.get(name) if isinstance(name, str) else None
         try:
@@ -169,9 +170,10 @@ def main(arguments: list[str]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connection = socket.socket(fileno=descriptor)
     threading.Thread(target=end_when_closed, args=(descriptor,), daemon=True, name="end-when-closed").start()
-    first = frames.read_frame(connection)
-    if first is None:
+    body = frames.read_frame(connection)
+    if body is None:
         return
+    first = frames.decode(body, dict[str, Any])
     first.pop("op")
     daemon = Daemon(connection)
     child = Child(Setup(**first), daemon)

@@ -27,6 +27,7 @@ from node.peers.own_state import OwnState
 from node.weights.bulk.serving_limits import Limits
 from node.workers import frames
 from node.workers.child_process import Process, WorkerError, spawn
+from node.workers.frames import decode
 from protocol.errors import LocalError
 
 TOPIC: Final = "bulk"
@@ -116,7 +117,7 @@ class Bulk:
         if self._queue is None:
             return False
         try:
-            self._queue.send_nowait(frames.pack({"op": op, **values}))
+            self._queue.send_nowait(frames.encode({"op": op, **values}))
         except trio.WouldBlock:
             self._queue.close()
             self._queue = None
@@ -217,7 +218,7 @@ class Bulk:
     async def _read(self, process: Process) -> None:
         try:
             while True:
-                message = await process.read_frame()
+                message = decode(await process.read_frame(), dict[str, Any])
                 handler = self._handlers.get(str(message.pop("op", None)))
                 if handler is None:
                     raise LocalError("a message of no known kind")

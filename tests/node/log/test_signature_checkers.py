@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -75,13 +75,13 @@ async def test_a_child_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     ended = trio.Event()
 
     @asynccontextmanager
-    async def open_and_tell(module: str, *, name: str) -> AsyncIterator[Worker]:
+    async def open_and_note(module: str, *, name: str) -> AsyncIterator[Worker]:
         async with open_worker(module, name=name) as worker:
             yield worker
         ended.set()
 
-    monkeypatch.setattr(checker_module, "open_worker", open_and_tell)
-    async with open_checkers(1) as checkers:
+    opener: Any = open_and_note
+    async with open_checkers(1, opener) as checkers:
         assert await checkers.check(checks) == right
         with trio.fail_after(20):
             await ended.wait()
@@ -90,7 +90,7 @@ async def test_a_child_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> Non
         assert await checkers.check(checks) == right
 
 
-async def test_what_a_dead_child_leaves_is_checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_dead_child_leaves_is_checked_here() -> None:
     checks, right = some_checks()
     killed: list[int] = []
 
@@ -101,20 +101,27 @@ async def test_what_a_dead_child_leaves_is_checked_here(monkeypatch: pytest.Monk
             killed.append(worker.pid)
             yield worker
 
-    monkeypatch.setattr(checker_module, "open_worker", open_and_kill)
-    async with open_checkers(2) as checkers:
+    opener: Any = open_and_kill
+    async with open_checkers(2, opener) as checkers:
         assert await checkers.check(checks) == right
         assert len(killed) == 2
 
 
-async def test_where_no_child_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_no_child_can_be_started() -> None:
     checks, right = some_checks()
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    async with open_checkers(2) as checkers:
+    tried: list[str] = []
+
+    def open_nothing(module: str, *, name: str) -> AbstractAsyncContextManager[Worker]:
+        tried.append(name)
+        return open_worker(module, name=name, prefix=["/nonexistent/nice"])
+
+    opener: Any = open_nothing
+    async with open_checkers(2, opener) as checkers:
         assert await checkers.check(checks) == right
         # For a while it is not even tried.
-        monkeypatch.undo()
+        count = len(tried)
         assert await checkers.check(checks) == right
+        assert len(tried) == count
         assert checkers.children == 0
 
 
