@@ -7,9 +7,10 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from node.cli import amend, options
+from node.cli.options import Values
 from node.errors import UserError
 
 if TYPE_CHECKING:
@@ -126,11 +127,11 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(domain: Domain) -> dict[str, Any]:
+def describe(domain: Domain) -> Values:
     """A domain as JSON-ready values, its numbers in the units of ``domain.toml``."""
     from node.domain.domain_toml import SECTIONS
 
-    values: dict[str, Any] = {
+    values: Values = {
         "id": domain.id.hex(),
         "name": domain.name,
         "creator": domain.creator.hex(),
@@ -160,11 +161,11 @@ def describe(domain: Domain) -> dict[str, Any]:
     return values
 
 
-def _blob(blob: Blob | None) -> dict[str, Any] | None:
+def _blob(blob: Blob | None) -> Values | None:
     return None if blob is None else {"hash": blob.hash.hex(), "bytes": blob.size}
 
 
-def text(described: dict[str, Any]) -> str:
+def text(described: Values) -> str:
     """A described domain for people."""
     from node.cli.identity import fingerprint
 

@@ -14,6 +14,7 @@ import trio
 
 from node.cli import held_versions, options, tables
 from node.cli.held_versions import HeldVersion
+from node.cli.options import Values
 from node.config import MAX_QUESTIONS, MAX_SAMPLES
 from node.domain import joining, pinned_files
 from node.errors import UserError
@@ -100,7 +101,7 @@ async def _measure(
     setup: Setup,
     directory: DataDirectory,
     held: Sequence[HeldVersion],
-) -> dict[str, Any]:
+) -> Values:
     plan = held_out.Plan.of(
         domain.id,
         held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
@@ -144,7 +145,7 @@ async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any)
         return await answer(sampler, service, asked, lambda done, _: bar.update(task, completed=done))
 
 
-def _version_values(plan: Plan, version: HeldVersion, given: Sequence[Answers]) -> dict[str, Any]:
+def _version_values(plan: Plan, version: HeldVersion, given: Sequence[Answers]) -> Values:
     labels = plan.labels()
     return {
         "version": version.number,
@@ -161,7 +162,7 @@ def _version_values(plan: Plan, version: HeldVersion, given: Sequence[Answers]) 
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Values) -> None:
     rows = [(version["version"], row) for version in found["versions"] for row in version["scores"]]
     tables.table(
         ("version", "task", "questions", "answers", "passed", "reward", "tokens", "ended"),
@@ -197,7 +198,7 @@ def _show(found: dict[str, Any]) -> None:
         options.note(f"{task} has only {options.counted(count, 'different question')}")
 
 
-def _intervals(row: dict[str, Any], sign: str = "-") -> Iterator[str]:
+def _intervals(row: Values, sign: str = "-") -> Iterator[str]:
     for name in ("pass_rate", "reward"):
         value, low, high = (format(row[key], f"{sign}.3f") for key in (name, f"{name}_low", f"{name}_high"))
         yield f"{value} ({low} to {high})"

@@ -16,12 +16,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from node.cli import held_versions
+from node.cli.options import Values
 from node.domain import joining, pinned_files
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
@@ -66,7 +67,7 @@ def choose(directory: DataDirectory, version: int) -> ExportedVersion:
 
 def header(manifest: Manifest) -> bytes:
     """The beginning of the safetensors file (https://github.com/huggingface/safetensors, "Format")."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    table: Values = {"__metadata__": {"format": "pt"}}
     offsets = manifest.tensor_offsets()
     for tensor in manifest.tensors:
         start, size = offsets[tensor.name]
@@ -137,11 +138,11 @@ def _compare(manifest: Manifest, path: Path) -> None:
             raise LocalError(f"{path}: it has more tensors than the version")
 
 
-def tokenizer_config(config: bytes, tokenizer: bytes) -> dict[str, Any]:
+def tokenizer_config(config: bytes, tokenizer: bytes) -> Values:
     """What transformers needs to know beside ``tokenizer.json``: the class, the special tokens and the longest text."""
     model = json.loads(config)
     words = Tokenizer.from_str(tokenizer.decode())
-    described: dict[str, Any] = {"tokenizer_class": CLASS, "clean_up_tokenization_spaces": False}
+    described: Values = {"tokenizer_class": CLASS, "clean_up_tokenization_spaces": False}
     if isinstance(longest := model.get("max_position_embeddings"), int):
         described["model_max_length"] = longest
     for name in ("bos_token", "eos_token", "pad_token"):

@@ -7,10 +7,11 @@ key, its log and its credit stay; its next start brings it back.
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Final
 
 from node.cli import options
 from node.cli.node_reading import POLL, ask, ask_running, wait_for
+from node.cli.options import Values
 
 ENTRY_PATIENCE: Final = 60.0
 """Seconds until the leave entry must stand; the node's role ends first, with its children."""
@@ -38,7 +39,7 @@ def leave(
     remedy = "start it with farflung run and leave then; a node that is away has no role anyway"
     status = ask_running(directory, "can tell others that it leaves", remedy)
 
-    def read() -> dict[str, Any]:
+    def read() -> Values:
         return ask(directory, "status")
 
     if status["own_entries"] > 0:
@@ -57,5 +58,5 @@ def leave(
     return 0
 
 
-def _all_final(status: dict[str, Any]) -> bool:
+def _all_final(status: Values) -> bool:
     return bool(status["own_final"]) and not (status["account"] or {}).get("pending", 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from node.cli import options, tables
+from node.cli.options import Values
 from node.errors import UserError
 from node.log.offline_proof import NotFinal, consistency, prove, published
 from node.store.durable_files import read_named, write_new
@@ -131,7 +132,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
+def _values(proof: LogProof, electors: tuple[bytes, ...]) -> Values:
     covering = proof.covering
     entry, cut = covering.entry, covering.cut
     return {
@@ -171,7 +172,7 @@ def _words(proof: LogProof, electors: tuple[bytes, ...]) -> list[tuple[str, str]
     return rows
 
 
-def plain(payload: Any) -> dict[str, Any]:
+def plain(payload: Any) -> Values:
     """A payload's fields by name, ready for JSON: bytes as hexadecimal digits."""
     values = {item.name: getattr(payload, item.name) for item in fields(payload)}
     return {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}

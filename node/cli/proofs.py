@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from typing import Any
 
 import trio
 
 from node.api.reason_words import words
 from node.cli import options, tables
+from node.cli.options import Values
 from node.evaluation import limit_calibration, verdict_replay
 from node.evaluation.verdict_replay import Replayed
 from protocol.records import Rollout, Verdict
@@ -74,7 +74,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     return 0 if found.confirmed else 1
 
 
-def _values(found: Replayed) -> dict[str, Any]:
+def _values(found: Replayed) -> Values:
     verdict, rollout = found.verdict.payload, found.rollout.payload
     assert isinstance(verdict, Verdict)
     assert isinstance(rollout, Rollout)
@@ -95,11 +95,11 @@ def _values(found: Replayed) -> dict[str, Any]:
     }
 
 
-def _judgement(judged: object) -> dict[str, Any]:
+def _judgement(judged: object) -> Values:
     return {name: getattr(judged, name) for name in ("outcome", "severity", "reason", "score", "audited")}
 
 
-def _lines(values: dict[str, Any]) -> list[tuple[str, str]]:
+def _lines(values: Values) -> list[tuple[str, str]]:
     said, replayed = values["said"], values["replayed"]
     drawn = ", ".join(map(str, values["drawn"]))
     lines = [

@@ -6,10 +6,11 @@ The words never leave the command that they are typed into: what it signs with t
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Final
 
 from node.cli import options
 from node.cli.node_reading import ask, ask_running, wait_for
+from node.cli.options import Values
 from node.errors import UserError
 from node.keys import recovery_words
 from node.store.data_directory import DataDirectory
@@ -137,7 +138,7 @@ def rebind_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE)
     return _append(directory, "rebind", target, record.signature, key, done, patience)
 
 
-def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, Any], Identity, dict[str, Any]]:
+def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, Values, Identity, Values]:
     """The folder, its daemon's status, the recovery key, and the node that it is the key of."""
     directory = options.existing_directory(arguments)
     status = ask_running(directory, "can tell others", "start it with farflung run")
@@ -167,7 +168,7 @@ def _typed(arguments: argparse.Namespace) -> str:
 def _append(
     directory: DataDirectory,
     op: str,
-    target: dict[str, Any],
+    target: Values,
     signature: bytes,
     key: Identity,
     done: str,
@@ -176,11 +177,11 @@ def _append(
     """Have the daemon append the entry, and wait until a cut covers it."""
     made = ask(directory, op, target=target["node"], recovery=key.node.hex(), signature=signature.hex())
 
-    def read() -> dict[str, Any]:
+    def read() -> Values:
         rows = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
         return next(row for row in rows if row["node"] == target["node"])
 
-    def final(row: dict[str, Any]) -> bool:
+    def final(row: Values) -> bool:
         return row["ended"] is not None and (op == "close" or row["successor"] is not None)
 
     row = wait_for(read, final, patience)
@@ -191,5 +192,5 @@ def _append(
     return 0
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Values) -> str:
     return f"{row['name']} ({row['node'][:8]})"

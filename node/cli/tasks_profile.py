@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from node.cli import held_versions, options, tables
+from node.cli.options import Values
 from node.domain import domain_toml, founding, joining, pinned_files, task_tables
 from node.errors import os_errors
 from node.evaluation import difficulty
@@ -107,7 +108,7 @@ async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wa
 async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIterator[tuple[Wanted, Model]]:
     """What to ask, and the model that answers. Raises ``UserError``."""
     band = difficulty.Band(arguments.k, arguments.low, arguments.high)
-    asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")}
+    asked: Values = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")}
     rows: tuple[Mapping[str, Any], ...]
     other = None if arguments.tasks is None else tuple(task_tables.named(arguments.tasks))
     if held is not None:
@@ -145,7 +146,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     return Model(setup, version.manifest, version.whole), rows, domain.recipe
 
 
-def _values(found: Profile, out: Path) -> dict[str, Any]:
+def _values(found: Profile, out: Path) -> Values:
     return {
         "task": found.label,
         "questions": found.questions,
@@ -156,7 +157,7 @@ def _values(found: Profile, out: Path) -> dict[str, Any]:
     }
 
 
-def _show(wanted: Wanted, values: list[dict[str, Any]]) -> None:
+def _show(wanted: Wanted, values: list[Values]) -> None:
     rows = []
     for row in values:
         counts = {int(right): count for right, count in row["right"].items()}

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from node.cli import export, held_versions, options, tables
 from node.cli.node_reading import ask, lock_holder
+from node.cli.options import Values
 from node.weights.retention import clean
 
 
@@ -126,7 +126,7 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _room(found: dict[str, Any]) -> str:
+def _room(found: Values) -> str:
     quota = f" of at most {tables.size(found['quota'])}" if found["quota"] else ""
     free, reserve = tables.size(found["free"]), tables.size(found["reserve"])
     return f"weights take {tables.size(found['used'])}{quota}; the disk has {free} free, and they leave {reserve}"
