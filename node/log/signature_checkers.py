@@ -14,22 +14,20 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
-from node.log.signature_check import Check, check
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.log.signature_check import Check, CheckSignatures, check
+from node.workers.child_process import OpenWorker, WorkerError, open_worker
 
 logger = logging.getLogger(__name__)
 
 Checking = Callable[[Sequence[Check]], Awaitable[list[bool]]]
 """Answers checks, each in its place."""
 
-OpenChild = Callable[..., AbstractAsyncContextManager[Worker]]
-"""``open_worker``, or what stands for it in tests."""
 
 AT_ONCE: Final = 512
 """Checks that one child, or one thread, makes in one go: some 40 ms of work."""
@@ -68,7 +66,7 @@ class _Checks:
 class Checkers:
     """At most ``count`` children. Make it with ``open_checkers``."""
 
-    def __init__(self, nursery: trio.Nursery, count: int, idle: float, open_child: OpenChild) -> None:
+    def __init__(self, nursery: trio.Nursery, count: int, idle: float, open_child: OpenWorker) -> None:
         self._nursery = nursery
         self._count = count
         self._idle = idle
@@ -106,12 +104,10 @@ class Checkers:
         try:
             async with self._open_child("node.log.signature_child", name="signatures") as worker:
                 while (job := await self._next()) is not None:
-                    flat = [part for one in job.checks for part in one]
-                    answer = await worker.call("check", timeout=CALL_SECONDS, checks=flat)
-                    right = answer.get("right")
-                    if not isinstance(right, bytes) or len(right) != len(job.checks):
+                    right = await worker.call(CheckSignatures(list(job.checks)), timeout=CALL_SECONDS)
+                    if len(right) != len(job.checks):
                         raise WorkerError("signatures: an answer of no known form", "internal")
-                    job.answer = [one == 1 for one in right]
+                    job.answer = right
                     job.done.set()
         except (WorkerError, OSError) as error:
             logger.warning("signatures are checked in this process for a while: %s", error)
@@ -138,7 +134,7 @@ class Checkers:
 
 @asynccontextmanager
 async def open_checkers(
-    count: int | None = None, *, idle: float = IDLE_SECONDS, open_child: OpenChild = open_worker
+    count: int | None = None, *, idle: float = IDLE_SECONDS, open_child: OpenWorker = open_worker
 ) -> AsyncIterator[Checkers]:
     """Children that check signatures, as many as there are cores; one that had no work for ``idle`` seconds ends. Call
     it from the main thread. The block's own exceptions come out as they are."""

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -77,7 +78,8 @@ async def test_a_child_without_work_ends() -> None:
             yield worker
         ended.set()
 
-    async with open_checkers(1, idle=0.05, open_child=open_and_tell) as checkers:
+    opener: Any = open_and_tell
+    async with open_checkers(1, idle=0.05, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         with trio.fail_after(20):
             await ended.wait()
@@ -97,7 +99,8 @@ async def test_what_a_dead_child_leaves_is_checked_here() -> None:
             killed.append(worker.pid)
             yield worker
 
-    async with open_checkers(2, open_child=open_and_kill) as checkers:
+    opener: Any = open_and_kill
+    async with open_checkers(2, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         assert len(killed) == 2
 
@@ -111,7 +114,8 @@ async def test_where_no_child_can_be_started(error: Exception) -> None:
         tried.append(name)
         raise error
 
-    async with open_checkers(1, open_child=refuse) as checkers:
+    opener: Any = refuse
+    async with open_checkers(1, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         # For a while it is not even tried.
         assert await checkers.check(checks) == right
