@@ -36,10 +36,10 @@ from node.log.log_opening import load
 from node.log.replicated_log import LogService
 from node.log.replication import LogSync
 from node.log.signature_checkers import open_checkers
+from node.net.address_text import AddressError
 from node.net.blob_exchange import BlobExchange, serve_blobs, serve_chunks, serve_haves
-from node.net.discovery import AddressError
 from node.net.host import PortBusy, open_network
-from node.peers import address_book, twins
+from node.peers import peers_file, twins
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles import cheats, inference, relay, trainer, validator
@@ -199,7 +199,7 @@ class Parts:
             "watching the log's past": partial(own_feed.watch_history, node, self.sync),
             "following weights": weights.run,
             "fetching on demand": self.pulls.run,
-            "remembering peers": partial(address_book.remember, node),
+            "remembering peers": partial(peers_file.remember, node),
             "voting": self.elector.run,
             "feeding the watchdog": partial(watchdog.run, node, own, weights, self.roles, self.manager),
             PRESENCE: self.presences.run,

@@ -69,7 +69,7 @@ def waits_for(panel: Panel) -> list[str]:
     if panel.own.left:
         return []
     if not log.ready.is_set():
-        height, told = len(log.replica.cuts), log.height_told
+        height, told = len(log.replica.cuts), log.height_claimed
         return [log.waits_for(), *([f"the log to arrive: cut {height} of {told}"] if told > height else [])]
     if log.own_seq < 0:
         return ["the entry that it joins with"]

@@ -15,7 +15,7 @@ from typing import Final
 
 from node.config import Config
 from node.health.warnings import Health
-from node.net import listening
+from node.net import address_text
 
 TOPIC: Final = "bulk port"
 """The health warning's."""
@@ -56,7 +56,7 @@ class BulkPorts:
             kind = "ip6" if ":" in host else "ip4"
             hosts = [host]
             if host in ("0.0.0.0", "::"):  # noqa: S104  compared with
-                outbound = listening.outbound(kind)
+                outbound = address_text.outbound(kind)
                 hosts = [*([] if outbound is None else [outbound]), "::1" if kind == "ip6" else "127.0.0.1"]
             found += [f"/{kind}/{one}/tcp/{port}/{self._scheme}" for one in hosts]
         return list(dict.fromkeys(found))[:4]
@@ -66,7 +66,7 @@ class BulkPorts:
         named = self._config.bulk.listen
         try:
             for text in named or self._config.listen[:1]:
-                kind, host, port = listening.split(text)
+                kind, host, port = address_text.split(text)
                 self._listeners.append((_bind if named else _bind_near)(kind, host, port))
         except OSError as error:
             self._close()

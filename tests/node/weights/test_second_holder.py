@@ -9,11 +9,12 @@ import trio
 import trio.testing
 
 from node.config import WILLING
-from node.log.replicated_log import News
+from node.log.replicated_log import LogNews
 from node.net.requests import Refused
 from node.store.hashing import hash_bytes
 from node.weights.second_holder import MAX_REQUEST, PATIENCE, PROTOCOL, give_to_second_holder
 from protocol import codec
+from protocol.log.entry import Entry
 from protocol.records import Blob, Weights
 from protocol.weights.manifest import Manifest
 from tests.node.fake_children import WHOLE_0, Faults, manifest_of
@@ -154,8 +155,8 @@ async def test_whenever_a_version_is_published_another_node_holds_it(
             await cluster.start(name, willing=WILLING)
         held: list[int] = []
 
-        def count(news: News) -> None:
-            for entry in news.entries if news.own else ():
+        def count(news: LogNews) -> None:
+            for entry in news.of(Entry) if news.own else ():
                 if isinstance(entry.payload, Weights) and entry.payload.number > 0:
                     others = [r for r in cluster.running.values() if r.id != entry.author]
                     held.append(sum(r.versions.complete(entry.payload.manifest) for r in others))
