@@ -58,12 +58,11 @@ from node.systemd import service_manager, watchdog
 from node.tasks.task_service import TaskService
 from node.telemetry import metrics, tracking
 from node.weights import offers, second_holder
-from node.weights.bulk.bulk_process import Bulk
-from node.weights.bulk.token_exchange import Routes
-from node.weights.delta_making import OpenWorker
-from node.weights.following import Weights
+from node.weights.bulk.bulk_process import BulkProcess, StartBulk, start_child
+from node.weights.bulk.token_exchange import TokenExchange
+from node.weights.following import WeightsService
 from node.workers import vllm_start
-from node.workers.child_process import open_worker
+from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Domain
 from protocol.identity import node_id
 
@@ -82,6 +81,7 @@ class Machinery:
 
     open_worker: OpenWorker = open_worker
     tasks: OpenTasks = TaskService
+    start_bulk: StartBulk = start_child
 
 
 class Parts:
@@ -109,9 +109,9 @@ class Parts:
         self.blobs = BlobExchange(BlobStore(directory.blobs), node.network)
         quota, reserve = config.weights.quota << 20, config.weights.reserve << 20
         self.versions = VersionStore(directory.versions, quota=quota, reserve=reserve)
-        self.bulk = Bulk(node, self.own)
-        self.tokens = Routes(node, self.bulk)
-        self.weights = Weights(
+        self.bulk = BulkProcess(node, self.own, start=machinery.start_bulk)
+        self.tokens = TokenExchange(node, self.bulk)
+        self.weights = WeightsService(
             node,
             self.own,
             self.presences,
@@ -135,7 +135,7 @@ class Parts:
                 node,
                 self.own,
                 self.blobs,
-                self.weights.paths,
+                self.weights.held.paths,
                 open_worker=machinery.open_worker,
                 tasks=machinery.tasks,
             ),
@@ -175,8 +175,8 @@ class Parts:
         self.sync.serve()
         network.on_connect(self.sync.connected)
         joining.serve(network, self.node.directory.genesis() or b"")
-        serve_blobs(network, self.blobs.store.get_async, may_read=tokens.may_read)
         read = partial(partial, trio.to_thread.run_sync)
+        serve_blobs(network, read(self.blobs.store.get_range), may_read=tokens.may_read)
         serve_chunks(network, read(self.versions.read_chunk), may_have=tokens.may_have)
         serve_haves(network, read(self.versions.bitmap), may_have=tokens.may_have)
         tokens.serve()
@@ -219,7 +219,7 @@ class Parts:
         node, services = self.node, self.services()
         self.serve()
         with ExitStack() as stack:
-            stack.enter_context(self.bulk.open())
+            stack.enter_context(self.bulk.ports.open())
             await self.control.open()
             await self.elector.open()
             late = {name: services.pop(name) for name in (PRESENCE, ROLES)}

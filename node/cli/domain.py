@@ -7,46 +7,50 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from node.cli import amend, options
+from node.cli.options import Values
 from node.errors import UserError
 
 if TYPE_CHECKING:
     from protocol.domain import Domain
+    from protocol.records import Blob
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "domain", help="found a domain, or show one", description="A domain is one model, its tasks and its rules."
+    actions = options.add_group(
+        commands,
+        "domain",
+        help=phrase,
+        description="A domain is one model, its tasks and its rules.",
     )
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    create = actions.add_parser(
+    create = options.add_command(
+        actions,
         "create",
+        _create,
         help="found a domain from a domain.toml",
         description="Check a domain.toml (docs/OPERATING.md), convert its model, sign the genesis with this node's key "
         "and put all of it into the data directory, which becomes the founder's. Prints the line to give to others.",
+        json=True,
     )
-    create.add_argument("file", type=Path, metavar="domain.toml", help="the description of the domain")
+    options.add_file(create, "file", metavar="domain.toml", help="the description of the domain")
     create.add_argument(
         "--private",
         action="store_true",
         help="weights travel encrypted and only between nodes that joined, as private = true in the file",
     )
-    create.add_argument("--out", type=Path, metavar="FILE", help="write the signed genesis into this new file too")
-    options.add_data_dir(create)
-    options.add_json(create)
-    create.set_defaults(command=_create)
-    show = actions.add_parser(
+    options.add_file(create, "--out", help="write the signed genesis into this new file too")
+    show = options.add_command(
+        actions,
         "show",
+        _show,
         help="what a domain is",
         description="Verify a signed genesis and show what it says: that of a file, else that of the data directory.",
+        json=True,
     )
-    show.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a signed genesis")
-    options.add_data_dir(show)
-    options.add_json(show)
-    show.set_defaults(command=_show)
+    options.add_file(show, "file", nargs="?", help="a signed genesis")
     amend.add_to(actions)
 
 
@@ -59,9 +63,8 @@ def _create(arguments: argparse.Namespace) -> int:
     from node.net.address_text import own_addresses
     from node.store.durable_files import write_new
 
-    notes: list[str] = []
-    asked = founding.of_file(domain_toml.load(arguments.file), notes)
-    for line in notes:
+    asked = domain_toml.load(arguments.file)
+    for line in asked.notes:
         options.note(line)
     if arguments.private:
         asked = replace(asked, private=True)
@@ -75,6 +78,7 @@ def _create(arguments: argparse.Namespace) -> int:
         listen = resolve(directory.config_file, environment=os.environ).listen
         directory.identity()
         options.note(f"checking the tasks and converting {asked.model}")
+        trio.run(founding.check, asked)
         domain = trio.run(founding.found, directory, asked)
         directory.clean_work()
     if out is not None:
@@ -96,17 +100,14 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from node.store.durable_files import read_named
     from protocol.constants import MAX_GENESIS_BYTES
     from protocol.domain import parse_genesis
     from protocol.errors import PeerError
 
     if arguments.file is not None:
         where = str(arguments.file)
-        try:
-            with arguments.file.open("rb") as file:
-                data = file.read(MAX_GENESIS_BYTES + 1)
-        except OSError as error:
-            raise UserError(f"{where}: cannot be read ({error.strerror})", "name a signed genesis") from None
+        data = read_named(arguments.file, MAX_GENESIS_BYTES, "name a signed genesis")
     else:
         directory = options.existing_directory(arguments)
         where, data = str(directory.genesis_file), directory.genesis() or b""
@@ -126,11 +127,11 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(domain: Domain) -> dict[str, Any]:
+def describe(domain: Domain) -> Values:
     """A domain as JSON-ready values, its numbers in the units of ``domain.toml``."""
     from node.domain.domain_toml import SECTIONS
 
-    values: dict[str, Any] = {
+    values: Values = {
         "id": domain.id.hex(),
         "name": domain.name,
         "creator": domain.creator.hex(),
@@ -146,15 +147,8 @@ def describe(domain: Domain) -> dict[str, Any]:
             "tokenizer": domain.model.tokenizer.hash.hex(),
         },
         "tasks": [
-            {
-                "kind": task.kind,
-                "name": task.name,
-                "weight": task.weight,
-                "parameters": task.parameters,
-                "version": task.version,
-                "data": None if task.data is None else {"hash": task.data.hash.hex(), "bytes": task.data.size},
-                "set": None if task.items is None else {"hash": task.items.hash.hex(), "bytes": task.items.size},
-            }
+            {name: getattr(task, name) for name in ("kind", "name", "weight", "parameters", "version")}
+            | {"data": _blob(task.data), "set": _blob(task.items)}
             for task in domain.tasks
         ],
     }
@@ -167,7 +161,11 @@ def describe(domain: Domain) -> dict[str, Any]:
     return values
 
 
-def text(described: dict[str, Any]) -> str:
+def _blob(blob: Blob | None) -> Values | None:
+    return None if blob is None else {"hash": blob.hash.hex(), "bytes": blob.size}
+
+
+def text(described: Values) -> str:
     """A described domain for people."""
     from node.cli.identity import fingerprint
 

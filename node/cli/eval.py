@@ -7,31 +7,40 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from node.cli import options, tables
-from node.config import ENGINES, MAX_QUESTIONS, MAX_SAMPLES
+import trio
+
+from node.cli import held_versions, options, tables
+from node.cli.held_versions import HeldVersion
+from node.cli.options import Values
+from node.config import MAX_QUESTIONS, MAX_SAMPLES
+from node.domain import joining, pinned_files
 from node.errors import UserError
+from node.evaluation import held_out
+from node.evaluation.held_out import QUESTIONS, Plan, figures, scores
+from node.evaluation.version_answers import Answers, answer, open_sampler, sampling
+from node.roles.engine_client import Setup
 from node.store.data_directory import DataDirectory
+from node.tasks.task_service import TaskService
+from node.workers.child_process import WorkerError
+from protocol.constants import MILLION
+from protocol.domain import Domain
+from protocol.weights.manifest import Manifest
 
-if TYPE_CHECKING:
-    from node.evaluation.held_out import Plan
-    from node.evaluation.version_answers import Answers
-    from node.roles.engine_client import Setup
-    from protocol.domain import Domain
 
-
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "eval",
-        help="measure versions of the weights on held-out questions",
+        _eval,
+        help=phrase,
         description="Ask versions of the domain's weights questions that training never draws, score the answers in "
-        "the tasks' sandbox, and show pass rate and reward with 95 %% confidence intervals. Everybody asks every "
+        "the tasks' sandbox, and show pass rate and reward with 95 % confidence intervals. Everybody asks every "
         "version the same questions, so results can be compared; several --version are compared question by question.",
+        json=True,
     )
     parser.add_argument(
         "--tasks",
@@ -53,11 +62,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument(
         "--greedy", action="store_true", help="take the likeliest tokens instead of sampling by the domain's recipe"
     )
-    parser.add_argument("--engine", choices=ENGINES, help="what generates (default: as the node's configuration says)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: the configuration's)")
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_eval)
+    options.add_engine(parser, "the node's configuration")
 
 
 def _version(text: str) -> int | str:
@@ -68,36 +73,17 @@ def _version(text: str) -> int | str:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor eight digits or more of an id")
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A version on the disk; ``id`` is empty before version 0 is announced."""
-
-    number: int
-    id: str
-    manifest: Path
-    whole: Path
-
-
 def _eval(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-
-    from node.domain import joining
-    from node.evaluation.held_out import QUESTIONS
-
     directory = options.existing_directory(arguments)
     questions = QUESTIONS if arguments.questions is None else arguments.questions
     if not 1 <= questions <= MAX_QUESTIONS:
         raise UserError(f"--questions {questions}: expected 1 to {MAX_QUESTIONS}")
     if not 1 <= arguments.samples <= MAX_SAMPLES:
         raise UserError(f"--samples {arguments.samples}: expected 1 to {MAX_SAMPLES}")
-    if arguments.threads is not None and arguments.threads < 1:
-        raise UserError(f"--threads {arguments.threads}: expected 1 or more")
-    domain = joining.held(directory)
-    if domain is None:
-        raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
-    setup = _setup(arguments, directory, domain)
-    held = _held(directory, list(dict.fromkeys(arguments.versions or [-1])))
+    options.check_threads(arguments)
+    domain = joining.required(directory)
+    setup = held_versions.engine_setup(directory, domain, arguments.engine, arguments.threads)
+    held = held_versions.choose_or_fetch(directory, list(dict.fromkeys(arguments.versions or [held_versions.NEWEST])))
     if len({version.number for version in held}) < len(held):
         raise UserError("--version: one version is named twice")
     found = trio.run(_measure, arguments, questions, domain, setup, directory, held)
@@ -108,99 +94,14 @@ def _eval(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Domain) -> Setup:
-    from node.domain import pinned_files
-    from node.roles.engine_client import Setup
-
-    config = directory.config()
-    return Setup(
-        options={
-            "config": str(pinned_files.path(directory, domain.model.config)),
-            "tokenizer": str(pinned_files.path(directory, domain.model.tokenizer)),
-            "threads": config.threads if arguments.threads is None else arguments.threads,
-            "dtype": domain.model.compute_dtype,
-        },
-        engine=arguments.engine or config.engine,
-        tensor_parallel=config.tensor_parallel,
-        cache=directory.path / "vllm",
-    )
-
-
-def _held(directory: DataDirectory, wanted: Sequence[int | str]) -> list[_Held]:
-    """The versions, fetched by the running daemon where they are not here. Raises ``UserError``."""
-    from node.cli.node_reading import lock_holder
-    from node.cli.weights import found_on_disk
-
-    rows = found_on_disk(directory)["objects"]
-    found: list[_Held] = []
-    for each in wanted:
-        version = _among(rows, each, directory.versions)
-        if version is None:
-            what = "no version is" if each == -1 else f"version {each} is not"
-            if lock_holder(directory) is None:
-                numbers = ", ".join(str(row["numbers"][-1]) for row in _whole(rows)) or "none"
-                raise UserError(
-                    f"{directory.path}: {what} here whole (whole are: {numbers}), and no daemon runs to fetch one",
-                    f"farflung run --data-dir {directory.path}",
-                )
-            version = _fetched(directory, each)
-        found.append(version)
-    return found
-
-
-def _fetched(directory: DataDirectory, wanted: int | str) -> _Held:
-    from node.api.control_client import Declined
-    from node.cli.pull_progress import pull
-    from node.cli.weights import found_on_disk
-
-    options.note(f"{'the newest version' if wanted == -1 else f'version {wanted}'} is not here: the node fetches it")
-    try:
-        number = pull(directory, wanted)["version"]
-    except Declined as error:
-        raise UserError(str(error), "farflung weights ls shows what is here") from None
-    version = _among(found_on_disk(directory)["objects"], number, directory.versions)
-    if version is None:
-        raise UserError(f"{directory.path}: version {number} was removed again", "try again, or name a newer one")
-    return version
-
-
-def _whole(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["kind"] == "version" and row["numbers"] and row["here"] == row["size"]]
-
-
-def _among(rows: Sequence[dict[str, Any]], wanted: int | str, versions: Path) -> _Held | None:
-    """The version ``wanted`` (-1: the newest), where it is whole. Raises ``UserError`` where several ids begin so."""
-    known = [
-        _Held(number, identity, folder / "manifest", folder / "whole.bin")
-        for row in _whole(rows)
-        for folder in [versions / row["digest"]]
-        for number, identity in zip(row["numbers"], row["ids"] or [""], strict=True)
-    ]
-    if wanted == -1:
-        return max(known, key=lambda each: each.number, default=None)
-    if isinstance(wanted, int):
-        return next((each for each in known if each.number == wanted), None)
-    alike = [each for each in known if each.id.startswith(wanted)]
-    if len(alike) > 1:
-        raise UserError(f"--version {wanted}: the ids of {len(alike)} versions begin so", "give more of its digits")
-    return alike[0] if alike else None
-
-
 async def _measure(
     arguments: argparse.Namespace,
     questions: int,
     domain: Domain,
     setup: Setup,
     directory: DataDirectory,
-    held: Sequence[_Held],
-) -> dict[str, Any]:
-    from node.domain import pinned_files
-    from node.evaluation import held_out
-    from node.evaluation.version_answers import open_sampler, sampling
-    from node.tasks.task_service import TaskService
-    from node.workers.child_process import WorkerError
-    from protocol.weights.manifest import Manifest
-
+    held: Sequence[HeldVersion],
+) -> Values:
     plan = held_out.Plan.of(
         domain.id,
         held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
@@ -228,7 +129,7 @@ async def _measure(
         "questions": plan.questions,
         "samples": plan.samples,
         "greedy": plan.greedy,
-        "versions": [_told(plan, version, given) for version, given in zip(held, answers, strict=True)],
+        "versions": [_version_values(plan, version, given) for version, given in zip(held, answers, strict=True)],
         "differences": [
             {"version": version.number, "against": held[0].number, **held_out.difference_figures(row)}
             for version, given in zip(held[1:], answers[1:], strict=True)
@@ -237,24 +138,14 @@ async def _measure(
     }
 
 
-async def _answers(version: _Held, sampler: Any, service: Any, asked: Any) -> list[Answers]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from node.evaluation.version_answers import answer
-
-    columns = (TextColumn(f"version {version.number}"), BarColumn(), MofNCompleteColumn(), TextColumn("questions"))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any) -> list[Answers]:
+    with tables.progress(f"version {version.number}", "bar", "count", "questions") as bar:
         task = bar.add_task("", total=len(asked))
         await sampler.load(version.manifest, version.whole)
         return await answer(sampler, service, asked, lambda done, _: bar.update(task, completed=done))
 
 
-def _told(plan: Plan, version: _Held, given: Sequence[Answers]) -> dict[str, Any]:
-    from node.evaluation.held_out import figures, scores
-    from protocol.constants import MILLION
-
+def _version_values(plan: Plan, version: HeldVersion, given: Sequence[Answers]) -> Values:
     labels = plan.labels()
     return {
         "version": version.number,
@@ -271,22 +162,16 @@ def _told(plan: Plan, version: _Held, given: Sequence[Answers]) -> dict[str, Any
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Values) -> None:
+    rows = [(version["version"], row) for version in found["versions"] for row in version["scores"]]
     tables.table(
         ("version", "task", "questions", "answers", "passed", "reward", "tokens", "ended"),
         [
             (
-                str(version["version"]),
-                row["task"],
-                str(row["questions"]),
-                str(row["answers"]),
-                _interval(row, "pass_rate"),
-                _interval(row, "reward"),
-                f"{row['length']:.1f}",
-                f"{100 * row['ended']:.0f} %",
+                *(version, row["task"], row["questions"], row["answers"], *_intervals(row)),
+                *(f"{row['length']:.1f}", f"{100 * row['ended']:.0f} %"),
             )
-            for version in found["versions"]
-            for row in version["scores"]
+            for version, row in rows
         ],
     )
     if found["differences"]:
@@ -294,18 +179,11 @@ def _show(found: dict[str, Any]) -> None:
         tables.table(
             ("version", "against", "task", "questions", "passed", "reward"),
             [
-                (
-                    str(row["version"]),
-                    str(row["against"]),
-                    row["task"],
-                    str(row["questions"]),
-                    _interval(row, "pass_rate", "+"),
-                    _interval(row, "reward", "+"),
-                )
+                (row["version"], row["against"], row["task"], row["questions"], *_intervals(row, "+"))
                 for row in found["differences"]
             ],
         )
-    undecidable = sum(row["undecidable"] for version in found["versions"] for row in version["scores"])
+    undecidable = sum(row["undecidable"] for _, row in rows)
     how = "the likeliest tokens" if found["greedy"] else "sampled by the domain's recipe"
     options.note(
         f"95 % intervals; {how}, {found['engine']} in {found['dtype']}"
@@ -313,14 +191,14 @@ def _show(found: dict[str, Any]) -> None:
     )
     few = {
         row["task"]: row["questions"]
-        for version in found["versions"]
-        for row in version["scores"]
+        for _, row in rows
         if row["task"] != "all" and row["questions"] < found["questions"] and not row["undecidable"]
     }
     for task, count in few.items():
         options.note(f"{task} has only {options.counted(count, 'different question')}")
 
 
-def _interval(row: dict[str, Any], name: str, sign: str = "-") -> str:
-    value, low, high = (format(row[key], f"{sign}.3f") for key in (name, f"{name}_low", f"{name}_high"))
-    return f"{value} ({low} to {high})"
+def _intervals(row: Values, sign: str = "-") -> Iterator[str]:
+    for name in ("pass_rate", "reward"):
+        value, low, high = (format(row[key], f"{sign}.3f") for key in (name, f"{name}_low", f"{name}_high"))
+        yield f"{value} ({low} to {high})"

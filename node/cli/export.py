@@ -16,19 +16,19 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from node.domain import joining
+from node.cli import held_versions
+from node.cli.options import Values
+from node.domain import joining, pinned_files
 from node.errors import UserError
-from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.durable_files import sync_directory
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.records import Blob
 from protocol.weights.manifest import Manifest, verify_chunk
 
 ALIGNMENT: Final = 8
@@ -38,7 +38,7 @@ CLASS: Final = "PreTrainedTokenizerFast"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ExportedVersion:
     """A version on the disk, with what belongs to it."""
 
     number: int
@@ -48,55 +48,26 @@ class Chosen:
     tokenizer: bytes
 
 
-def choose(directory: DataDirectory, rows: list[dict[str, Any]], version: int) -> Chosen:
-    """Version number ``version`` out of ``rows`` (see ``node.api.weight_requests.objects``), -1 for the newest that is
-    whole.
-
-    Raises ``UserError``.
-    """
-    domain = joining.held(directory)
-    assert domain is not None
-    whole = [row for row in rows if row["kind"] == "version" and row["numbers"] and row["here"] == row["size"]]
-    if version == -1:
-        found = max(whole, key=lambda row: max(row["numbers"]), default=None)
-    else:
-        found = next((row for row in whole if version in row["numbers"]), None)
-    if found is None:
-        numbers = ", ".join(str(max(row["numbers"])) for row in whole) or "none"
-        what = "no version" if version == -1 else f"version {version}"
-        raise UserError(
-            f"{directory.path}: {what} is here whole (whole are: {numbers})", "farflung weights pull fetches one"
-        )
-    folder = directory.versions / found["digest"]
+def choose(directory: DataDirectory, version: int) -> ExportedVersion:
+    """Version number ``version``, -1 for the newest that is here whole. Raises ``UserError``."""
+    domain = joining.required(directory)
+    found = held_versions.choose(directory, version, "farflung weights pull fetches one")
     try:
-        manifest = Manifest.parse((folder / "manifest").read_bytes())
+        manifest = Manifest.parse(found.manifest.read_bytes())
     except (OSError, PeerError) as error:
-        raise UserError(f"{folder}: the version cannot be read ({error})", "farflung weights pull") from None
-    return Chosen(
-        number=max(found["numbers"]) if version == -1 else version,
+        raise UserError(f"{found.folder}: the version cannot be read ({error})", "farflung weights pull") from None
+    return ExportedVersion(
+        number=found.number,
         manifest=manifest,
-        whole=folder / "whole.bin",
-        config=_blob(directory, domain.model.config),
-        tokenizer=_blob(directory, domain.model.tokenizer),
+        whole=found.whole,
+        config=pinned_files.path(directory, domain.model.config).read_bytes(),
+        tokenizer=pinned_files.path(directory, domain.model.tokenizer).read_bytes(),
     )
-
-
-def _blob(directory: DataDirectory, blob: Blob) -> bytes:
-    try:
-        data = BlobStore(directory.blobs, owner=False).get(blob.hash)
-    except OSError:
-        data = None
-    if data is None:
-        raise UserError(
-            f"{directory.path}: the model's configuration or tokenizer is not here yet",
-            "let the node run until it has taken a role",
-        )
-    return data
 
 
 def header(manifest: Manifest) -> bytes:
     """The beginning of the safetensors file (https://github.com/huggingface/safetensors, "Format")."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    table: Values = {"__metadata__": {"format": "pt"}}
     offsets = manifest.tensor_offsets()
     for tensor in manifest.tensors:
         start, size = offsets[tensor.name]
@@ -110,7 +81,7 @@ def header(manifest: Manifest) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write(chosen: Chosen, folder: Path, *, progress: Callable[[int, int], None]) -> None:
+def write(chosen: ExportedVersion, folder: Path, *, progress: Callable[[int, int], None]) -> None:
     """Write the directory ``folder``, which must be new or empty; ``progress(done, total)`` tells bytes.
 
     Raises ``UserError``, and ``OSError`` where the disk is full.
@@ -136,7 +107,7 @@ def write(chosen: Chosen, folder: Path, *, progress: Callable[[int, int], None])
         raise
 
 
-def _copy(chosen: Chosen, path: Path, progress: Callable[[int, int], None]) -> None:
+def _copy(chosen: ExportedVersion, path: Path, progress: Callable[[int, int], None]) -> None:
     manifest = chosen.manifest
     with chosen.whole.open("rb") as source, path.open("wb") as target:
         target.write(header(manifest))
@@ -167,11 +138,11 @@ def _compare(manifest: Manifest, path: Path) -> None:
             raise LocalError(f"{path}: it has more tensors than the version")
 
 
-def tokenizer_config(config: bytes, tokenizer: bytes) -> dict[str, Any]:
+def tokenizer_config(config: bytes, tokenizer: bytes) -> Values:
     """What transformers needs to know beside ``tokenizer.json``: the class, the special tokens and the longest text."""
     model = json.loads(config)
     words = Tokenizer.from_str(tokenizer.decode())
-    described: dict[str, Any] = {"tokenizer_class": CLASS, "clean_up_tokenization_spaces": False}
+    described: Values = {"tokenizer_class": CLASS, "clean_up_tokenization_spaces": False}
     if isinstance(longest := model.get("max_position_embeddings"), int):
         described["model_max_length"] = longest
     for name in ("bos_token", "eos_token", "pad_token"):

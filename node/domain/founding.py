@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from node.tasks import task_service
+from node.workers.child_messages import ConvertedModel, ConvertModel
 from node.workers.child_process import WorkerError, open_worker
 from protocol.constants import MAX_BLOB_BYTES
 from protocol.domain import (
@@ -62,6 +63,10 @@ def devnet(*, name: str, nodes: int, tasks: str | None) -> Founding:
     )
 
 
+Convert = Callable[[Path, Path, str, int], Awaitable[ConvertedModel]]
+"""Writes a folder's weights as a whole file: ``convert_model``, or what stands in for it."""
+
+
 async def check(founding: Founding) -> None:
     """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used."""
     try:
@@ -70,20 +75,27 @@ async def check(founding: Founding) -> None:
         raise UserError(f"the tasks cannot be checked: {error}") from None
 
 
-async def found(directory: DataDirectory, founding: Founding, *, checked: bool = False) -> Domain:
+async def convert_model(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
+    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
+    ``node.workers.model_conversion.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at
+    fault."""
+    async with open_worker("node.workers.engine_child", name="engine") as worker:
+        request = ConvertModel(str(folder), str(whole), dtype)
+        return await worker.call(request, timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED)
+
+
+async def found(directory: DataDirectory, founding: Founding, convert: Convert = convert_model) -> Domain:
     """Make the domain with the key of ``directory`` as creator; what its genesis names lies there afterwards.
 
-    ``checked`` says that ``check`` was called. Raises ``UserError`` for tasks or a model that cannot be used and for a
-    disk without room.
+    Its tasks are what ``check`` found usable. Raises ``UserError`` for a model that cannot be used and for a disk
+    without room.
     """
     size = _model_bytes(founding)
     directory.require_room(ROOM + 2 * size)
     scratch = directory.work / "version-0.bin"
-    if not checked:
-        await check(founding)
     try:
         model_files = await convert(founding.model, scratch, founding.dtype, size)
-        _require_positions(founding, model_files["positions"])
+        _require_positions(founding, model_files.positions)
         genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
     except WorkerError as error:
         if error.kind != "user":
@@ -96,27 +108,14 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
     return parse_genesis(genesis)
 
 
-async def convert(folder: Path, whole: Path, dtype: str, size: int) -> dict[str, Any]:
-    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
-    ``node.workers.weight_files.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
-    async with open_worker("node.workers.engine_child", name="engine") as worker:
-        return await worker.call(
-            "convert",
-            timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED,
-            model_dir=str(folder),
-            output=str(whole),
-            dtype=dtype,
-        )
-
-
-def described(model_files: Mapping[str, Any], whole: Path) -> Manifest:
-    """The manifest of what ``convert`` wrote. Raises ``OSError``."""
+def described(model_files: ConvertedModel, whole: Path) -> Manifest:
+    """The manifest of what ``convert_model`` wrote. Raises ``OSError``."""
     with (
         whole.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         memoryview(data) as view,
     ):
-        return Manifest.of_file(model_files["tensors"], view, model_files["checksum"])
+        return Manifest.of_file(model_files.tensors, view, model_files.checksum)
 
 
 def _model_bytes(founding: Founding) -> int:
@@ -149,15 +148,15 @@ def _require_positions(founding: Founding, positions: object) -> None:
         )
 
 
-def _store(directory: DataDirectory, founding: Founding, model_files: Mapping[str, Any], scratch: Path) -> bytes:
+def _store(directory: DataDirectory, founding: Founding, model_files: ConvertedModel, scratch: Path) -> bytes:
     blobs = BlobStore(directory.blobs)
     manifest = described(model_files, scratch)
     encoded = manifest.encode()
     VersionStore(directory.versions).adopt(encoded, scratch)
     model = Model(
-        architecture=model_files["architecture"],
-        config=_blob(blobs, Path(model_files["config"])),
-        tokenizer=_blob(blobs, Path(model_files["tokenizer"])),
+        architecture=model_files.architecture,
+        config=_blob(blobs, Path(model_files.config)),
+        tokenizer=_blob(blobs, Path(model_files.tokenizer)),
         manifest=Blob(blobs.put(encoded), len(encoded)),
         whole=manifest.whole,
         compute_dtype=founding.dtype,

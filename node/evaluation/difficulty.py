@@ -24,7 +24,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from hashlib import sha256
@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
+from msgspec.structs import replace as replace_fields
 
 from node import __version__
 from node.config import MAX_SAMPLES
 from node.domain import founding
 from node.errors import UserError
-from node.evaluation import version_answers
-from node.evaluation.version_answers import Answers, Question, answer, open_sampler, sampling
+from node.evaluation.version_answers import Answers, Progress, Question, Sampler, answer, open_sampler, sampling
 from node.roles.engine_client import Setup
 from node.store.hashing import hash_bytes
 from node.tasks import task_sets
@@ -54,6 +54,8 @@ MAX_ITEMS: Final = 1_000_000
 """Items of a task: as many as a set can hold."""
 
 Row = Mapping[str, Any]
+OpenTasks = Callable[[Sequence[Row]], AbstractAsyncContextManager[TaskService]]
+OpenSampler = Callable[[Setup, Recipe, int], AbstractAsyncContextManager[Sampler]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,20 +230,26 @@ def _mean(values: Sequence[int]) -> float:
 
 
 async def profile(
-    wanted: Wanted, model: Model, out: Path, progress: Callable[[int, int], None] = lambda *_: None
+    wanted: Wanted,
+    model: Model,
+    out: Path,
+    progress: Progress = lambda *_: None,
+    *,
+    open_tasks: OpenTasks = TaskService,
+    open_sampler: OpenSampler = open_sampler,
 ) -> list[Profile]:
     """Ask what is missing in the folder ``out``, and write the sets. Raises ``UserError``.
 
-    ``progress`` is told how many questions are done, and of how many.
+    ``progress`` is called with how many questions are done, and of how many.
     """
     wanted.check()
     # A set that a task has is what this is to replace.
     rows = [{**row, "items": None} for row in wanted.tasks]
     recipe = sampling(wanted.recipe, wanted.responses)
     data = await trio.Path(model.manifest).read_bytes()
-    record = Record(out / PROFILE, header(wanted, data, model.setup.options["dtype"]))
+    record = Record(out / PROFILE, header(wanted, data, model.setup.configured.dtype))
     try:
-        async with TaskService(rows) as tasks:
+        async with open_tasks(rows) as tasks:
             asked = [
                 (task, item)
                 for task, count in enumerate(tasks.counts)
@@ -252,9 +260,9 @@ async def profile(
             if missing:
                 async with open_sampler(model.setup, recipe, Manifest.parse(data).size) as sampler:
                     await sampler.load(model.manifest, model.whole)
-                    at_once = max(1, version_answers.SEQUENCES // wanted.responses)
-                    for start in range(0, len(missing), at_once):
-                        batch = [Question(*place, _seed(wanted, *place)) for place in missing[start : start + at_once]]
+                    for start in range(0, len(missing), sampler.at_once):
+                        places = missing[start : start + sampler.at_once]
+                        batch = [Question(*place, _seed(wanted, *place)) for place in places]
                         record.add(await answer(sampler, tasks, batch))
                         progress(len(asked) - len(missing) + start + len(batch), len(asked))
     except WorkerError as error:
@@ -318,11 +326,11 @@ async def converted(folder: Path, setup: Setup, scratch: Path) -> AsyncIterator[
     try:
         with tempfile.TemporaryDirectory(prefix="model-", dir=scratch) as name:
             whole, manifest = Path(name) / "whole.bin", Path(name) / "manifest"
-            files = await founding.convert(folder, whole, setup.options["dtype"], size)
+            files = await founding.convert_model(folder, whole, setup.configured.dtype, size)
             made = await trio.to_thread.run_sync(founding.described, files, whole)
             manifest.write_bytes(made.encode())
-            options = setup.options | {"config": files["config"], "tokenizer": files["tokenizer"]}
-            yield Model(replace(setup, options=options), manifest, whole)
+            configured = replace_fields(setup.configured, config=files.config, tokenizer=files.tokenizer)
+            yield Model(replace(setup, configured=configured), manifest, whole)
     except WorkerError as error:
         raise UserError(f"{folder}: {str(error).removeprefix('engine: convert: ')}", "name another folder") from None
     except OSError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,17 @@ from node.starter import defaults
 from node.store.durable_files import write_new
 from node.telemetry.plot import STYLE, Series, legend, plot
 from node.workers import vllm_start
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.workers.child_messages import (
+    AskOther,
+    ConfigureEngine,
+    Figures,
+    MeasureForged,
+    MeasureHonest,
+    MeasureOther,
+    PrepareCalibration,
+    StoreJudge,
+)
+from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
 from proofs import limits as figures
 from protocol.constants import MILLION
 from protocol.domain import Recipe, Thresholds
@@ -83,12 +93,14 @@ def read_prompts(path: Path | None) -> list[str]:
     return lines
 
 
-async def calibrate(wanted: Wanted, out: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+async def calibrate(
+    wanted: Wanted, out: Path, note: Callable[[str], None], open_worker: OpenWorker = open_worker
+) -> dict[str, Any]:
     """Measure, and write the three files into the new folder ``out``. Returns what calibration.json holds."""
     recipe = wanted.recipe()
     prompts = await trio.to_thread.run_sync(_check, wanted, out)
     try:
-        found = await _measure(wanted, recipe, prompts, tell)
+        found = await _measure(wanted, recipe, prompts, note, open_worker)
     except WorkerError as error:
         if error.kind == "user":
             raise UserError(str(error).split(": prepare: ", 1)[-1]) from None
@@ -117,58 +129,52 @@ def _write(out: Path, found: Mapping[str, Any]) -> None:
 
 
 async def _measure(
-    wanted: Wanted, recipe: Recipe, prompts: Sequence[str], tell: Callable[[str], None]
+    wanted: Wanted, recipe: Recipe, prompts: Sequence[str], note: Callable[[str], None], open_worker: OpenWorker
 ) -> dict[str, Any]:
-    honest: dict[str, list[Any]] = {}
-    forged: dict[str, list[Any]] = {}
+    honest: dict[str, list[Figures]] = {}
+    forged: dict[str, list[Figures]] = {}
     async with open_worker("node.workers.calibration_child", name="calibration") as worker:
-        tell(f"loading {wanted.model} and training the versions that stale weights come from")
-        about = await worker.call(
-            "prepare",
-            timeout=PREPARE_TIMEOUT,
-            model=str(wanted.model.absolute()),
-            dtype=wanted.dtype,
-            recipe=asdict(recipe),
-            prompts=list(prompts),
-            threads=wanted.threads,
-        )
-        engines = sorted({engine for engine, _, _ in about["ways"]})
+        note(f"loading {wanted.model} and training the versions that stale weights come from")
+        model = str(wanted.model.absolute())
+        request = PrepareCalibration(model, wanted.dtype, recipe, list(prompts), wanted.threads)
+        about = await worker.call(request, timeout=PREPARE_TIMEOUT)
+        engines = sorted({engine for engine, _, _ in about.ways})
         for engine in engines:
-            ways = [number for number, (name, _, _) in enumerate(about["ways"]) if name == engine]
+            ways = [number for number, (name, _, _) in enumerate(about.ways) if name == engine]
             for place, start in enumerate(range(0, wanted.groups, AT_ONCE)):
                 count = min(AT_ONCE, wanted.groups - start)
                 way = ways[place % len(ways)]
-                answer = await worker.call("honest", timeout=WORK_TIMEOUT, way=way, first=start, count=count)
-                honest.setdefault(engine, []).extend(answer["groups"])
-            tell(f"{len(honest[engine])} honest groups by {engine}")
+                rows = await worker.call(MeasureHonest(way, start, count), timeout=WORK_TIMEOUT)
+                honest.setdefault(engine, []).extend(rows)
+            note(f"{len(honest[engine])} honest groups by {engine}")
         if vllm_start.installed():
             try:
-                honest["vllm"] = await _by_vllm(wanted, recipe, worker)
+                honest["vllm"] = await _by_vllm(wanted, recipe, worker, open_worker)
             except WorkerError as error:
                 if error.kind != "user":
                     raise
-                tell(f"without vLLM: {str(error).split(': configure: ', 1)[-1]}")
+                note(f"without vLLM: {str(error).split(': configure: ', 1)[-1]}")
             else:
                 engines = sorted([*engines, "vllm"])
-                tell(f"{len(honest['vllm'])} honest groups by vllm")
+                note(f"{len(honest['vllm'])} honest groups by vllm")
         # Forgers of the same prompts one after the other: many begin with the same tokens, and the child keeps those.
         for start in range(0, wanted.forged, AT_ONCE):
             count = min(AT_ONCE, wanted.forged - start)
-            for name, _ in about["forgers"]:
-                answer = await worker.call("forged", timeout=WORK_TIMEOUT, name=name, first=start, count=count)
-                forged.setdefault(name, []).extend(answer["groups"])
-            tell(f"{start + count} groups by each of {len(forged)} forgers")
+            for name, _ in about.forgers:
+                rows = await worker.call(MeasureForged(name, start, count), timeout=WORK_TIMEOUT)
+                forged.setdefault(name, []).extend(rows)
+            note(f"{start + count} groups by each of {len(forged)} forgers")
     limits = figures.thresholds(honest, forged)
     least = min(sum(row[0] for row in rows) for rows in honest.values())
     if limits.deficit_honest * least < EVENTS * MILLION:
-        tell(f"{least} honest tokens of an engine are few, so that limits are wide: ask for more with --groups")
+        note(f"{least} honest tokens of an engine are few, so that limits are wide: ask for more with --groups")
     everybody = [row for part in honest.values() for row in part]
     refused = sum(figures.run([[row]], limits).reasons != ("ok",) for row in everybody)
     return {
         "agent": f"farflung/{__version__}",
         "model": str(wanted.model),
         "dtype": wanted.dtype,
-        "emulated": about["emulated"],
+        "emulated": about.emulated,
         "engines": engines,
         "learning_rate": wanted.learning_rate,
         "thresholds": _named(limits),
@@ -177,33 +183,32 @@ async def _measure(
         "honest_groups": len(everybody),
         "honest_refused": refused,
         "honest_refused_upper": figures.upper_bound(refused, len(everybody)),
-        "forgers": [_forger(name, saves, everybody, forged[name], limits) for name, saves in about["forgers"]],
+        "forgers": [_forger(name, saves, everybody, forged[name], limits) for name, saves in about.forgers],
     }
 
 
-async def _by_vllm(wanted: Wanted, recipe: Recipe, worker: Worker) -> list[Any]:
+async def _by_vllm(wanted: Wanted, recipe: Recipe, worker: Worker, open_worker: OpenWorker) -> list[Figures]:
     """The rows of honest groups that vLLM wrote with the weights of the calibration child ``worker``."""
-    rows: list[Any] = []
+    rows: list[Figures] = []
     with TemporaryDirectory(prefix="farflung-calibration-") as folder:
         environment = vllm_start.environment(wanted.threads, Path(folder) / "cache")
-        version = await worker.call("store", timeout=WORK_TIMEOUT, folder=folder)
+        version = await worker.call(StoreJudge(folder), timeout=WORK_TIMEOUT)
         async with open_worker("node.workers.vllm_child", name="vllm engine", environment=environment) as vllm:
-            await vllm.call(
-                "configure",
-                timeout=PREPARE_TIMEOUT,
+            request = ConfigureEngine(
                 config=str(wanted.model.absolute() / "config.json"),
                 tokenizer=str(wanted.model.absolute() / "tokenizer.json"),
-                recipe=asdict(recipe),
+                recipe=recipe,
                 dtype=wanted.dtype,
                 threads=wanted.threads,
             )
-            await vllm.call("load", timeout=PREPARE_TIMEOUT, **version)
+            await vllm.call(request, timeout=PREPARE_TIMEOUT)
+            await vllm.call(version, timeout=PREPARE_TIMEOUT)
             for start in range(0, wanted.groups, AT_ONCE_VLLM):
                 count = min(AT_ONCE_VLLM, wanted.groups - start)
-                asked = await worker.call("asked", timeout=WORK_TIMEOUT, first=start, count=count)
-                made = await vllm.call("generate", timeout=WORK_TIMEOUT, **asked)
-                answer = await worker.call("measured", timeout=WORK_TIMEOUT, first=start, groups=made["groups"])
-                rows.extend(answer["groups"])
+                asked = await worker.call(AskOther(start, count), timeout=WORK_TIMEOUT)
+                written = await vllm.call(asked, timeout=WORK_TIMEOUT)
+                found = await worker.call(MeasureOther(start, written.groups), timeout=WORK_TIMEOUT)
+                rows.extend(found)
     return rows
 
 
@@ -211,7 +216,7 @@ def _named(limits: Thresholds) -> dict[str, int]:
     return dict(zip((name for name, _ in Thresholds.SCHEMA), limits.to_value(), strict=True))
 
 
-def _summary(rows: Sequence[Any]) -> dict[str, Any]:
+def _summary(rows: Sequence[Figures]) -> dict[str, Any]:
     tokens = sum(row[0] for row in rows)
     return {
         "groups": len(rows),
@@ -221,7 +226,9 @@ def _summary(rows: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _forger(name: str, saves: str, honest: Sequence[Any], rows: Sequence[Any], limits: Thresholds) -> dict[str, Any]:
+def _forger(
+    name: str, saves: str, honest: Sequence[Figures], rows: Sequence[Figures], limits: Thresholds
+) -> dict[str, Any]:
     alone = [figures.run([[row]], limits) for row in rows]
     chain = figures.run([[row] for row in rows], limits)
     curves = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from node.tasks.task_service import TaskService
+from node.workers.child_messages import ConfigureEngine, LoadVersion
 from node.workers.child_process import WorkerError, open_worker
 from proofs.audit import AuditResult
 from protocol.credit.verdict_draws import check_draw
@@ -123,20 +124,17 @@ async def _children(
 ) -> AsyncIterator[tuple[Prefill, TaskService]]:
     rows = pinned_files.task_rows(directory, domain)
     async with open_worker("node.workers.engine_child", name="engine") as worker, TaskService(rows) as tasks:
-        answer = await worker.call(
-            "configure",
-            timeout=LOAD_TIMEOUT,
+        request = ConfigureEngine(
             config=str(pinned_files.path(directory, domain.model.config)),
             tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
-            recipe=asdict(domain.recipe),
-            threads=1,
+            recipe=domain.recipe,
         )
+        ready = await worker.call(request, timeout=LOAD_TIMEOUT)
         try:
             manifest = Manifest.parse(paths[0].read_bytes())
         except (OSError, PeerError) as error:
             raise UserError(f"{paths[0]}: {error}") from None
-        timeout = load_timeout(manifest.size)
-        loaded = await worker.call("load", timeout=timeout, manifest=str(paths[0]), weights=str(paths[1]))
-        if loaded["checksum"] != manifest.checksum:
+        load = LoadVersion(str(paths[0]), str(paths[1]))
+        if await worker.call(load, timeout=load_timeout(manifest.size)) != manifest.checksum:
             raise UserError(f"{paths[1]}: not the version's tensors", "delete it, and the node fetches it again")
-        yield Prefill(worker, answer["end_token"], answer["vocabulary"]), tasks
+        yield Prefill(worker, ready), tasks

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
+from msgspec.structs import replace as replace_fields
 
 from node.roles.engine_client import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.task_service import TaskService
-from node.workers.child_process import Worker
+from node.workers.child_messages import GenerateGroups, LoadVersion, WrittenGroup
+from node.workers.child_process import OpenWorker, Worker, open_worker
 from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
@@ -65,38 +67,40 @@ def sampling(recipe: Recipe, samples: int, *, greedy: bool = False) -> Recipe:
 class Sampler:
     """A child that writes answers with the version loaded last. Made by ``open_sampler``.
 
-    ``engine`` is "torch" or "vllm", ``pid`` the child's process id.
+    ``engine`` is "torch" or "vllm", ``pid`` the child's process id, ``at_once`` how many questions it answers together.
     """
 
     def __init__(self, engine: str, worker: Worker, recipe: Recipe) -> None:
         self.engine = engine
         self.recipe = recipe
         self.pid = worker.pid
+        self.at_once = max(1, SEQUENCES // recipe.group_size)
         self._worker = worker
 
     async def load(self, manifest: Path, whole: Path) -> None:
         """Load the version of a manifest's file and a file of raw tensors. Raises ``WorkerError`` and ``OSError``."""
         described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
         timeout = load_timeout(described.size)
-        answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(whole))
-        if answer["checksum"] != described.checksum:
+        if await self._worker.call(LoadVersion(str(manifest), str(whole)), timeout=timeout) != described.checksum:
             raise LocalError("the engine loaded other tensors than the manifest describes")
 
-    async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
-        """One group of answers to each prompt (see ``node.workers.engine_child``). Raises ``WorkerError``."""
+    async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> list[WrittenGroup]:
+        """One group of answers to each prompt. Raises ``WorkerError``."""
         tokens = len(prompts) * self.recipe.group_size * self.recipe.max_response_tokens
         timeout = WORK_TIMEOUT + tokens / WORK_SPEED
-        return await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))
+        return (await self._worker.call(GenerateGroups(list(prompts), list(seeds)), timeout=timeout)).groups
 
 
 @asynccontextmanager
-async def open_sampler(setup: Setup, recipe: Recipe, size: int) -> AsyncIterator[Sampler]:
+async def open_sampler(
+    setup: Setup, recipe: Recipe, size: int, open_worker: OpenWorker = open_worker
+) -> AsyncIterator[Sampler]:
     """A sampler that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
     ``setup`` is a running node's (``node.roles.engine_client.setup_of``) or made from files. Raises ``WorkerError``.
     """
-    options = {**setup.options, "recipe": asdict(recipe)}
-    async with open_child(replace(setup, options=options), size) as (engine, worker, _):
+    following = replace(setup, configured=replace_fields(setup.configured, recipe=recipe))
+    async with open_child(following, size, open_worker=open_worker) as (engine, worker, _):
         yield Sampler(engine, worker, recipe)
 
 
@@ -105,9 +109,8 @@ async def answer(
 ) -> list[Answers]:
     """What the loaded version answers to ``questions``, in their order. Raises ``WorkerError``."""
     found: list[Answers] = []
-    at_once = max(1, SEQUENCES // sampler.recipe.group_size)
-    for start in range(0, len(questions), at_once):
-        found += await _answer(sampler, tasks, questions[start : start + at_once])
+    for start in range(0, len(questions), sampler.at_once):
+        found += await _answer(sampler, tasks, questions[start : start + sampler.at_once])
         progress(len(found), len(questions))
     return found
 
@@ -116,19 +119,19 @@ async def _answer(sampler: Sampler, tasks: TaskService, batch: Sequence[Question
     texts = await tasks.questions([(question.task, question.item) for question in batch])
     seeds = [question.seed for question in batch]
     prompts = [schedule.prompt(text, seed, sampler.recipe) for text, seed in zip(texts, seeds, strict=True)]
-    groups = (await sampler.write(prompts, seeds))["groups"]
+    groups = await sampler.write(prompts, seeds)
     flat = [
-        (question.task, question.item, text)
+        (question.task, question.item, one.text)
         for question, group in zip(batch, groups, strict=True)
-        for _, _, _, text in group["responses"]
+        for one in group.responses
     ]
     rewards = iter(await tasks.score(flat))
     return [
         Answers(
             question=question,
-            rewards=tuple(next(rewards) for _ in group["responses"]),
-            lengths=tuple(len(tokens) // 4 for tokens, _, _, _ in group["responses"]),
-            ended=sum(finish == FINISH_END for _, _, finish, _ in group["responses"]),
+            rewards=tuple(next(rewards) for _ in group.responses),
+            lengths=tuple(len(one.tokens) // 4 for one in group.responses),
+            ended=sum(one.finish == FINISH_END for one in group.responses),
         )
         for question, group in zip(batch, groups, strict=True)
     ]

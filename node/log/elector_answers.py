@@ -29,7 +29,7 @@ ABSURD: Final = 2**40
 """No honest elector is so far ahead of the others."""
 
 
-class Answers:
+class ElectorAnswers:
     """Serves the protocol between electors, for ``voter``."""
 
     def __init__(self, voter: Voter, sync: LogSync) -> None:
@@ -102,7 +102,7 @@ class Answers:
         return await self._voter.commit(prepared)
 
     async def _on_certified(self, peer: bytes, data: bytes) -> Any:
-        received = await self._voter.service.receive(cuts=[data])
+        received = await self._voter.service.intake.receive(cuts=[data])
         if received.errors:
             raise received.errors[0]
         if received.waiting:

@@ -3,8 +3,7 @@
 1. Commit before publish: an own entry, cut or grant is in the store before anything else sees it. A commit of unknown
    outcome blocks the place it was for until a restart.
 2. The own feed grows only once ``ready`` is set (see ``node.log.own_head``). Reads and peers are served meanwhile.
-3. What peers send is verified piece by piece (``node.log.verification``): a bad piece is reported to the caller, who
-   blames its sender, and the rest is taken. What cannot be judged yet waits, in ``node.log.intake``.
+3. What peers send comes by ``node.log.intake``.
 4. Where the disk refuses what peers sent, it is kept in memory and stored before anything else is; own entries fail.
 """
 
@@ -12,18 +11,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
 from node.log.checkpoint_exchange import Checkpoints
-from node.log.intake import Intake, add
-from node.log.log_opening import sum_up
+from node.log.intake import THREAD_FROM, Intake
+from node.log.log_opening import SNAPSHOT_ENTRIES, sum_up
 from node.log.own_head import OwnHead
 from node.log.signature_checkers import Checking, check_in_threads
-from node.log.verification import THREAD_FROM, Received, Verifier
-from node.store.log_interface import Store
+from node.log.waiting_room import BOUNDS, RoomBounds, add
 from node.store.log_rows import Item
+from node.store.log_store import LogStore
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.credit.ledger import Ledger
 from protocol.errors import Error, LocalError
@@ -31,13 +32,14 @@ from protocol.identity import Identity
 from protocol.log import entry as entries
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry
-from protocol.log.feed import ForkProof
 from protocol.log.heads import RangeRequest
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.log.replica import Replica
 from protocol.records import Record
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Making = Record | Callable[[list[Entry]], Record]
 """A payload, or a function that makes it from the entries made before it in the same ``append``."""
@@ -48,14 +50,15 @@ class NotReady(Error):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class LogNews:
     """What the log took in one go. ``own``: this node made it, so it is for this node to publish."""
 
-    entries: tuple[Entry, ...] = ()
-    cuts: tuple[CertifiedCut, ...] = ()
-    grants: tuple[CertifiedGrant, ...] = ()
-    forks: tuple[ForkProof, ...] = ()
+    items: tuple[Item, ...] = ()
     own: bool = False
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The items of this class."""
+        return [item for item in self.items if isinstance(item, kind)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +75,22 @@ class LogService:
     """Owner of the replica. ``known`` are the peers this node knew at start, ``fresh`` says that its key is new.
 
     ``checking`` checks the signatures of large deliveries. ``archive`` False: the bodies of final entries are removed
-    once a snapshot sums them up.
+    once a snapshot sums them up. ``bounds`` are those of what waits, ``snapshot_entries`` as for ``sum_up``.
     """
 
     def __init__(
         self,
         identity: Identity,
         log: Ledger | Replica,
-        store: Store,
+        store: LogStore,
         *,
         known: Iterable[bytes] = (),
         fresh: bool = False,
         thread_from: int = THREAD_FROM,
         archive: bool = True,
         checking: Checking = check_in_threads,
+        bounds: RoomBounds = BOUNDS,
+        snapshot_entries: int = SNAPSHOT_ENTRIES,
     ) -> None:
         self.identity = identity
         self.ledger = log if isinstance(log, Ledger) else Ledger(log)
@@ -94,7 +99,7 @@ class LogService:
         self.store = store
         self.ready = trio.Event()
         self.generation = 0
-        self.height_told = 0
+        self.height_claimed = 0
         """The height of the newest cut that some peer says it holds, for people."""
         self.disk_trouble: str | None = None
         """Why the disk refuses what peers sent; None where all is stored."""
@@ -102,19 +107,21 @@ class LogService:
         """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
         self.checkpoints = Checkpoints(replica, store)
         self._own_head = OwnHead(identity.node, replica.electors_at(len(replica.cuts) + 1), known, fresh=fresh)
-        self._listeners: list[Callable[[News], None]] = []
+        self._listeners: list[Callable[[LogNews], None]] = []
         self._changed = trio.Event()
         self._lock = trio.Lock()
         self._unsaved: list[Item] = []
         self._archive = archive
+        self._snapshot_entries = snapshot_entries
         self._pruned: dict[bytes, int] = {}
-        self.intake = Intake(replica)
-        self._verifier = Verifier(self.ledger, self.intake, thread_from, checking)
-        self._settle()
+        self.intake = Intake(
+            self.ledger, store, self._lock, self._keep, thread_from=thread_from, checking=checking, bounds=bounds
+        )
+        self._confirm()
 
     # Watching
 
-    def subscribe(self, listener: Callable[[News], None]) -> None:
+    def subscribe(self, listener: Callable[[LogNews], None]) -> None:
         """Call ``listener`` after every change; it must neither block nor raise."""
         self._listeners.append(listener)
 
@@ -127,7 +134,7 @@ class LogService:
             await trio.lowlevel.checkpoint()
         return self.generation
 
-    def _tell(self, news: News) -> None:
+    def _notify(self, news: LogNews) -> None:
         self.generation += 1
         self._changed.set()
         self._changed = trio.Event()
@@ -141,7 +148,7 @@ class LogService:
         """The seq of this node's newest entry, -1 before its ``join``."""
         return self.replica.next_for(self.identity.node) - 1
 
-    def heard(self, entry: Entry) -> None:
+    def on_own_entry(self, entry: Entry) -> None:
         """Somebody showed a verified entry of the own feed; appending stops until this node holds it too."""
         self._own_head.seen(entry.seq)
         self.behind = self.behind or entry.seq > self.own_seq
@@ -149,17 +156,17 @@ class LogService:
             logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
             self.ready = trio.Event()
 
-    def told(self, peer: bytes) -> None:
-        """``peer`` said where the own feed ends (``heard``), and what it offered was fetched."""
-        self._own_head.told(peer)
-        self._settle()
+    def on_own_head(self, peer: bytes) -> None:
+        """``peer`` said where the own feed ends (``on_own_entry``), and what it offered was fetched."""
+        self._own_head.confirm(peer)
+        self._confirm()
 
     def waits_for(self) -> str:
         """Why ``ready`` is not set, for people."""
         return self._own_head.missing()
 
-    def _settle(self) -> None:
-        if not self.ready.is_set() and self._own_head.settled(self.own_seq):
+    def _confirm(self) -> None:
+        if not self.ready.is_set() and self._own_head.confirmed(self.own_seq):
             self.ready.set()
 
     async def append(self, *payloads: Making, timeout: float = 60.0) -> list[Entry]:
@@ -198,9 +205,10 @@ class LogService:
         return None
 
     async def answer(self) -> None:
-        """Return once the log could take something: nothing holds it, and its store answers."""
+        """Return once the log could take something: nothing holds it, and its store answers, if only that it fails."""
         async with self._lock:
-            await self.store.meta("domain")
+            with suppress(OSError):
+                await self.store.meta("domain")
 
     def _room(self) -> int:
         """How many more own entries may stand on the newest cut."""
@@ -226,7 +234,7 @@ class LogService:
             if self.replica.add_entry(entry) is not Outcome.ADDED:
                 raise LocalError(f"an own entry was not taken: {entry.kind} {entry.seq}")
         self._own_head.seen(made[-1].seq)
-        self._tell(News(entries=tuple(made), own=True))
+        self._notify(LogNews(tuple(made), own=True))
         return made
 
     async def commit(self, make: Callable[[], Own | None]) -> CertifiedCut | CertifiedGrant | None:
@@ -247,73 +255,55 @@ class LogService:
                     return None
                 if add(self.replica, item) is not Outcome.ADDED:
                     raise LocalError("an own cut or grant was not taken")
-                self._tell(
-                    News(cuts=(item,), own=True) if isinstance(item, CertifiedCut) else News(grants=(item,), own=True)
-                )
-                taken = self.intake.deliver()
-                if taken.items:
-                    await self._save_foreign(taken.items)
-                    self._tell_foreign(taken.items)
+                self._notify(LogNews((item,), own=True))
+                await self._keep(self.intake.room.deliver().items)
                 await self._sum_up()
                 return item
 
     # What peers send
 
-    async def receive(
-        self,
-        *,
-        entries: Sequence[bytes] = (),
-        cuts: Sequence[bytes] = (),
-        grants: Sequence[bytes] = (),
-        forks: Sequence[bytes] = (),
-        origin: bytes = b"",
-    ) -> Received:
-        """Take encoded objects from the peer ``origin``: verified, stored, and only then told to others. Never raises
-        for them."""
-        result = Received()
-        good, new_cuts, others = await self._verifier.verify(entries, cuts, grants, forks, result)
-        async with self._lock:
-            with trio.CancelScope(shield=True):
-                others += await self._forks_below(good, result)
-                taken = self.intake.deliver(good, new_cuts, others, origin)
-                result.errors += taken.errors
-                result.added = len(taken.items)
-                result.waiting = self.intake.waits(good, new_cuts, others)
-                await self._verifier.draws(taken.items)
-                if taken.items:
-                    await self._save_foreign(taken.items)
-                for entry in good:
-                    if entry.author == self.identity.node:
-                        self.heard(entry)
-                self._settle()
-                self._tell_foreign(taken.items)
-                if any(isinstance(item, CertifiedCut) for item in taken.items):
-                    await self._sum_up()
-        await trio.lowlevel.checkpoint()
-        return result
+    async def _keep(self, taken: Sequence[Item], good: Sequence[Entry] = ()) -> None:
+        """Store what the replica took, and tell of it; ``good`` may be of the own feed. Called with the lock held."""
+        if taken:
+            await self._save_foreign(taken)
+        for entry in good:
+            if entry.author == self.identity.node:
+                self.on_own_entry(entry)
+        self._confirm()
+        if taken:
+            self._notify(LogNews(tuple(taken)))
+        if any(isinstance(item, CertifiedCut) for item in taken):
+            await self._sum_up()
 
-    async def _forks_below(self, good: list[Entry], result: Received) -> list[ForkProof]:
-        """Proofs from entries for places that are no longer in memory; takes those entries out of ``good``."""
-        below = [entry for entry in good if entry.seq < self.replica.base_for(entry.author)]
-        if not below:
-            return []
-        good[:] = [entry for entry in good if entry.seq >= self.replica.base_for(entry.author)]
-        ids = await self.store.ids_at([(entry.author, entry.seq) for entry in below])
-        others = [entry for entry in below if ids.get((entry.author, entry.seq), entry.id) != entry.id]
-        stored = await self.store.entries_at([(entry.author, entry.seq) for entry in others]) if others else {}
-        proofs = []
-        for entry in others:
-            held = stored.get((entry.author, entry.seq), ())
-            if held and all(other.id != entry.id for other in held):
-                proofs.append(ForkProof.of(held[0], entry))
-        return proofs
+    async def _save_foreign(self, taken: Sequence[Item]) -> None:
+        self._unsaved += taken
+        try:
+            await self.store.append(self._unsaved)
+        except OSError as error:
+            if self.disk_trouble is None:
+                logger.error("the log is not stored: %s", error)
+            self.disk_trouble = str(error)
+        else:
+            self._unsaved = []
+            self.disk_trouble = None
+
+    async def _store(
+        self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
+    ) -> None:
+        """Own objects, behind whatever of others' is not stored yet: they may stand on it."""
+        await self.store.append([*self._unsaved, *items], meta, exclusive=exclusive)
+        self._unsaved = []
 
     # Snapshots
 
     async def _sum_up(self) -> None:
         """Where enough became final, store a snapshot, and let go of what it sums up."""
-        more = self.intake.next_cut_waits()
-        if not self._unsaved and await sum_up(self.ledger, self.store, more=more) and not self._archive:
+        more = self.intake.room.next_cut_waits()
+        if (
+            not self._unsaved
+            and await sum_up(self.ledger, self.store, self._snapshot_entries, more=more)
+            and not self._archive
+        ):
             await self._prune()
 
     async def _prune(self) -> None:
@@ -331,35 +321,3 @@ class LogService:
             logger.warning("old entries are not removed: %s", error)
         else:
             self._pruned = ends
-
-    def _tell_foreign(self, taken: Sequence[Item]) -> None:
-        if taken:
-            self._tell(
-                News(
-                    tuple(item for item in taken if isinstance(item, Entry)),
-                    tuple(item for item in taken if isinstance(item, CertifiedCut)),
-                    tuple(item for item in taken if isinstance(item, CertifiedGrant)),
-                    tuple(item for item in taken if isinstance(item, ForkProof)),
-                )
-            )
-
-    # The disk
-
-    async def _store(
-        self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
-    ) -> None:
-        """Own objects, behind whatever of others' is not stored yet: they may stand on it."""
-        await self.store.append([*self._unsaved, *items], meta, exclusive=exclusive)
-        self._unsaved = []
-
-    async def _save_foreign(self, taken: Sequence[Item]) -> None:
-        self._unsaved += taken
-        try:
-            await self.store.append(self._unsaved)
-        except OSError as error:
-            if self.disk_trouble is None:
-                logger.error("the log is not stored: %s", error)
-            self.disk_trouble = str(error)
-        else:
-            self._unsaved = []
-            self.disk_trouble = None

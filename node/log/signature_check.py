@@ -1,9 +1,10 @@
-"""One check of a signature as a value, and the making of many. Imports no trio: the child that makes them has none."""
+"""One check of a signature as a value, and the making of many, here or in a child. Imports no trio."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from node.workers.frames import ChildRequest
 from protocol.errors import PeerError
 from protocol.identity import verify
 
@@ -22,3 +23,9 @@ def check(checks: Sequence[Check]) -> list[bool]:
         else:
             found.append(True)
     return found
+
+
+class CheckSignatures(ChildRequest[list[bool]], frozen=True, tag="check"):
+    """Asks the child whether each signature is right."""
+
+    checks: list[Check]

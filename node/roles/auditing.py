@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
+from node.workers.child_messages import ReplayedGroup
 from proofs import audit, checks
 from proofs.audit import AuditResult
 from protocol.credit.sequential_test import Standing
@@ -43,7 +44,7 @@ class Prefill(Protocol):
     async def encode(self, prompts: Sequence[str]) -> list[bytes]:
         """The tokens of each prompt."""
 
-    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> list[ReplayedGroup]:
         """Replay (seed, group) pairs."""
 
 
@@ -87,8 +88,8 @@ async def examine(
     items = [schedule.choose_task(seed, [task.weight for task in domain.tasks]) for seed in seeds]
     # Prompts are cheap to make: those of all groups are checked, so that nobody answers others' in between.
     asked = zip(await tasks.questions(items), seeds, strict=True)
-    told = [schedule.prompt(question, seed, domain.recipe) for question, seed in asked]
-    prompts = dict(enumerate(map(unpack, await engine.encode(told))))
+    posed = [schedule.prompt(question, seed, domain.recipe) for question, seed in asked]
+    prompts = dict(enumerate(map(unpack, await engine.encode(posed))))
     before = audit.inspect(submission, prompts, domain.recipe, engine.end_token, engine.vocabulary)
     if before.reason != "ok":
         return before
@@ -104,8 +105,8 @@ async def examine(
         if not part or any(checks.hopeless(found, case.thresholds) for found in replays.values()):
             break
         answer = await engine.replay([(seeds[i], submission.groups[i]) for i in part], case.thresholds.deficit_clip)
-        replays |= {i: checks.GroupReplay(*row) for i, row in zip(part, answer["groups"], strict=True)}
-        texts |= zip(part, answer["texts"], strict=True)
+        for i, replayed in zip(part, answer, strict=True):
+            replays[i], texts[i] = replayed.found, replayed.texts
     before = audit.audit_replay(submission, replays, case.thresholds, case.standing)
     if before.reason == "sampling" and any(
         checks.sampling_reason([replays[i]], case.thresholds) == "sampling" for i in alike & replays.keys()

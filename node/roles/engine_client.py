@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from node.errors import UserError
 from node.workers import vllm_start
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.workers.child_messages import (
+    ClaimedGroup,
+    ConfigureEngine,
+    EncodePrompts,
+    EngineReady,
+    GenerateGroups,
+    LoadVersion,
+    ReplayedGroup,
+    ReplayGroups,
+    WrittenGroups,
+)
+from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
 from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
@@ -41,23 +51,20 @@ AUTO_BYTES = 64 << 20
 class Prefill:
     """A configured child that holds a version, for whoever judges."""
 
-    def __init__(self, worker: Worker, end_token: int, vocabulary: int) -> None:
+    def __init__(self, worker: Worker, ready: EngineReady) -> None:
         self._worker = worker
-        self.end_token = end_token
-        self.vocabulary = vocabulary
+        self.end_token = ready.end_token
+        self.vocabulary = ready.vocabulary
 
     async def encode(self, prompts: Sequence[str]) -> list[bytes]:
         """The tokens of each prompt as little-endian u32."""
-        answer = await self._worker.call("encode", timeout=WORK_TIMEOUT, prompts=list(prompts))
-        tokens: list[bytes] = answer["tokens"]
-        return tokens
+        return await self._worker.call(EncodePrompts(list(prompts)), timeout=WORK_TIMEOUT)
 
-    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> list[ReplayedGroup]:
         """Replay (seed, group) pairs on the loaded version; ``clip`` is the domain's ``deficit_clip``."""
-        sent = [wire(seed, group) for seed, group in groups]
+        request = ReplayGroups([claimed(seed, group) for seed, group in groups], clip)
         tokens = sum(len(response.tokens) for _, group in groups for response in group.responses)
-        timeout = WORK_TIMEOUT + tokens / WORK_SPEED
-        return await self._worker.call("replay", timeout=timeout, groups=sent, clip=clip)
+        return await self._worker.call(request, timeout=WORK_TIMEOUT + tokens / WORK_SPEED)
 
 
 class Engine(Prefill):
@@ -70,13 +77,12 @@ class Engine(Prefill):
     def __init__(
         self,
         worker: Worker,
-        end_token: int,
-        vocabulary: int,
+        ready: EngineReady,
         recipe: Recipe,
         paths: Callable[[bytes], tuple[Path, Path]],
         wrote: Callable[[int, float], None],
     ) -> None:
-        super().__init__(worker, end_token, vocabulary)
+        super().__init__(worker, ready)
         self._recipe = recipe
         self._paths = paths
         self._wrote = wrote
@@ -93,19 +99,19 @@ class Engine(Prefill):
             return
         self._loaded = None
         described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
-        timeout = load_timeout(described.size)
-        answer = await self._worker.call("load", timeout=timeout, manifest=str(manifest), weights=str(wanted[1]))
-        if raw is None and answer["checksum"] != described.checksum:
+        request = LoadVersion(str(manifest), str(wanted[1]))
+        checksum = await self._worker.call(request, timeout=load_timeout(described.size))
+        if raw is None and checksum != described.checksum:
             raise LocalError("the engine loaded other tensors than the manifest describes")
         self._loaded = wanted
 
-    async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> dict[str, Any]:
-        """One group a prompt. See ``node.workers.engine_child`` for the answer's fields."""
+    async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> WrittenGroups:
+        """One group a prompt."""
         recipe = self._recipe
         timeout = WORK_TIMEOUT + len(prompts) * recipe.group_size * recipe.max_response_tokens / WORK_SPEED
-        answer = await self._worker.call("generate", timeout=timeout, prompts=list(prompts), seeds=list(seeds))
-        self._wrote(answer["tokens"], answer["seconds"])
-        return answer
+        written = await self._worker.call(GenerateGroups(list(prompts), list(seeds)), timeout=timeout)
+        self._wrote(written.tokens, written.seconds)
+        return written
 
 
 def load_timeout(size: int) -> float:
@@ -113,14 +119,10 @@ def load_timeout(size: int) -> float:
     return LOAD_TIMEOUT + size / LOAD_SPEED
 
 
-def wire(seed: bytes, group: Group) -> dict[str, Any]:
+def claimed(seed: bytes, group: Group) -> ClaimedGroup:
     """A group as the engine's replay takes it."""
-    return {
-        "seed": seed,
-        "prompt": pack(group.prompt),
-        "responses": [[pack(r.tokens), pack(r.logprobs), r.finish] for r in group.responses],
-        "proofs": group.proofs,
-    }
+    responses = [(pack(response.tokens), pack(response.logprobs)) for response in group.responses]
+    return ClaimedGroup(seed, pack(group.prompt), responses, group.proofs)
 
 
 def chosen(engine: str, size: int, *, installed: bool) -> str:
@@ -136,13 +138,12 @@ def chosen(engine: str, size: int, *, installed: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How an engine child is started: ``options`` as of ``configuration``, with the ``dtype``; what generates
-    (``engine``); a folder for what vLLM compiles (``cache``). One that is ``modest`` leaves the processor to the other
-    children where there is not enough of it."""
+    """How an engine child is started: what it is ``configured`` with; what generates (``engine``); a folder for what
+    vLLM compiles (``cache``). One that is ``modest`` leaves the processor to the other children where there is not
+    enough of it."""
 
-    options: dict[str, Any]
+    configured: ConfigureEngine
     engine: str
-    tensor_parallel: int
     cache: Path
     modest: bool = False
 
@@ -153,44 +154,39 @@ async def open_child(
     size: int,
     started: Callable[[int], None] = lambda _: None,
     *,
-    open_worker: Callable[..., AbstractAsyncContextManager[Worker]] = open_worker,
-) -> AsyncIterator[tuple[str, Worker, dict[str, Any]]]:
+    open_worker: OpenWorker = open_worker,
+    vllm: bool | None = None,
+) -> AsyncIterator[tuple[str, Worker, EngineReady]]:
     """The child that generates with a model of ``size`` bytes: which it is, and its answer to being configured.
 
-    ``started`` is told its process id before it is configured. "auto" falls back on torch where vLLM cannot run the
-    model.
+    ``started`` is called with its process id before it is configured. "auto" falls back on torch where vLLM cannot run
+    the model. ``vllm``: whether it is installed, where that is known.
     """
-    found = chosen(setup.engine, size, installed=vllm_start.installed())
+    found = chosen(setup.engine, size, installed=vllm_start.installed() if vllm is None else vllm)
     async with AsyncExitStack() as stack:
         try:
-            worker, answer = await _start(stack, found, setup, started, open_worker)
+            worker, ready = await _start(stack, found, setup, started, open_worker)
         except WorkerError as error:
             if found == "torch" or setup.engine != "auto" or error.kind != "user":
                 raise
             logger.info("torch generates: %s", error)
             found = "torch"
-            worker, answer = await _start(stack, found, setup, started, open_worker)
-        yield found, worker, answer
+            worker, ready = await _start(stack, found, setup, started, open_worker)
+        yield found, worker, ready
 
 
 async def _start(
-    stack: AsyncExitStack,
-    engine: str,
-    setup: Setup,
-    started: Callable[[int], None],
-    open_worker: Callable[..., AbstractAsyncContextManager[Worker]],
-) -> tuple[Worker, dict[str, Any]]:
+    stack: AsyncExitStack, engine: str, setup: Setup, started: Callable[[int], None], open_worker: OpenWorker
+) -> tuple[Worker, EngineReady]:
     """A child of ``engine`` and its answer to being configured."""
-    options = dict(setup.options)
-    modest: dict[str, Any] = {"prefix": MODEST} if setup.modest else {}
+    prefix = MODEST if setup.modest else ()
     if engine == "torch":
-        opened = open_worker("node.workers.engine_child", name="engine", **modest)
+        opened = open_worker("node.workers.engine_child", name="engine", prefix=prefix)
         timeout = LOAD_TIMEOUT
     else:
-        environment = vllm_start.environment(options["threads"], setup.cache)
-        opened = open_worker("node.workers.vllm_child", name="vllm engine", environment=environment, **modest)
-        options |= {"tensor_parallel": setup.tensor_parallel}
+        environment = vllm_start.environment(setup.configured.threads, setup.cache)
+        opened = open_worker("node.workers.vllm_child", name="vllm engine", environment=environment, prefix=prefix)
         timeout = VLLM_START_TIMEOUT
     worker = await stack.enter_async_context(opened)
     started(worker.pid)
-    return worker, await worker.call("configure", timeout=timeout, **options)
+    return worker, await worker.call(setup.configured, timeout=timeout)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from node.net.blob_exchange import BlobExchange
 from node.peers.own_state import OwnState
 from node.roles.engine_client import Engine, Setup, open_child
 from node.tasks.task_service import TaskService
-from node.weights.delta_making import OpenWorker
 from node.workers import vllm_start
-from node.workers.child_process import open_worker
+from node.workers.child_messages import ConfigureEngine
+from node.workers.child_process import OpenWorker, open_worker
+from protocol.records import Blob
 from protocol.weights.manifest import Manifest
 
 OpenTasks = Callable[[Sequence[Mapping[str, Any]]], AbstractAsyncContextManager[TaskService]]
@@ -47,24 +48,22 @@ class Engines:
         self._tasks = tasks
         self.open_worker = open_worker
 
-    async def configuration(self) -> dict[str, Any]:
-        """What every torch child is configured with: paths of the model's files and the recipe."""
-        model = self._node.domain.model
-        return {
-            "config": str(await self._blobs.path(model.config.hash, model.config.size)),
-            "tokenizer": str(await self._blobs.path(model.tokenizer.hash, model.tokenizer.size)),
-            "recipe": asdict(self._node.domain.recipe),
-            "threads": self._node.config.threads,
-        }
+    async def file(self, blob: Blob) -> str:
+        """The path of one of the model's files, for a child."""
+        return str(await self._blobs.path(blob.hash, blob.size))
 
     async def setup(self, dtype: str) -> Setup:
         """How this node's configuration wants an engine child."""
-        return Setup(
-            options=await self.configuration() | {"dtype": dtype},
-            engine=self._node.config.engine,
-            tensor_parallel=self._node.config.tensor_parallel,
-            cache=self._node.directory.path / "vllm",
+        domain, config = self._node.domain, self._node.config
+        configured = ConfigureEngine(
+            config=await self.file(domain.model.config),
+            tokenizer=await self.file(domain.model.tokenizer),
+            recipe=domain.recipe,
+            dtype=dtype,
+            threads=config.threads,
+            tensor_parallel=config.tensor_parallel,
         )
+        return Setup(configured, config.engine, self._node.directory.path / "vllm")
 
     async def model_bytes(self, engine: str) -> int:
         """Bytes of the domain's weights, where the choice of the engine depends on them; else 0."""
@@ -92,9 +91,8 @@ class Engines:
 
         size = await self.model_bytes(setup.engine)
         try:
-            async with open_child(setup, size, started, open_worker=self.open_worker) as (_, worker, answer):
-                model = answer["end_token"], answer["vocabulary"]
-                yield Engine(worker, *model, self._node.domain.recipe, self._paths, wrote)
+            async with open_child(setup, size, started, open_worker=self.open_worker) as (_, worker, ready):
+                yield Engine(worker, ready, self._node.domain.recipe, self._paths, wrote)
         finally:
             self._own.children.pop("engine", None)
 

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import trio
 
@@ -19,7 +18,8 @@ from node.roles.engine_client import Engine
 from node.roles.role_figures import lengths
 from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
+from node.workers.child_messages import WrittenGroup
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step
@@ -64,8 +64,8 @@ class _Life:
     async def wanted(self) -> Entry | None:
         """The version to generate with now, or None while nothing is to be done."""
         node, bench = self._node, self._bench
-        version = bench.weights.newest_held()
-        newest = bench.weights.newest_number()
+        version = bench.weights.held.newest_held()
+        newest = bench.weights.held.newest_number()
         if version is None:
             return None
         number = weights_payload(version).number
@@ -97,7 +97,7 @@ class _Life:
         cheat = node.config.devnet.cheat
         raw = None
         if cheat == cheats.WRONG_WEIGHTS:
-            raw = await cheats.perturbed(node.directory.work, version.id, *bench.weights.paths(version.id))
+            raw = await cheats.perturbed(node.directory.work, version.id, *bench.weights.held.paths(version.id))
         await self._engine.load(version.id, raw)
         first = node.log.ledger.next_counter(node.id, version.id)
         counters = range(first, first + recipe.groups_per_submission)
@@ -105,15 +105,15 @@ class _Life:
         items = [schedule.choose_task(s, [t.weight for t in node.domain.tasks]) for s in seeds]
         questions = await self._tasks.questions(items)
         prompts = [schedule.prompt(question, s, recipe) for question, s in zip(questions, seeds, strict=True)]
-        answer = await self._engine.generate(prompts, seeds)
+        written = await self._engine.generate(prompts, seeds)
         began = time.monotonic()
-        rewards = await self._score(items, answer["groups"])
+        rewards = await self._score(items, written.groups)
         scoring = time.monotonic() - began
         if cheat == cheats.FORGED_REWARD:
             rewards = cheats.forged(rewards)
         groups = tuple(
             _group(counter, group, scores)
-            for counter, group, scores in zip(counters, answer["groups"], rewards, strict=True)
+            for counter, group, scores in zip(counters, written.groups, rewards, strict=True)
         )
         submission = Submission(node.domain.id, version.id, node.id, first, groups)
         data = await trio.to_thread.run_sync(submission.encode)
@@ -123,7 +123,7 @@ class _Life:
         await node.log.append(
             Rollout(version.id, first, len(groups), responses, tokens, digest, len(data), submission.signal)
         )
-        written = [response for group in groups for response in group.responses]
+        sent = [response for group in groups for response in group.responses]
         bench.metrics.record(
             "generation",
             version=self._newest_used,
@@ -131,27 +131,25 @@ class _Life:
             groups_with_signal=submission.signal,
             responses=responses,
             tokens=tokens,
-            tokens_per_second=tokens / answer["seconds"] if answer["seconds"] else None,
-            generating_seconds=answer["seconds"],
+            tokens_per_second=tokens / written.seconds if written.seconds else None,
+            generating_seconds=written.seconds,
             scoring_seconds=scoring,
             bytes=len(data),
-            reward=sum(response.reward for response in written) / MILLION / len(written),
-            **lengths(written),
+            reward=sum(response.reward for response in sent) / MILLION / len(sent),
+            **lengths(sent),
         )
 
-    async def _score(self, items: list[tuple[int, int]], groups: list[dict[str, Any]]) -> list[list[int]]:
-        flat = [
-            (*item, text) for item, group in zip(items, groups, strict=True) for _, _, _, text in group["responses"]
-        ]
+    async def _score(self, items: list[tuple[int, int]], groups: list[WrittenGroup]) -> list[list[int]]:
+        flat = [(*item, one.text) for item, group in zip(items, groups, strict=True) for one in group.responses]
         scores = iter(await self._tasks.score(flat))
         # An undecidable reward is sent as 0: the validator finds it undecidable as well and drops the submission
         # without blame, so nothing is gained or lost by the value.
-        return [[next(scores) or 0 for _ in group["responses"]] for group in groups]
+        return [[next(scores) or 0 for _ in group.responses] for group in groups]
 
 
-def _group(counter: int, group: dict[str, Any], rewards: list[int]) -> Group:
+def _group(counter: int, group: WrittenGroup, rewards: list[int]) -> Group:
     responses = tuple(
-        Response(unpack(tokens), unpack(logprobs), min(reward, MILLION), finish)
-        for (tokens, logprobs, finish, _), reward in zip(group["responses"], rewards, strict=True)
+        Response(unpack(one.tokens), unpack(one.logprobs), min(reward, MILLION), one.finish)
+        for one, reward in zip(group.responses, rewards, strict=True)
     )
-    return Group(counter, unpack(group["prompt"]), responses, group["proofs"])
+    return Group(counter, unpack(group.prompt), responses, group.proofs)

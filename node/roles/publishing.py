@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -23,8 +22,9 @@ from node.roles.gathering import Gathered, amount
 from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
-from node.weights.following import payload as weights_payload
-from node.weights.second_holder import entrust
+from node.weights.held import payload as weights_payload
+from node.weights.second_holder import give_to_second_holder
+from node.workers.child_messages import Trained
 from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
@@ -42,7 +42,7 @@ class Made:
     ``trained_at`` is when it was done, by trio's clock; the times are as in ``protocol.records.Step``.
     """
 
-    answer: dict[str, Any]
+    trained: Trained
     whole: Path
     checkpoint: Path
     trained_at: float
@@ -59,8 +59,6 @@ class Publication:
         self.batch = batch
         self.entry: Entry | None = None
         """The ``weights`` entry, once it is there; None at the end where the version was thrown away."""
-        self.metrics: dict[str, Any] = {}
-        """The child's figures of the step."""
         self.over = trio.Event()
         self.over_at = 0.0
         self._node = bench.node
@@ -86,7 +84,6 @@ class Publication:
     def go(self, made: Made, base: Entry) -> None:
         """It was made from ``base``, which is published."""
         self._made = made, base
-        self.metrics = made.answer["metrics"]
         self._ready.set()
 
     def drop(self) -> None:
@@ -101,10 +98,10 @@ class Publication:
         manifest = described.manifest
         data = await trio.to_thread.run_sync(manifest.encode)
         digest = await bench.blobs.put(data)
-        bench.weights.expect(manifest, described.delta)
+        bench.weights.held.expect(manifest, described.delta)
         await trio.to_thread.run_sync(bench.versions.adopt, data, made.whole)
         delta = await self._adopt_delta(described)
-        await entrust(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
+        await give_to_second_holder(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
         if grant is None or overtaken(bench, base):
             return None
@@ -115,9 +112,9 @@ class Publication:
         step = self._step(made, grant.term, base, await bench.blobs.put(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
-        bench.metrics.record("step", **role_figures.of_step(step, self.metrics, responses))
+        bench.metrics.record("step", **role_figures.of_step(step, made.trained.metrics, responses))
         bench.pool.add_step(entries[0], StepBlob.parse(blob))
-        bench.weights.adopt(entries[1])
+        bench.weights.held.note(entries[1])
         for path in self._checkpoints.glob("*.safetensors"):
             if path.stem != digest.hex():
                 path.unlink(missing_ok=True)
@@ -137,8 +134,8 @@ class Publication:
             groups=amount(self.batch).groups,
             accepted=len(responses),
             rejected=rejected_since(self._node),
-            trained=self.metrics["trained"],
-            tokens=self.metrics["tokens"],
+            trained=made.trained.trained,
+            tokens=made.trained.tokens,
             train_ms=made.train_ms,
             wait_ms=made.wait_ms,
             publish_ms=milliseconds(trio.current_time() - made.trained_at),
@@ -157,9 +154,9 @@ class Publication:
 
     async def _describe(self, differ: Worker, made: Made, base: Entry) -> delta_making.Described:
         """The new version's manifest, and its delta in ``work``."""
-        node, bench, answer = self._node, self._bench, made.answer
-        place = bench.weights.paths(base.id)[0].parent
-        given = (answer["tensors"], answer["checksum"], made.whole, weights_payload(base).size)
+        node, bench, trained = self._node, self._bench, made.trained
+        place = bench.weights.held.paths(base.id)[0].parent
+        given = (trained.tensors, trained.checksum, made.whole, weights_payload(base).size)
         try:
             found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
         except WorkerError as error:
@@ -191,7 +188,7 @@ def in_office(node: Node) -> bool:
 
 def overtaken(bench: Workbench, base: Entry) -> bool:
     """Whether the term or the version that a step began with is over meanwhile."""
-    node, newest = bench.node, bench.weights.newest()
+    node, newest = bench.node, bench.weights.held.newest()
     over = not in_office(node) or newest is None or newest.id != base.id
     if over:
         number = weights_payload(base).number

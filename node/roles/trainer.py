@@ -24,7 +24,6 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -34,8 +33,9 @@ from node.roles.gathering import Gathered, Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.roles.workbench import Workbench
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from node.workers import torchrun
+from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainingStopped, TrainStep
 from node.workers.child_process import Worker, WorkerError
 from protocol.log.entry import Entry
 from protocol.records import Weights
@@ -54,12 +54,14 @@ async def run(bench: Workbench) -> None:
     async with _open_trainer(bench) as worker:
         bench.own.children["trainer"] = worker.pid
         try:
-            settings = {
-                **await bench.engines.configuration(),
-                "dtype": node.domain.model.compute_dtype,
-                "recompute": node.config.trainer.recompute,
-            }
-            await worker.call("configure", timeout=START_TIMEOUT, **settings)
+            request = ConfigureTrainer(
+                config=await bench.engines.file(node.domain.model.config),
+                recipe=node.domain.recipe,
+                threads=node.config.threads,
+                dtype=node.domain.model.compute_dtype,
+                recompute=node.config.trainer.recompute,
+            )
+            await worker.call(request, timeout=START_TIMEOUT)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer_evaluation.run, bench)
                 await _Life(bench, worker, nursery).run()
@@ -121,7 +123,7 @@ class _Life:
         if not in_office(node):
             node.health.warn("office", "another trainer was granted a term")
             return False
-        if bench.weights.newest() is None:
+        if bench.weights.held.newest() is None:
             await self._announce_version_0()
             return False
         number = await self._base_number()
@@ -154,7 +156,7 @@ class _Life:
 
     def _base(self) -> Entry | None:
         """The newest version, where it is held whole."""
-        newest, held = self._bench.weights.newest(), self._bench.weights.newest_held()
+        newest, held = self._bench.weights.held.newest(), self._bench.weights.held.newest_held()
         return held if held is not None and newest is not None and held.id == newest.id else None
 
     async def _announce_version_0(self) -> None:
@@ -190,7 +192,7 @@ class _Life:
         entries = await node.log.append(
             Weights(grant.term, old.number + 1, base.id, old.manifest, old.manifest_size, old.whole, old.size, None)
         )
-        bench.weights.adopt(entries[-1])
+        bench.weights.held.note(entries[-1])
         self._progress_at = trio.current_time()
 
     def _deserted(self, base: Entry) -> str | None:
@@ -212,22 +214,21 @@ class _Life:
 
     async def _load(self, base: Entry) -> None:
         self._holds = None
-        manifest, whole = self._bench.weights.paths(base.id)
+        manifest, whole = self._bench.weights.held.paths(base.id)
         # Named by the weights, so that an optimizer state is never mixed up with another version's.
         checkpoint = self._checkpoints / f"{weights_payload(base).manifest.hex()}.safetensors"
         state = checkpoint.stat().st_size if checkpoint.exists() else None
-        await self._worker.call(
-            "load",
-            timeout=load_timeout(weights_payload(base).size + (state or 0)),
+        request = LoadTraining(
             manifest=str(manifest),
             weights=str(whole),
             checkpoint=None if state is None else str(checkpoint),
             reference=await self._reference(),
         )
+        await self._worker.call(request, timeout=load_timeout(weights_payload(base).size + (state or 0)))
         self._holds = base
         self._idle_since = trio.current_time()  # what came before was no wait for rollouts
 
-    async def _reference(self) -> list[str] | None:
+    async def _reference(self) -> tuple[str, str] | None:
         """The manifest's and the whole file's path of version 0, where the recipe has a KL term."""
         node, bench = self._node, self._bench
         if self._recipe.kl == 0:
@@ -235,7 +236,8 @@ class _Life:
         digest = node.domain.model.manifest.hash  # retention keeps it
         if not await trio.to_thread.run_sync(bench.versions.complete, digest):
             await bench.weights.hold(node.log.ledger.lineage()[0], timeout=REFERENCE_TIMEOUT)
-        return [str(path) for path in bench.versions.paths(digest)]
+        manifest, whole = bench.versions.paths(digest)
+        return str(manifest), str(whole)
 
     # Steps
 
@@ -281,27 +283,21 @@ class _Life:
         self._look_after_publication()
         return before.entry
 
-    async def _train(self, number: int, batch: list[Gathered], whole: Path, checkpoint: Path) -> dict[str, Any] | None:
+    async def _train(self, number: int, batch: list[Gathered], whole: Path, checkpoint: Path) -> Trained | None:
         """The child's answer, None where the step had to be stopped. The next batch comes in meanwhile."""
-        answer: dict[str, Any] | WorkerError
+        answer: Trained | TrainingStopped | WorkerError
+        request = TrainStep([str(g.path) for g in batch], str(whole), str(checkpoint))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._gathering.keep_filling, number + 1)
             try:
-                answer = await self._worker.call(
-                    "train",
-                    timeout=TRAIN_TIMEOUT,
-                    submissions=[str(g.path) for g in batch],
-                    output=str(whole),
-                    checkpoint=str(checkpoint),
-                )
+                answer = await self._worker.call(request, timeout=TRAIN_TIMEOUT)
             except WorkerError as error:
                 answer = error  # raised outside, so that it comes alone and not in a group
             nursery.cancel_scope.cancel()
         if isinstance(answer, WorkerError):
             raise answer
-        if "stopped" in answer:
-            words = f"a step from version {number} was thrown away: {answer['stopped']}"
-            self._node.health.warn("training", words)
+        if isinstance(answer, TrainingStopped):
+            self._node.health.warn("training", f"a step from version {number} was thrown away: {answer.reason}")
             self._gathering.refuse(batch)
             return None
         return answer

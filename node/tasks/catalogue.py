@@ -1,9 +1,9 @@
 """From a row of a domain's task table to a task, and what is wrong with a table.
 
-A row is a map of ``kind`` (one of ``KINDS``), ``name``, ``weight``, ``parameters`` (JSON text), ``version`` (what
-questions and rewards rest on, see ``node.tasks.task_versions``), ``data``, the local path of the file that a "jsonl" or
-"code" task has, else None, and ``items``, the bytes of a task set (``protocol.taskset``), None or left out where all
-items are asked. ``paths``, where it is there, are folders to import a package's code from.
+A row (``node.tasks.task_messages.TaskRow``) has a ``kind`` (one of ``KINDS``), ``name``, ``parameters`` (JSON text),
+``version`` (what questions and rewards rest on, see ``node.tasks.task_versions``), ``data``, the local path of the file
+that a "jsonl" or "code" task has, and ``items``, the bytes of a task set (``protocol.taskset``), None where all items
+are asked. ``paths`` are folders to import a package's code from.
 
 1. What a person got wrong becomes one line that names the task and the remedy.
 2. With a set, an item's number stands for the item of the set at its place (``Chosen``), in questions and scores alike.
@@ -13,10 +13,10 @@ items are asked. ``paths``, where it is there, are folders to import a package's
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from node.errors import UserError
 from node.tasks import package_tasks, process_limits, question_tasks, task_versions
@@ -25,6 +25,7 @@ from node.tasks.code.program_runner import own_version
 from node.tasks.package_tasks import PackageTask
 from node.tasks.question_tasks import JsonlTask
 from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask, check_name, close_match
+from node.tasks.task_messages import TaskRow
 from protocol.errors import PeerError
 from protocol.taskset import TaskSet
 
@@ -33,8 +34,6 @@ WITH_DATA: Final = ("jsonl", "code")
 """Kinds whose tasks have a file."""
 PROBED_ITEMS: Final = (0, 1, 2, 1_000_003, MAX_ITEM)
 PROBE_SECONDS: Final = 10.0
-
-Row = Mapping[str, Any]
 
 
 class Task(Protocol):
@@ -85,7 +84,7 @@ def package_version(kind: str, parameters: str = "{}", *, name: str = "", of: st
     return {"reasoning-gym": REASONING_GYM_VERSION, "code": f"python=={own_version()}"}[kind]
 
 
-def names_checked(rows: Sequence[Row], *, sandbox_problem: str | None) -> None:
+def names_checked(rows: Sequence[TaskRow], *, sandbox_problem: str | None) -> None:
     """Raise ``UserError`` for an unknown kind or data set, or for one that needs a sandbox where there is none.
 
     ``sandbox_problem`` is ``sandbox.available()``: None, or why there is no sandbox.
@@ -93,11 +92,9 @@ def names_checked(rows: Sequence[Row], *, sandbox_problem: str | None) -> None:
     if not rows:
         raise UserError("the domain has no tasks", "name at least one")
     for row in rows:
-        kind, name = row["kind"], row["name"]
+        kind, name = row.kind, row.name
         if kind not in KINDS:
-            raise UserError(
-                f"unknown kind of task {kind!r}{close_match(str(kind), KINDS)}", f"use {' or '.join(KINDS)}"
-            )
+            raise UserError(f"unknown kind of task {kind!r}{close_match(kind, KINDS)}", f"use {' or '.join(KINDS)}")
         if kind == "reasoning-gym":
             check_name(name, sandboxed=True)
         if sandbox_problem is None:
@@ -108,60 +105,60 @@ def names_checked(rows: Sequence[Row], *, sandbox_problem: str | None) -> None:
             raise UserError(f"{error}, and {sandbox_problem}") from None
 
 
-def _unsandboxed(row: Row) -> None:
+def _unsandboxed(row: TaskRow) -> None:
     """Raise ``UserError`` for a task that may not be loaded without a sandbox."""
-    kind, name = row["kind"], row["name"]
+    kind, name = row.kind, row.name
     if kind == "reasoning-gym":
         check_name(name, sandboxed=False)
     elif kind == "code":
         raise UserError(f"the code task {name} runs programs, and so needs a sandbox")
     elif kind == "package":
         raise UserError(f"the task {name} of a package runs its code, and so needs a sandbox")
-    elif question_tasks.check_of(name, row["parameters"]) != "exact":
+    elif question_tasks.check_of(name, row.parameters) != "exact":
         raise UserError(f"the JSONL task {name} is scored with sympy, and so needs a sandbox")
 
 
-def make(row: Row, *, sandboxed: bool) -> Task:
+def make(row: TaskRow, *, sandboxed: bool) -> Task:
     """The task of ``row``, of any kind but "code", restricted to its set where it has one. Raises ``UserError``."""
     task = _make(row, sandboxed=sandboxed)
     chosen = items(row, task.count)
     return task if chosen is None else Chosen(task, chosen)
 
 
-def items(row: Row, count: int) -> TaskSet | None:
+def items(row: TaskRow, count: int) -> TaskSet | None:
     """The set of ``row``, a task with ``count`` items; None where it has none. Raises ``UserError``."""
-    if row.get("items") is None:
+    if row.items is None:
         return None
     try:
-        chosen = TaskSet.parse(row["items"])
+        chosen = TaskSet.parse(row.items)
     except PeerError as error:
-        raise UserError(f"{row['name']}: {error}") from None
+        raise UserError(f"{row.name}: {error}") from None
     if chosen.items[-1] >= count:
         raise UserError(
-            f"the task set of {row['name']} names item {chosen.items[-1]}, and the task has {count}",
+            f"the task set of {row.name} names item {chosen.items[-1]}, and the task has {count}",
             "name items that are there",
         )
     return chosen
 
 
-def _make(row: Row, *, sandboxed: bool) -> Task:
-    name, parameters, version = row["name"], row["parameters"], row["version"]
-    if row["kind"] == "reasoning-gym":
+def _make(row: TaskRow, *, sandboxed: bool) -> Task:
+    name, parameters, version = row.name, row.parameters, row.version
+    if row.kind == "reasoning-gym":
         return ReasoningTask(name, parameters, version, sandboxed=sandboxed)
-    if row["kind"] == "jsonl":
-        data = None if row["data"] is None else Path(row["data"])
+    if row.kind == "jsonl":
+        data = None if row.data is None else Path(row.data)
         return JsonlTask(name, parameters, version, data, sandboxed=sandboxed)
-    if row["kind"] == "package":
-        return PackageTask(name, parameters, version, paths=row.get("paths", ()), sandboxed=sandboxed)
-    raise UserError(f"unknown kind of task {row['kind']!r}{close_match(str(row['kind']), KINDS)}")
+    if row.kind == "package":
+        return PackageTask(name, parameters, version, paths=row.paths, sandboxed=sandboxed)
+    raise UserError(f"unknown kind of task {row.kind!r}{close_match(row.kind, KINDS)}")
 
 
-def problems(rows: Sequence[Row], *, sandboxed: bool) -> list[str]:
+def problems(rows: Sequence[TaskRow], *, sandboxed: bool) -> list[str]:
     """What is wrong with each bad row, in the rows' order: each is made and asked for a few questions."""
     found = []
     for row in rows:
         try:
-            probe(row["name"], make(row, sandboxed=sandboxed))
+            probe(row.name, make(row, sandboxed=sandboxed))
         except UserError as error:
             found.append(str(error))
     return found

@@ -1,12 +1,6 @@
 """The child process that makes questions and judges responses. Run as ``python -P -m node.tasks.task_child FD``.
 
-Operations (``node.workers.frames``):
-
-- ``configure{tasks, sandboxed}`` → ``{filter: None | why there is no system call filter, counts: [items a task]}``;
-  after it no new process, program or connection is possible in it;
-- ``check{tasks, sandboxed}`` → ``{problems: [one line each]}``;
-- ``prompts{items: [[task index, item]…]}`` → ``{questions: [str]}``;
-- ``score{items: [[task index, item, response]…], limit: seconds}`` → ``{rewards: [millionths | None]}``.
+What it answers: ``node.tasks.task_messages``.
 
 1. A reward is None, undecidable, where scoring took more than ``limit`` seconds of processor time, more memory or a
    deeper stack than there is. What any other exception ends scores 0.
@@ -17,11 +11,12 @@ Operations (``node.workers.frames``):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from node.errors import UserError
 from node.tasks import catalogue, process_limits, seccomp
+from node.tasks.task_messages import AskQuestions, CheckTasks, ConfigureTasks, ScoreResponses, TasksReady
 from node.workers import child_loop
 
 QUESTION_SECONDS: Final = 20.0
@@ -31,37 +26,34 @@ PROCESSES: Final = 64
 
 
 class TasksChild:
-    """The operations, over the tasks that ``configure`` named."""
+    """The operations, over the tasks that ``configure`` names and ``make`` makes of their rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[..., catalogue.Task] = catalogue.make) -> None:
+        self._make = make
         self._tasks: list[catalogue.Task] = []
 
-    def operations(self) -> Mapping[str, child_loop.Operation]:
-        """The table that ``child.run`` serves."""
-        return {
-            "configure": self.configure,
-            "check": self.check,
-            "prompts": self.prompts,
-            "score": self.score,
-        }
+    def operations(self) -> list[child_loop.Operation]:
+        """What the child answers."""
+        return [self.configure, self.check, self.prompts, self.score]
 
-    def configure(self, tasks: list[dict[str, Any]], sandboxed: bool) -> dict[str, Any]:
+    def configure(self, request: ConfigureTasks) -> TasksReady:
         """Make the tasks, then confine the process."""
         try:
-            self._tasks = [catalogue.make(row, sandboxed=sandboxed) for row in tasks]
+            self._tasks = [self._make(row, sandboxed=request.sandboxed) for row in request.tasks]
         except UserError as error:
             raise child_loop.UserError(str(error)) from None
-        if sandboxed:  # outside, the limit would count all processes of this user
+        if request.sandboxed:  # outside, the limit would count all processes of this user
             process_limits.bound_processes(PROCESSES)
-        return {"filter": seccomp.install(), "counts": [task.count for task in self._tasks]}
+        seccomp.install()
+        return TasksReady([task.count for task in self._tasks])
 
-    def check(self, tasks: list[dict[str, Any]], sandboxed: bool) -> dict[str, Any]:
+    def check(self, request: CheckTasks) -> list[str]:
         """What is wrong with a table of tasks."""
-        return {"problems": catalogue.problems(tasks, sandboxed=sandboxed)}
+        return catalogue.problems(request.tasks, sandboxed=request.sandboxed)
 
-    def prompts(self, items: list[tuple[int, int]]) -> dict[str, Any]:
-        """The questions of ``items``."""
-        return {"questions": [self._question(index, item) for index, item in items]}
+    def prompts(self, request: AskQuestions) -> list[str]:
+        """The questions of items."""
+        return [self._question(index, item) for index, item in request.items]
 
     def _question(self, index: int, item: int) -> str:
         try:
@@ -70,13 +62,13 @@ class TasksChild:
         except process_limits.OutOfTime:
             raise TimeoutError(f"task {index} took more than {QUESTION_SECONDS:g} s for item {item}") from None
 
-    def score(self, items: list[tuple[int, int, str]], limit: float) -> dict[str, Any]:
-        """The rewards of ``items``."""
+    def score(self, request: ScoreResponses) -> list[int | None]:
+        """The rewards of responses."""
         rewards = []
-        for index, item, response in items:
+        for index, item, response in request.items:
             self._question(index, item)  # making the question is not the response's fault, so it is not on its clock
-            rewards.append(self._reward(self._tasks[index], item, response, limit))
-        return {"rewards": rewards}
+            rewards.append(self._reward(self._tasks[index], item, response, request.limit))
+        return rewards
 
     def _reward(self, task: catalogue.Task, item: int, response: str, limit: float) -> int | None:
         try:
@@ -90,11 +82,11 @@ class TasksChild:
         return None if clock.expired else reward
 
 
-def main() -> None:
+def main(child: TasksChild) -> None:
     """Bound the process and serve until the socket closes."""
     process_limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
-    child_loop.run(TasksChild().operations)
+    child_loop.run(child.operations)
 
 
 if __name__ == "__main__":
-    main()
+    main(TasksChild())

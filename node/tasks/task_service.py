@@ -14,19 +14,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import trio
+from msgspec.structs import replace
 
 from node.errors import UserError
 from node.tasks import catalogue, package_tasks, sandbox
 from node.tasks.process_limits import WALL_FACTOR
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.tasks.task_messages import AskQuestions, CheckTasks, ConfigureTasks, ScoreResponses, TaskRow, TasksReady
+from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
+from node.workers.frames import Answer, ChildRequest
 
 CHILD: Final = "node.tasks.task_child"
 CODE_CHILD: Final = "node.tasks.code.code_child"
@@ -39,7 +44,10 @@ MAX_DEATHS: Final = 8
 CONFIRMATIONS: Final = 3
 CONFIRMATION_FACTOR: Final = 3
 
+NO_FORM: Final = "tasks: an answer of no known form"
+
 Row = Mapping[str, Any]
+"""A row as configurations and domains have it: see ``node.tasks.catalogue``."""
 Item = tuple[int, int, str]
 """Task index, item, response."""
 
@@ -48,37 +56,50 @@ Item = tuple[int, int, str]
 class _Table:
     """A task table as children take it: absolute paths, and which files and folders they need to see."""
 
-    rows: list[dict[str, Any]]
+    rows: list[TaskRow]
     readable: list[Path]
 
     @classmethod
-    def of(cls, tasks: Sequence[Row]) -> Self:
+    def of(cls, tasks: Sequence[TaskRow]) -> Self:
         """Blocking: looks for the packages of tasks. Raises ``UserError`` where one is not installed as pinned."""
-        rows: list[dict[str, Any]] = []
+        rows: list[TaskRow] = []
         readable: list[Path] = []
         for row in tasks:
             # The sandbox has a working directory of its own.
-            data = None if row["data"] is None else os.path.abspath(row["data"])
+            data = None if row.data is None else os.path.abspath(row.data)
             # A file that is missing is the child's to complain of: it names the task.
             readable += [] if data is None or not os.path.exists(data) else [Path(data)]
-            rows.append({**row, "data": data})
-            if row["kind"] == "package":
-                files, paths = package_tasks.locate(package_tasks.pinned(row["name"], row["version"]))
+            paths: list[Path] = []
+            if row.kind == "package":
+                files, paths = package_tasks.locate(package_tasks.pinned(row.name, row.version))
                 readable += files
-                rows[-1]["paths"] = [str(path) for path in paths]
+            rows.append(replace(row, data=data, paths=tuple(map(str, paths))))
         return cls(rows, readable)
+
+    def sides(self, open_child: OpenWorker, *, sandboxed: bool) -> dict[bool, _Side]:
+        """The children that these tasks need: whether it runs programs → the child."""
+        sides: dict[bool, _Side] = {}
+        for programs in (False, True):
+            rows = [row for row in self.rows if (row.kind == "code") == programs]
+            if rows:
+                prefix = sandbox.command(self.readable) if sandboxed and not programs else []
+                module = CODE_CHILD if programs else CHILD
+                sides[programs] = _Side(partial(open_child, module, name="tasks", prefix=prefix), rows, sandboxed)
+        return sides
 
 
 class _Side:
-    """One of the children: how it is started and configured, and the running one."""
+    """One of the children: the tasks it has, how it is started, and the running one."""
 
-    def __init__(self, module: str, prefix: Sequence[str], configuration: Mapping[str, Any]) -> None:
-        self._module = module
-        self._prefix = prefix
-        self._configuration = configuration
+    def __init__(
+        self, start: Callable[[], AbstractAsyncContextManager[Worker]], rows: list[TaskRow], sandboxed: bool
+    ) -> None:
+        self._start = start
+        self._rows = rows
+        self._sandboxed = sandboxed
         self._stack = AsyncExitStack()
         self._worker: Worker | None = None
-        self.answer: dict[str, Any] = {}
+        self.ready = TasksReady([])
         """What it answered when it was configured."""
 
     @property
@@ -91,19 +112,35 @@ class _Side:
         if self._worker is not None and self._worker.alive:
             return self._worker
         await self.stop()
-        worker = await self._stack.enter_async_context(open_worker(self._module, name="tasks", prefix=self._prefix))
+        worker = await self._stack.enter_async_context(self._start())
         try:
-            self.answer = await worker.call("configure", timeout=START_SECONDS, **self._configuration)
+            self.ready = await worker.call(ConfigureTasks(self._rows, self._sandboxed), timeout=START_SECONDS)
+            if len(self.ready.counts) != len(self._rows):
+                raise WorkerError(f"{NO_FORM}: {len(self.ready.counts)} tasks", "internal")
         except BaseException:
             await self.stop()
             raise
         self._worker = worker
         return worker
 
-    async def call(self, op: str, timeout: float, **arguments: Any) -> dict[str, Any]:
-        """Call an operation of the child. Raises ``WorkerError``."""
-        worker = await self.running()
-        return await worker.call(op, timeout=timeout, **arguments)
+    async def call(self, request: ChildRequest[list[Answer]], count: int, timeout: float) -> list[Answer]:
+        """Ask the child for ``count`` things. Raises ``WorkerError``."""
+        found = await (await self.running()).call(request, timeout=timeout)
+        if len(found) != count:
+            raise WorkerError(f"{NO_FORM}: {len(found)} answers to {count} questions", "internal")
+        return found
+
+    async def check(self) -> None:
+        """Raise ``UserError`` for the first thing that is wrong with its tasks."""
+        async with self._start() as worker:
+            try:
+                problems = await worker.call(CheckTasks(self._rows, self._sandboxed), timeout=START_SECONDS)
+            except WorkerError as error:
+                if not error.gone:
+                    raise
+                raise UserError(f"a task cannot be tried with these parameters: {error}", "make it easier") from None
+        for line in problems:
+            raise UserError(line)
 
     async def stop(self) -> None:
         """End the child, where one runs."""
@@ -112,10 +149,10 @@ class _Side:
             await self._stack.aclose()
 
 
-def _plain(item: Item) -> list[Any]:
+def _plain(item: Item) -> Item:
     """``item`` with text that can be encoded, whatever a tokenizer made of a model's bytes."""
     index, number, response = item
-    return [index, number, response.encode("utf-8", "replace").decode("utf-8")]
+    return index, number, response.encode("utf-8", "replace").decode("utf-8")
 
 
 class TaskService:
@@ -126,14 +163,22 @@ class TaskService:
     machine do not serve, and ``WorkerError`` where the child does not start.
     """
 
-    def __init__(self, tasks: Sequence[Row], *, limit: float = LIMIT_SECONDS, sandboxed: bool | None = None) -> None:
-        self._tasks = tasks
+    def __init__(
+        self,
+        tasks: Sequence[Row],
+        *,
+        limit: float = LIMIT_SECONDS,
+        sandboxed: bool | None = None,
+        open_child: OpenWorker = open_worker,
+    ) -> None:
+        self._tasks = list(map(TaskRow.of, tasks))
         self._limit = limit
         self._sandboxed = sandboxed
+        self._open_child = open_child
         self._lock = trio.Lock()
-        self._sides: list[_Side] = []
+        self._sides: dict[bool, _Side] = {}
         self._places: list[tuple[_Side, int]] = []
-        self._code: _Side | None = None
+        """Each task's child, and its index there."""
         self.deaths = 0
         """Children that died or were killed since the service started."""
 
@@ -144,9 +189,15 @@ class TaskService:
         elif not self._sandboxed:
             problem = "the sandbox is switched off"
         catalogue.names_checked(self._tasks, sandbox_problem=problem)
-        self._divide(await trio.to_thread.run_sync(_Table.of, self._tasks), self._sandboxed)
+        table = await trio.to_thread.run_sync(_Table.of, self._tasks)
+        self._sides = table.sides(self._open_child, sandboxed=self._sandboxed)
+        counts: Counter[_Side] = Counter()
+        for row in table.rows:
+            side = self._sides[row.kind == "code"]
+            self._places.append((side, counts[side]))
+            counts[side] += 1
         try:
-            for side in self._sides:
+            for side in self._sides.values():
                 await side.running()
         except BaseException as error:
             await self._stop()
@@ -154,25 +205,6 @@ class TaskService:
                 raise UserError(str(error).split(": configure: ", 1)[-1]) from None
             raise
         return self
-
-    def _divide(self, table: _Table, sandboxed: bool) -> None:
-        """Which child has which task, under which index."""
-        judged = [row for row in table.rows if row["kind"] != "code"]
-        programs = [row for row in table.rows if row["kind"] == "code"]
-        judge = _Side(
-            CHILD,
-            sandbox.command(table.readable) if sandboxed else [],
-            {"tasks": judged, "sandboxed": sandboxed},
-        )
-        code = _Side(CODE_CHILD, [], {"tasks": programs})
-        self._sides = [side for side, rows in ((judge, judged), (code, programs)) if rows]
-        self._code = code
-        counts = {judge: 0, code: 0}
-        self._places = []
-        for row in table.rows:
-            side = code if row["kind"] == "code" else judge
-            self._places.append((side, counts[side]))
-            counts[side] += 1
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -187,15 +219,15 @@ class TaskService:
     @property
     def pid(self) -> int | None:
         """The first child's process (the sandbox around it), None where none runs."""
-        return self._sides[0].pid if self._sides else None
+        return next((side.pid for side in self._sides.values()), None)
 
     @property
     def counts(self) -> tuple[int, ...]:
         """How many items each task has."""
-        return tuple(side.answer["counts"][local] for side, local in self._places)
+        return tuple(side.ready.counts[local] for side, local in self._places)
 
     async def _stop(self) -> None:
-        for side in self._sides:
+        for side in self._sides.values():
             await side.stop()
 
     def _shares(self, indices: Sequence[int]) -> list[tuple[_Side, list[tuple[int, int]]]]:
@@ -213,15 +245,8 @@ class TaskService:
         found: list[str] = [""] * len(items)
         async with self._lock:
             for side, share in self._shares([index for index, _ in items]):
-                asked = [[local, items[position][1]] for position, local in share]
-                answer = await side.call("prompts", QUESTION_SECONDS, items=asked)
-                questions = answer.get("questions")
-                if (
-                    not isinstance(questions, list)
-                    or len(questions) != len(asked)
-                    or not all(isinstance(q, str) for q in questions)
-                ):
-                    raise WorkerError("tasks: prompts: an answer of no known form", "internal")
+                asked = AskQuestions([(local, items[position][1]) for position, local in share])
+                questions = await side.call(asked, len(share), QUESTION_SECONDS)
                 for (position, _), question in zip(share, questions, strict=True):
                     found[position] = question
         return found
@@ -265,24 +290,16 @@ class TaskService:
         """The rewards of ``batch``, or None where the child did not survive it."""
         factor = CONFIRMATION_FACTOR if patient else 1
         await side.running()  # what it answered is known from here on
-        arguments: dict[str, Any]
-        if side is self._code:
-            each, arguments = float(side.answer["longest"]) * factor, {"patient": patient}
-        else:
-            each, arguments = self._limit * factor * WALL_FACTOR, {"limit": self._limit * factor}
-        # Every response may use its wall time; the slack is for questions that are made again.
-        timeout = len(batch) * each + QUESTION_SECONDS
+        each = (side.ready.longest or self._limit * WALL_FACTOR) * factor
+        request = ScoreResponses([_plain(item) for item in batch], self._limit * factor, patient)
         try:
-            answer = await side.call("score", timeout, items=[_plain(item) for item in batch], **arguments)
+            # Every response may use its wall time; the slack is for questions that are made again.
+            return await side.call(request, len(batch), len(batch) * each + QUESTION_SECONDS)
         except WorkerError as error:
             if not error.gone:
                 raise
             self.deaths += 1
             return None
-        rewards = answer.get("rewards")
-        if not isinstance(rewards, list) or len(rewards) != len(batch):
-            raise WorkerError("tasks: score: an answer of no known form", "internal")
-        return [reward if type(reward) is int else None for reward in rewards]
 
     async def confirm(self, items: Sequence[Item], claimed: Sequence[int]) -> list[int | None]:
         """The rewards of ``items`` whose author claims ``claimed``, lower than the claim only where that is certain.
@@ -305,30 +322,15 @@ class TaskService:
         return rewards
 
 
-async def check(tasks: Sequence[Row]) -> None:
+async def check(tasks: Sequence[Row], open_child: OpenWorker = open_worker) -> None:
     """Raise ``UserError`` with one line for the first thing that is wrong with a table of tasks, before it is used.
 
     Also asks each task for a few questions, which entering ``TaskService`` does not. Raises ``WorkerError`` where a
     child does not start.
     """
     problem = await trio.to_thread.run_sync(sandbox.available)
-    catalogue.names_checked(tasks, sandbox_problem=problem)
-    table = await trio.to_thread.run_sync(_Table.of, tasks)
-    judged = [row for row in table.rows if row["kind"] != "code"]
-    if judged:
-        prefix = [] if problem else sandbox.command(table.readable)
-        await _check(CHILD, prefix, {"tasks": judged, "sandboxed": problem is None})
-    if programs := [row for row in table.rows if row["kind"] == "code"]:
-        await _check(CODE_CHILD, [], {"tasks": programs})
-
-
-async def _check(module: str, prefix: Sequence[str], arguments: Mapping[str, Any]) -> None:
-    async with open_worker(module, name="tasks", prefix=prefix) as worker:
-        try:
-            answer = await worker.call("check", timeout=START_SECONDS, **arguments)
-        except WorkerError as error:
-            if not error.gone:
-                raise
-            raise UserError(f"a task cannot be tried with these parameters: {error}", "make it easier") from None
-    for line in answer["problems"]:
-        raise UserError(str(line))
+    rows = list(map(TaskRow.of, tasks))
+    catalogue.names_checked(rows, sandbox_problem=problem)
+    table = await trio.to_thread.run_sync(_Table.of, rows)
+    for side in table.sides(open_child, sandboxed=problem is None).values():
+        await side.check()

@@ -12,17 +12,25 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import trio
 
 from node import __version__
 from node.context import Node
 from node.peers.own_state import OwnState
-from node.telemetry.metrics import Metrics, Queue
-from node.weights.delta_making import OpenWorker
-from node.weights.following import Weights, payload
-from node.workers.child_process import Worker, WorkerError, open_worker
+from node.telemetry.metrics import Metrics, Queue, Row
+from node.weights.following import WeightsService
+from node.weights.held import payload
+from node.workers.child_messages import (
+    FinishTracker,
+    LogRows,
+    OpenTracker,
+    TensorBoardFolder,
+    TrackerRow,
+    WandBRun,
+)
+from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
 from protocol.credit.ledger import credits
 
 MODULE: Final = "node.workers.tracker_child"
@@ -42,10 +50,10 @@ _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """One tracker: its ``name``, the ``options`` it is opened with, and more ``environment`` for its child."""
+    """One tracker: its ``name``, what it is opened with, and more ``environment`` for its child."""
 
     name: str
-    options: Mapping[str, Any]
+    wanted: TensorBoardFolder | WandBRun
     environment: Mapping[str, str]
 
 
@@ -54,7 +62,7 @@ def trackers(node: Node, environment: Mapping[str, str] = os.environ) -> list[Tr
     config, found = node.config.tracking, []
     if config.tensorboard:
         name = config.tensorboard if isinstance(config.tensorboard, str) else "tensorboard"
-        found.append(Tracker("tensorboard", {"folder": str(node.directory.path / name)}, {}))
+        found.append(Tracker("tensorboard", TensorBoardFolder(str(node.directory.path / name)), {}))
     if config.wandb:
         passed = {
             name: value
@@ -62,19 +70,31 @@ def trackers(node: Node, environment: Mapping[str, str] = os.environ) -> list[Tr
             if name in PASSED or name.lower() in _PROXIES or name.startswith("WANDB_")
         }
         about = {"domain": node.domain.id.hex(), "domain_name": node.domain.name, "agent": f"farflung/{__version__}"}
-        options = {
-            "folder": str(node.directory.path / "wandb"),
-            "project": config.wandb,
-            "name": f"{node.domain.name} {node.config.name}",
-            "run": f"{node.domain.id.hex()[:12]}-{node.id.hex()[:12]}",
-            "config": about | {"node": node.id.hex()},
-        }
-        found.append(Tracker("wandb", options, passed))
+        wanted = WandBRun(
+            folder=str(node.directory.path / "wandb"),
+            project=config.wandb,
+            name=f"{node.domain.name} {node.config.name}",
+            run=f"{node.domain.id.hex()[:12]}-{node.id.hex()[:12]}",
+            config=about | {"node": node.id.hex()},
+        )
+        found.append(Tracker("wandb", wanted, passed))
     return found
 
 
+def tracked(row: Row) -> TrackerRow:
+    """A row of metrics as trackers take it: its numbers by ``<kind>/<field>``, an evaluation's by
+    ``eval/<task>/<field>``."""
+    prefix = f"{row['kind']}/{row['task']}" if "task" in row else str(row["kind"])
+    scalars = {
+        f"{prefix}/{name}": float(value)
+        for name, value in row.items()
+        if name not in ("time", "version") and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return TrackerRow(str(row["kind"]), row["time"], row.get("version") or 0, scalars)
+
+
 async def run(
-    node: Node, own: OwnState, metrics: Metrics, weights: Weights, *, open_worker: OpenWorker = open_worker
+    node: Node, own: OwnState, metrics: Metrics, weights: WeightsService, *, open_worker: OpenWorker = open_worker
 ) -> None:
     """Feed the trackers and measure the node, for ever."""
     with ExitStack() as stack:
@@ -92,7 +112,7 @@ async def _track(node: Node, tracker: Tracker, queue: Queue, open_worker: OpenWo
     while True:
         try:
             async with open_worker(MODULE, name=tracker.name, environment=tracker.environment) as worker:
-                await worker.call("open", timeout=OPEN_TIMEOUT, tracker=tracker.name, **tracker.options)
+                await worker.call(OpenTracker(tracker.wanted), timeout=OPEN_TIMEOUT)
                 node.health.clear(topic)
                 pause = FIRST_PAUSE
                 await _feed(worker, queue)
@@ -110,27 +130,27 @@ async def _feed(worker: Worker, queue: Queue) -> None:
             await queue.wait()
             rows = queue.take()
             try:
-                await worker.call("log", timeout=LOG_TIMEOUT, rows=rows)
+                await worker.call(LogRows(list(map(tracked, rows))), timeout=LOG_TIMEOUT)
             except BaseException:
                 queue.give_back(rows)
                 raise
     finally:
         if worker.alive:
             with trio.CancelScope(shield=True):
-                await worker.call("finish", timeout=FINISH_TIMEOUT)
+                await worker.call(FinishTracker(), timeout=FINISH_TIMEOUT)
 
 
-async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: Weights) -> None:
+async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: WeightsService) -> None:
     """What a node is, whatever its role."""
     while True:
-        held = weights.newest_held()
+        held = weights.held.newest_held()
         sent, received = node.network.traffic
         account = credits(node.log.ledger).get(node.id)
         metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,
             role=own.role,
-            newest_version=weights.newest_number(),
+            newest_version=weights.held.newest_number(),
             peers=len(node.network.peers),
             bytes_sent=sent,
             bytes_received=received,

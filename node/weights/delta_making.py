@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
+from msgspec.structs import replace as replace_fields
 
-from node.workers.child_process import Worker, WorkerError
+from node.workers.child_messages import ApplyDelta, DescribeVersion, TensorRow
+from node.workers.child_process import OpenWorker, Worker, WorkerError
 from protocol.weights.delta import DeltaManifest, Speed
 from protocol.weights.manifest import Manifest
-
-OpenWorker = Callable[..., AbstractAsyncContextManager[Worker]]
 
 MODULE: Final = "node.workers.delta_child"
 NAME: Final = "delta"
@@ -91,30 +91,30 @@ async def open_child(open_worker: OpenWorker) -> AsyncIterator[Worker]:
 
 
 async def describe(
-    worker: Worker, tensors: list[list[Any]], checksum: int, whole: Path, size: int, base: Path | None, delta: Path
+    worker: Worker,
+    tensors: list[TensorRow],
+    checksum: int,
+    whole: Path,
+    size: int,
+    base: Path | None,
+    delta: Path,
 ) -> Described:
     """Hash the new version of ``size`` bytes in the file ``whole``, and write the ``delta`` from the one in the folder
     ``base``. Where the base cannot be used, there is no delta. Raises ``WorkerError``.
     """
-    arguments: dict[str, Any] = {
-        "tensors": tensors,
-        "checksum": checksum,
-        "whole": str(whole),
-        "delta": str(delta),
-        "threads": threads(),
-    }
-    limit = timeout(size)
+    alone = DescribeVersion(tensors, checksum, str(whole), None, str(delta), threads())
     try:
-        answer = await worker.call("describe", timeout=limit, base=None if base is None else str(base), **arguments)
+        request = alone if base is None else replace_fields(alone, base=str(base))
+        answer = await worker.call(request, timeout=timeout(size))
     except WorkerError as error:
         if error.kind != "user":
             raise
-        answer = await worker.call("describe", timeout=limit, base=None, **arguments)
-    found = answer["delta_manifest"]
+        answer = await worker.call(alone, timeout=timeout(size))
+    found = answer.delta_manifest
     return Described(
-        manifest=await trio.to_thread.run_sync(Manifest.parse, answer["manifest"]),
+        manifest=await trio.to_thread.run_sync(Manifest.parse, answer.manifest),
         delta=None if found is None else await trio.to_thread.run_sync(DeltaManifest.parse, found),
-        seconds=answer["seconds"],
+        seconds=answer.seconds,
     )
 
 
@@ -125,14 +125,7 @@ async def apply(open_worker: OpenWorker, rates: Rates, delta: Path, base: Path, 
     """
     begun = time.monotonic()
     async with open_child(open_worker) as worker:
-        answer = await worker.call(
-            "apply",
-            timeout=timeout(size),
-            delta=str(delta),
-            base=str(base),
-            target=str(target),
-            threads=threads(),
-        )
-    rates.applied(size, answer["seconds"], time.monotonic() - begun - answer["seconds"])
-    wrong: list[int] = answer["wrong"]
-    return wrong
+        request = ApplyDelta(str(delta), str(base), str(target), threads())
+        answer = await worker.call(request, timeout=timeout(size))
+    rates.applied(size, answer.seconds, time.monotonic() - begun - answer.seconds)
+    return answer.wrong

@@ -8,9 +8,6 @@
    it is five times faster than emulated instructions, with the same rounding. A model that transformers computes anyway
    (``node.workers.transformers_model``) has no second engine, and does without those kernels.
 3. Stale weights are versions that real optimizer steps lead through (``node.workers.forger_zoo``).
-
-A row of figures is ``[tokens, [positive deficits in micro], largest error of a log-probability in micro, activation
-values, mismatches, mantissa sum, mantissa median]`` for each group.
 """
 
 from __future__ import annotations
@@ -30,10 +27,23 @@ from node.starter import defaults
 from node.workers import child_loop, forger_zoo, transformers_engine
 from node.workers.architectures import build, read_config
 from node.workers.child_loop import UserError
+from node.workers.child_messages import (
+    AskOther,
+    CalibrationReady,
+    Figures,
+    GenerateGroups,
+    LoadVersion,
+    MeasureForged,
+    MeasureHonest,
+    MeasureOther,
+    PrepareCalibration,
+    StoreJudge,
+)
 from node.workers.engine_child import Measured, Settings, Texts, Written, generate, measure, prefill
 from node.workers.forger_zoo import Job, Scorer, Stage, claim_of
 from node.workers.model import CausalLM, LanguageModel
-from node.workers.weight_files import checksum, layout, load_into, read_folder, write_whole
+from node.workers.model_conversion import read_folder
+from node.workers.weight_files import checksum, layout, load_into, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.errors import LocalError
@@ -41,6 +51,8 @@ from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Group
 
 STARTER_PROMPTS = 256
+AT_ONCE = 4
+"""Groups that honest authors make at once, at most."""
 TRAINED_GROUPS = 2
 """Groups that each step between versions learns from."""
 PREFILLED = 12
@@ -90,19 +102,19 @@ def native_bfloat16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags or " bf16 " in flags
 
 
-def figures(found: Measured) -> list[Any]:
+def figures(found: Measured) -> Figures:
     """A group's row of figures."""
     deficits = found.deficits[found.deficits > 0].double() * MILLION
-    told = found.activations
-    return [
+    proven = found.activations
+    return (
         len(found.deficits),
         [round(value, 1) for value in deficits.tolist()],
         int(found.logprob_errors.max()),
-        told.values,
-        told.mismatches,
-        told.mantissa_sum,
-        told.mantissa_median,
-    ]
+        proven.values,
+        proven.mismatches,
+        proven.mantissa_sum,
+        proven.mantissa_median,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +218,11 @@ class Laboratory:
         tensors = {name: value.detach().to(self.dtype) for name, value in sorted(self.judge.named_parameters())}
         manifest, whole = folder / "version.manifest", folder / "version.raw"
         write_whole(tensors.values(), whole)
-        rows: Any = layout(tensors)
-        described = Manifest.of_file(rows, whole.read_bytes(), checksum(self.judge))
+        described = Manifest.of_file(layout(tensors), whole.read_bytes(), checksum(self.judge))
         manifest.write_bytes(described.encode())
         return manifest, whole
 
-    def judged(self, job: Job, groups: Sequence[Group]) -> list[list[Any]]:
+    def judged(self, job: Job, groups: Sequence[Group]) -> list[Figures]:
         """A row of figures for each group. Forgers who send the same tokens are prefilled once."""
         if not groups:
             return []
@@ -232,65 +243,68 @@ def starter_prompts() -> list[str]:
 
 
 class Calibration:
-    """The child's state; its public methods are the operations."""
+    """The child's state."""
 
     def __init__(self) -> None:
         self._laboratory: Laboratory | None = None
         self._prompts: list[str] = []
 
-    def prepare(
-        self, model: str, dtype: str, recipe: dict[str, Any], prompts: list[str], threads: int
-    ) -> dict[str, Any]:
-        """Load the model, and train the versions that stale weights come from. Returns the engines and the forgers."""
-        torch.set_num_threads(threads)
-        self._prompts = prompts or starter_prompts()
+    def prepare(self, request: PrepareCalibration) -> CalibrationReady:
+        """Load the model, and train the versions that stale weights come from."""
+        torch.set_num_threads(request.threads)
+        self._prompts = request.prompts or starter_prompts()
         try:
             made = Laboratory(
-                Path(model),
-                getattr(torch, dtype),
-                Recipe(**recipe),
+                Path(request.model),
+                getattr(torch, request.dtype),
+                request.recipe,
                 lambda made: self._job(made, "training", 0, TRAINED_GROUPS),
             )
         except OSError as error:
-            raise UserError(f"{model}: cannot be read ({error.strerror})") from None
+            raise UserError(f"{request.model}: cannot be read ({error.strerror})") from None
         self._laboratory = made
-        return {
-            "ways": [[way.engine, way.at_once, way.threads] for way in made.ways(4)],
-            "forgers": [[forger.name, forger.saves] for forger in forger_zoo.ZOO if forger.name in REPLAYED],
-            "hidden": made.model.config.hidden,
-            "emulated": made.wide,
-        }
+        return CalibrationReady(
+            ways=[(way.engine, way.at_once, way.threads) for way in made.ways(AT_ONCE)],
+            forgers=[(forger.name, forger.saves) for forger in forger_zoo.ZOO if forger.name in REPLAYED],
+            emulated=made.wide,
+        )
 
-    def honest(self, way: int, first: int, count: int) -> dict[str, Any]:
-        """Figures of ``count`` honest groups, made in the way of this number."""
+    def honest(self, request: MeasureHonest) -> list[Figures]:
+        """Figures of honest groups."""
         made = self._ready()
-        job = self._job(made, f"honest {way}", first, count)
-        return {"groups": made.judged(job, made.work(made.ways(4)[way], job))}
+        job = self._job(made, f"honest {request.way}", request.first, request.count)
+        return made.judged(job, made.work(made.ways(AT_ONCE)[request.way], job))
 
-    def store(self, folder: str) -> dict[str, Any]:
-        """Write the weights into ``folder`` as a version, for an engine in a process of its own to load."""
-        manifest, whole = self._ready().store(Path(folder))
-        return {"manifest": str(manifest), "weights": str(whole)}
+    def store(self, request: StoreJudge) -> LoadVersion:
+        """Write the weights as a version, for an engine in a process of its own to load."""
+        manifest, whole = self._ready().store(Path(request.folder))
+        return LoadVersion(str(manifest), str(whole))
 
-    def asked(self, first: int, count: int) -> dict[str, Any]:
-        """What another engine is to answer: prompts and seeds."""
-        job = self._job(self._ready(), "another engine", first, count)
-        return {"prompts": [self._prompt(number) for number in range(first, first + count)], "seeds": list(job.seeds)}
+    def asked(self, request: AskOther) -> GenerateGroups:
+        """What another engine is to answer."""
+        job = self._job(self._ready(), "another engine", request.first, request.count)
+        numbers = range(request.first, request.first + request.count)
+        return GenerateGroups([self._prompt(number) for number in numbers], list(job.seeds))
 
-    def measured(self, first: int, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    def measured(self, request: MeasureOther) -> list[Figures]:
         """Figures of its answers."""
         made = self._ready()
-        job = self._job(made, "another engine", first, len(groups))
-        return {"groups": made.judged(job, made.stage.received(job, groups))}
+        job = self._job(made, "another engine", request.first, len(request.groups))
+        return made.judged(job, made.stage.received(job, request.groups))
 
-    def forged(self, name: str, first: int, count: int) -> dict[str, Any]:
-        """Figures of ``count`` groups of a forger."""
+    def forged(self, request: MeasureForged) -> list[Figures]:
+        """Figures of a forger's groups."""
         made = self._ready()
-        job = self._job(made, "forger", first, count)
-        if name.startswith("cop"):
-            job = replace(job, other=made.stage.honest(self._job(made, "another", first, count)))
-        forger = next(forger for forger in forger_zoo.ZOO if forger.name == name)
-        return {"groups": made.judged(job, forger.make(made.stage, job))}
+        job = self._job(made, "forger", request.first, request.count)
+        if request.name.startswith("cop"):
+            other = self._job(made, "another", request.first, request.count)
+            job = replace(job, other=made.stage.honest(other))
+        forger = next(forger for forger in forger_zoo.ZOO if forger.name == request.name)
+        return made.judged(job, forger.make(made.stage, job))
+
+    def operations(self) -> list[child_loop.Operation]:
+        """What the child answers."""
+        return [self.prepare, self.honest, self.store, self.asked, self.measured, self.forged]
 
     def _ready(self) -> Laboratory:
         if self._laboratory is None:
@@ -319,18 +333,5 @@ REPLAYED = tuple(
 """Forgers that statistics find; the others fail checks that need no limits."""
 
 
-def operations() -> dict[str, child_loop.Operation]:
-    """The operations over one fresh state."""
-    state = Calibration()
-    return {
-        "prepare": state.prepare,
-        "honest": state.honest,
-        "store": state.store,
-        "asked": state.asked,
-        "measured": state.measured,
-        "forged": state.forged,
-    }
-
-
 if __name__ == "__main__":
-    child_loop.run(operations)
+    child_loop.run(lambda: Calibration().operations())

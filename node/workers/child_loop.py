@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 import os
 import select
 import signal
@@ -17,17 +19,21 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_type_hints
 
 from node.workers import frames
+from node.workers.frames import CallAnswered, CallFailed, ChildRequest
 from protocol.errors import LocalError
 
 NICENESS = 10
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
-Operation = Callable[..., dict[str, Any]]
+Operation = Callable[[Any], object]
+"""Takes one kind of request and returns its answer, both named in its signature."""
+
+Table = Mapping[type[ChildRequest[Any]], Operation]
 
 
 class UserError(Exception):
@@ -54,31 +60,38 @@ def _one_line(error: BaseException) -> str:
     return (text or type(error).__name__)[:2000]
 
 
-def answer(operations: Mapping[str, Operation], request: frames.Message) -> frames.Message:
-    """Run the operation that ``request`` names and return the frame to send back. Never raises an ``Exception``."""
-    name = request.pop("op", None)
-    operation = operations.get(name) if isinstance(name, str) else None
-    if operation is None:
-        return {"error": f"unknown operation {name!r}", "kind": "internal"}
+def table(operations: Iterable[Operation]) -> Table:
+    """The ``operations`` by the type of the request that each takes, which its signature says.
+
+    Raises ``TypeError`` for one that does not answer what its request asks for.
+    """
+    found: dict[type[ChildRequest[Any]], Operation] = {}
+    for operation in operations:
+        (kind, *_), answers = (hints := get_type_hints(operation)).values(), hints["return"]
+        if answers != frames.answer_type(kind):
+            raise TypeError(f"{operation} answers {answers}, {kind} asks for {frames.answer_type(kind)}")
+        found[kind] = operation
+    return found
+
+
+def answer(operations: Table, body: bytes) -> bytes:
+    """Do what the request in a frame's ``body`` asks for and return the frame to send back. Raises no ``Exception``."""
     try:
-        return {"ok": operation(**request)}
+        request = frames.decode(body, functools.reduce(operator.or_, operations))
+        return frames.encode(CallAnswered(operations[type(request)](request)))
     except UserError as error:
-        return {"error": _one_line(error), "kind": "user"}
+        return frames.encode(CallFailed(_one_line(error), "user"))
+    except LocalError as error:
+        return frames.encode(CallFailed(_one_line(error), "internal"))
     except Exception as error:
         traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {_one_line(error)}"[:2000], "kind": "internal"}
+        return frames.encode(CallFailed(f"{type(error).__name__}: {_one_line(error)}"[:2000], "internal"))
 
 
-def serve(operations: Mapping[str, Operation], connection: socket.socket) -> None:
-    """Answer requests over ``connection``, one at a time, until its other end closes. ``ping`` is always there."""
-    table: dict[str, Operation] = {"ping": dict, **operations}
-    while (request := frames.read_frame(connection)) is not None:
-        reply = answer(table, request)
-        try:
-            frame = frames.pack(reply)
-        except LocalError as error:
-            frame = frames.pack({"error": _one_line(error), "kind": "internal"})
-        connection.sendall(frame)
+def serve(operations: Table, connection: socket.socket) -> None:
+    """Answer requests over ``connection``, one at a time, until its other end closes."""
+    while (body := frames.read_frame(connection)) is not None:
+        connection.sendall(answer(operations, body))
 
 
 def connect(descriptor: int) -> socket.socket:
@@ -90,8 +103,8 @@ def connect(descriptor: int) -> socket.socket:
     return connection
 
 
-def run(make_operations: Callable[[], Mapping[str, Operation]], arguments: list[str] | None = None) -> None:
+def run(make_operations: Callable[[], Iterable[Operation]], arguments: Sequence[str] | None = None) -> None:
     """The body of a child's ``__main__``: ``arguments`` (default: the command line's) hold the socket's number."""
     connection = connect(int((sys.argv[1:] if arguments is None else arguments)[0]))
     with suppress(OSError):  # the daemon went away while an answer was being sent
-        serve(make_operations(), connection)
+        serve(table(make_operations()), connection)

@@ -17,14 +17,16 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import trio
 
 import node
 from node.workers import frames
+from node.workers.frames import Answer, CallAnswered, CallFailed, ChildRequest
 from protocol.errors import Error, LocalError
 
 _CLOSE_SECONDS = 3.0
@@ -74,15 +76,27 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return environment | dict(extra)
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A child that was started: our end of the socket, and descriptors of its standard error and of the process."""
+
+    process: subprocess.Popen[bytes]
+    stream: trio.SocketStream
+    stderr: int
+    pidfd: int
+
+
 class Process:
     """One running child and the socket to it. Made by ``spawn``; ``aclose`` ends it."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], stream: trio.SocketStream, stderr: int) -> None:
+    def __init__(self, name: str, started: Started) -> None:
         self.name = name
-        self.pid = process.pid
-        self._process = process
-        self._stream = stream
-        self._stderr = stderr
+        self.pid = started.process.pid
+        self._process = started.process
+        self._stream = started.stream
+        self._stderr = started.stderr
+        self._pidfd = started.pidfd
+        self._watching = trio.Lock()
         self._tail = b""
 
     def _reap(self) -> int | None:
@@ -97,21 +111,19 @@ class Process:
 
     async def wait_dead(self) -> None:
         """Return once the child's process has ended."""
-        while self._reap() is None:  # not reaped, so the number is still this child's
-            # A descriptor of its own: trio lets one task alone wait for each.
-            pidfd = os.pidfd_open(self.pid)
-            try:
-                await trio.lowlevel.wait_readable(pidfd)
-            finally:
-                os.close(pidfd)
+        while self._reap() is None:
+            # One task alone may wait for a descriptor; the others wait for that one, and look for themselves.
+            async with self._watching:
+                if self._reap() is None:
+                    await trio.lowlevel.wait_readable(self._pidfd)
 
-    async def read_frame(self) -> frames.Message:
-        """The next frame from the child.
+    async def read_frame(self) -> bytes:
+        """The body of the next frame from the child.
 
         Raises ``LocalError`` for rubbish or a closed end, ``trio.BrokenResourceError`` where the socket broke.
         """
         size = frames.body_size(await self._receive(frames.HEADER_BYTES))
-        return frames.unpack(await self._receive(size))
+        return await self._receive(size)
 
     async def send(self, frame: bytes) -> None:
         """Send one frame. Raises ``trio.BrokenResourceError``."""
@@ -169,13 +181,14 @@ class Process:
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(self._stream)
         os.close(self._stderr)
+        os.close(self._pidfd)
 
 
 class Worker(Process):
     """A child that answers one call at a time. Made by ``open_worker`` only."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], stream: trio.SocketStream, stderr: int) -> None:
-        super().__init__(name, process, stream, stderr)
+    def __init__(self, name: str, started: Started) -> None:
+        super().__init__(name, started)
         self._lock = trio.Lock()
         self._out_of_step = False
 
@@ -189,20 +202,23 @@ class Worker(Process):
         self._out_of_step = True
         super().kill()
 
-    async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
-        """Run operation ``op`` in the child and return its answer.
+    async def call(self, request: ChildRequest[Answer], *, timeout: float) -> Answer:
+        """Ask the child for something and return its answer.
 
         ``timeout`` in seconds counts from when the child is free; the first call also waits for the child to start (a
         torch child takes about three seconds). Raises ``WorkerError``.
         """
-        frame = frames.pack({"op": op, **arguments})
+        op, frame = frames.operation_of(type(request)), frames.encode(request)
+        answered: Any = CallAnswered[frames.answer_type(type(request))]  # type: ignore[misc]
         async with self._lock:
             if not self.alive:
                 raise self._death(op)
             self._out_of_step = True
             try:
                 with trio.move_on_after(timeout) as deadline:
-                    answer = await self._exchange(frame)
+                    answer: CallAnswered[Answer] | CallFailed | None = await self._exchange(
+                        frame, answered | CallFailed
+                    )
             except BaseException:  # a nursery wraps the Cancelled of its tasks in a group
                 self.kill()
                 raise
@@ -215,24 +231,19 @@ class Worker(Process):
                     await self.wait_dead()
                 raise self._death(op)
             self._out_of_step = False
-        return self._read(op, answer)
+        if isinstance(answer, CallFailed):
+            raise WorkerError(f"{self.name}: {op}: {answer.error}", answer.kind)
+        return answer.answer
 
-    def _read(self, op: str, answer: frames.Message) -> dict[str, Any]:
-        result = answer.get("ok")
-        if isinstance(result, dict):
-            return result
-        kind: Kind = "user" if answer.get("kind") == "user" else "internal"
-        raise WorkerError(f"{self.name}: {op}: {answer.get('error', 'an answer of no known form')}", kind)
-
-    async def _exchange(self, frame: bytes) -> frames.Message | None:
+    async def _exchange(self, frame: bytes, expected: Any) -> Any:
         """Send ``frame`` and return the answer, or None where the child died or spoke rubbish."""
-        answer: frames.Message | None = None
+        answer = None
 
         async def talk() -> None:
             nonlocal answer
             with suppress(trio.BrokenResourceError, LocalError):
                 await self.send(frame)
-                answer = await self.read_frame()
+                answer = frames.decode(await self.read_frame(), expected)
             nursery.cancel_scope.cancel()
 
         async def watch() -> None:
@@ -266,32 +277,45 @@ def spawn(
     """Start ``python -P -m module FD arguments…`` as a child; ``inherited`` are descriptors that it gets under the same
     numbers. For ``launched`` see ``open_worker``.
 
-    Call it from the main thread. Raises ``WorkerError`` where it cannot be started.
+    Call it from the main thread. Raises ``WorkerError`` where it cannot be started, for whatever reason, and leaves
+    nothing behind then.
     """
-    ours, theirs = socket.socketpair()
-    descriptor = 0 if launched else theirs.fileno()
-    stderr_read, stderr_write = os.pipe()
-    os.set_blocking(stderr_read, False)
     try:
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "-P", "-m", module, str(descriptor), *arguments],
-            stdin=theirs.fileno() if launched else subprocess.DEVNULL,
-            stdout=stderr_write,
-            stderr=stderr_write,
-            pass_fds=(theirs.fileno(), *inherited),
-            # No session of its own: with autogroups (sched(7)) niceness counts among the processes of one session only.
-            process_group=0,
-            env=child_environment(environment),
-        )
+        # What the child gets is closed here in any case, what is kept where something fails.
+        with ExitStack() as given, ExitStack() as kept:
+            ours, theirs = socket.socketpair()
+            kept.enter_context(ours)
+            given.enter_context(theirs)
+            stderr_read, stderr_write = os.pipe()
+            kept.callback(os.close, stderr_read)
+            given.callback(os.close, stderr_write)
+            process = subprocess.Popen(
+                [*prefix, sys.executable, "-P", "-m", module, str(0 if launched else theirs.fileno()), *arguments],
+                stdin=theirs.fileno() if launched else subprocess.DEVNULL,
+                stdout=stderr_write,
+                stderr=stderr_write,
+                pass_fds=(theirs.fileno(), *inherited),
+                # No session of its own: with autogroups (sched(7)) niceness counts among the processes of one session
+                # only.
+                process_group=0,
+                env=child_environment(environment),
+            )
+            kept.callback(_discard, process)
+            pidfd = os.pidfd_open(process.pid)
+            kept.callback(os.close, pidfd)
+            os.set_blocking(stderr_read, False)
+            ours.setblocking(False)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+            kept.pop_all()
     except OSError as error:
-        ours.close()
-        os.close(stderr_read)
         raise WorkerError(f"{name}: cannot start the child: {error}", "died") from None
-    finally:
-        theirs.close()
-        os.close(stderr_write)
-    ours.setblocking(False)
-    return kind(name, process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), stderr_read)
+    return kind(name, Started(process, stream, stderr_read, pidfd))
+
+
+def _discard(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @asynccontextmanager
@@ -316,3 +340,19 @@ async def open_worker(
         yield worker
     finally:
         await worker.aclose()
+
+
+class OpenWorker(Protocol):
+    """How children are started: ``open_worker``, or what tests put in its place."""
+
+    def __call__(
+        self,
+        module: str,
+        *,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        launched: bool = False,
+        arguments: Sequence[str] = (),
+    ) -> AbstractAsyncContextManager[Worker]:
+        """See ``open_worker``."""

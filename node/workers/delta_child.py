@@ -30,6 +30,7 @@ from blake3 import blake3
 
 from node.workers import child_loop
 from node.workers.child_loop import UserError
+from node.workers.child_messages import AppliedDelta, ApplyDelta, DescribedVersion, DescribeVersion
 from node.workers.delta_blocks import Decoder, Encoder, value_type
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES
 from protocol.errors import PeerError
@@ -58,31 +59,19 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def describe(
-    tensors: list[list[Any]],
-    checksum: int,
-    whole: str,
-    base: str | None = None,
-    delta: str | None = None,
-    threads: int = 1,
-) -> dict[str, Any]:
-    """The manifest of the file ``whole``, which holds ``tensors`` (rows of name, dtype, shape).
-
-    With the folder of a ``base``, what changed is written to the file ``delta``. Returns the encoded ``manifest``, the
-    encoded ``delta_manifest`` (None where there is no base, another layout, or too much or nothing changed), how many
-    values ``changed`` and the ``seconds``.
-    """
+def describe(request: DescribeVersion) -> DescribedVersion:
+    """The manifest of a file, and its difference to a base."""
     begun = time.perf_counter()
-    infos = tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in tensors)
+    infos = tuple(TensorInfo(*row) for row in request.tensors)
     size = sum(info.size for info in infos)
     found: _Difference | None = None
     with ExitStack() as stack:
-        new = stack.enter_context(_Reader(Path(whole), size))
-        if base is not None and delta is not None:
-            before = _listed(Path(base), Manifest)
+        new = stack.enter_context(_Reader(Path(request.whole), size))
+        if request.base is not None and request.delta is not None:
+            before = _listed(Path(request.base), Manifest)
             if before.tensors == infos:
-                old = stack.enter_context(_Reader(Path(base, WHOLE), size))
-                found = stack.enter_context(_Difference(before, old, Path(delta)))
+                old = stack.enter_context(_Reader(Path(request.base, WHOLE), size))
+                found = stack.enter_context(_Difference(before, old, Path(request.delta)))
         if found is not None and not found.worth_it(new):
             found.abandon()
 
@@ -92,47 +81,46 @@ def describe(
             return chunks, None if found is None else found.of_block(block, view)
 
         hashes: list[bytes] = []
-        for chunks, encoded in _in_order(work, range(block_count(size)), threads):
+        for chunks, encoded in _in_order(work, range(block_count(size)), request.threads):
             hashes += chunks
             if found is not None and encoded is not None:
                 found.add(*encoded)
-        manifest = Manifest(size, infos, tuple(hashes), checksum)
+        manifest = Manifest(size, infos, tuple(hashes), request.checksum)
         listing = None if found is None else found.finish(manifest)
-    return {
-        "manifest": manifest.encode(),
-        "delta_manifest": None if listing is None else listing.encode(),
-        "changed": 0 if listing is None else listing.changed,
-        "seconds": time.perf_counter() - begun,
-    }
+    return DescribedVersion(
+        manifest=manifest.encode(),
+        delta_manifest=None if listing is None else listing.encode(),
+        changed=0 if listing is None else listing.changed,
+        seconds=time.perf_counter() - begun,
+    )
 
 
-def apply(delta: str, base: str, target: str, threads: int = 1) -> dict[str, Any]:
-    """Make the version in the folder ``target`` from the version and the delta in the other two.
+def apply(request: ApplyDelta) -> AppliedDelta:
+    """Make a version from another and a delta.
 
-    Chunks that are marked as verified are passed over. Returns how many chunks were ``written``, the indices of those
-    that came out ``wrong`` (not written) and the ``seconds``. Raises ``UserError`` where the delta belongs to other
-    versions or is damaged.
+    Raises ``UserError`` where the delta belongs to other versions or is damaged.
     """
     begun = time.perf_counter()
-    listing, made = _listed(Path(delta), DeltaManifest), _listed(Path(target), Manifest)
+    delta, base, target = Path(request.delta), Path(request.base), Path(request.target)
+    listing, made = _listed(delta, DeltaManifest), _listed(target, Manifest)
     try:
-        listing.check(_listed(Path(base), Manifest), made)
+        listing.check(_listed(base, Manifest), made)
     except PeerError as error:
         raise UserError(str(error)) from None
     with ExitStack() as stack:
-        difference = stack.enter_context(_Reader(Path(delta, WHOLE), listing.size))
-        old = stack.enter_context(_Reader(Path(base, WHOLE), made.size))
-        output = stack.enter_context(Path(target, WHOLE).open("r+b", buffering=0))
-        marks = stack.enter_context(_mapped(Path(target, MARKS), len(made.chunks)))
+        difference = stack.enter_context(_Reader(delta / WHOLE, listing.size))
+        old = stack.enter_context(_Reader(base / WHOLE, made.size))
+        output = stack.enter_context((target / WHOLE).open("r+b", buffering=0))
+        marks = stack.enter_context(_mapped(target / MARKS, len(made.chunks)))
         patcher = _Patcher(listing, made, difference, old, output.fileno(), marks)
         written, wrong = 0, list[int]()
         try:
-            for done, bad in _in_order(patcher.block, range(block_count(made.size)), threads):
+            for done, bad in _in_order(patcher.block, range(block_count(made.size)), request.threads):
                 written += done
                 wrong += bad
         except PeerError as error:
             raise UserError(str(error)) from None
-    return {"written": written, "wrong": wrong, "seconds": time.perf_counter() - begun}
+    return AppliedDelta(written, wrong, time.perf_counter() - begun)
 
 
 class _Reader:
@@ -358,10 +346,5 @@ def _in_order(work: Callable[[In], Out], items: Iterable[In], threads: int) -> I
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def operations() -> dict[str, child_loop.Operation]:
-    """The child's operations; it keeps nothing between them."""
-    return {"describe": describe, "apply": apply}
-
-
 if __name__ == "__main__":
-    child_loop.run(operations)
+    child_loop.run(lambda: [describe, apply])

@@ -6,15 +6,16 @@ hides GPUs from all of them.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
-AUTO: Final = "auto"
+from node.workers.child_messages import AUTO
 
 
-def chosen(device: str) -> str:
-    """What torch calls the device that is meant: "cuda" or "cpu" for "auto", any other name as it is."""
+def chosen(device: str, gpu: bool | None = None) -> str:
+    """What torch calls the device that is meant: "cuda" or "cpu" for "auto", any other name as it is.
+
+    ``gpu``: whether there is one, where that is known.
+    """
     if device != AUTO:
         return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if (torch.cuda.is_available() if gpu is None else gpu) else "cpu"

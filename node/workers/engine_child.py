@@ -4,8 +4,8 @@
 2. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
 3. It computes on a GPU where there is one (``node.workers.device``).
 
-The operations are configure, load, encode, generate, replay, benchmark and convert. ``node.workers.vllm_child``
-offers the same without the replay and the conversion.
+What it answers: ``node.workers.child_messages``. ``node.workers.vllm_child`` offers the same without the replay and the
+conversion.
 """
 
 from __future__ import annotations
@@ -14,25 +14,36 @@ import abc
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from node.workers import child_loop, row_layout
-from node.workers import weight_files as weight_files
+from node.workers import child_loop, row_layout, weight_files
 from node.workers.architectures import build, read_config
 from node.workers.child_loop import UserError
-from node.workers.device import AUTO, chosen
+from node.workers.child_messages import (
+    Benchmark,
+    ConfigureEngine,
+    EncodePrompts,
+    EngineReady,
+    GenerateGroups,
+    LoadVersion,
+    ReplayedGroup,
+    ReplayGroups,
+    WrittenGroup,
+    WrittenGroups,
+    WrittenResponse,
+)
+from node.workers.device import chosen
 from node.workers.generation import Settings, Written, build_proofs, generate, micro, states_array
 from node.workers.model import Config, LanguageModel
+from node.workers.model_conversion import convert
 from proofs import activation, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
-from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.work.rollout import pack, unpack
 
@@ -48,7 +59,6 @@ __all__ = [
     "generate",
     "measure",
     "micro",
-    "operations",
     "prefill",
     "replay",
     "states_array",
@@ -181,23 +191,18 @@ class Engine(abc.ABC):
         self._settings: Settings | None = None
         self._loaded = False
 
-    def configure(
-        self, config: str, tokenizer: str, recipe: dict[str, Any], dtype: str = "float32", **options: Any
-    ) -> dict[str, Any]:
-        """Read the model's configuration (a path) and the tokenizer (a path); no weights are loaded yet.
-
-        ``options`` are the engine's own (``_build``).
-        """
-        parsed = read_config(Path(config))
-        self._settings = Settings.of(Recipe(**recipe), parsed)
-        self._texts = Texts(Path(tokenizer), parsed)
+    def configure(self, request: ConfigureEngine) -> EngineReady:
+        """Read the model's configuration and the tokenizer; no weights are loaded yet."""
+        parsed = read_config(Path(request.config))
+        self._settings = Settings.of(request.recipe, parsed)
+        self._texts = Texts(Path(request.tokenizer), parsed)
         self._config = parsed
         self._loaded = False
-        self._build(parsed, self._settings, dtype, **options)
-        return {"vocabulary": parsed.vocabulary, "end_token": parsed.end_token, "hidden": parsed.hidden}
+        self._build(parsed, self._settings, request)
+        return EngineReady(parsed.end_token, parsed.vocabulary)
 
     @abc.abstractmethod
-    def _build(self, config: Config, settings: Settings, dtype: str, **options: Any) -> None:
+    def _build(self, config: Config, settings: Settings, request: ConfigureEngine) -> None:
         """Make the model, without weights."""
 
     @abc.abstractmethod
@@ -213,47 +218,47 @@ class Engine(abc.ABC):
             raise LocalError("the engine has no weights yet: configure and load come first")
         return self._settings, self._texts
 
-    def load(self, manifest: str, weights: str) -> dict[str, Any]:
-        """Load a version. The caller compares ``checksum`` with the manifest's before it uses the engine."""
+    def load(self, request: LoadVersion) -> int:
+        """Load a version. The caller compares the checksum with the manifest's before it uses the engine."""
         if self._config is None:
             raise LocalError("configure comes before load")
-        begun = time.perf_counter()
         self._loaded = False
-        value = self._load(Path(manifest), Path(weights))
+        value = self._load(Path(request.manifest), Path(request.weights))
         self._loaded = True
-        return {"checksum": value, "hidden": self._config.hidden, "seconds": time.perf_counter() - begun}
+        return value
 
-    def encode(self, prompts: list[str]) -> dict[str, Any]:
-        """The prompts' tokens as 32-bit little-endian arrays, as a submission must hold them."""
+    def encode(self, request: EncodePrompts) -> list[bytes]:
+        """The prompts' tokens."""
         if self._texts is None or self._settings is None:
             raise LocalError("configure comes before encode")
         most = self._settings.max_prompt_tokens
-        return {"tokens": [pack(self._texts.encode(prompt, most)) for prompt in prompts]}
+        return [pack(self._texts.encode(prompt, most)) for prompt in request.prompts]
 
-    def generate(self, prompts: list[str], seeds: list[bytes]) -> dict[str, Any]:
-        """A group of responses, with proofs, for each prompt and 32-byte seed."""
+    def generate(self, request: GenerateGroups) -> WrittenGroups:
+        """A group of responses, with proofs, for each prompt and seed."""
         settings, texts = self._ready()
-        if len(prompts) != len(seeds):
-            raise LocalError(f"{len(prompts)} prompts and {len(seeds)} seeds")
+        if len(request.prompts) != len(request.seeds):
+            raise LocalError(f"{len(request.prompts)} prompts and {len(request.seeds)} seeds")
         begun = time.perf_counter()
-        encoded = [texts.encode(prompt, settings.max_prompt_tokens) for prompt in prompts]
-        groups = self._write(encoded, seeds)
-        return {
-            "groups": [
-                {
-                    "prompt": pack(prompt),
-                    "responses": [
-                        [pack(one.tokens), pack(one.logprobs), one.finish, texts.decode(one.tokens)] for one in group
+        encoded = [texts.encode(prompt, settings.max_prompt_tokens) for prompt in request.prompts]
+        groups = self._write(encoded, request.seeds)
+        return WrittenGroups(
+            groups=[
+                WrittenGroup(
+                    prompt=pack(prompt),
+                    responses=[
+                        WrittenResponse(pack(one.tokens), pack(one.logprobs), one.finish, texts.decode(one.tokens))
+                        for one in group
                     ],
-                    "proofs": proof,
-                }
+                    proofs=proof,
+                )
                 for prompt, (group, proof) in zip(encoded, groups, strict=True)
             ],
-            "tokens": sum(len(one.tokens) for group, _ in groups for one in group),
-            "seconds": time.perf_counter() - begun,
-        }
+            tokens=sum(len(one.tokens) for group, _ in groups for one in group),
+            seconds=time.perf_counter() - begun,
+        )
 
-    def benchmark(self) -> dict[str, Any]:
+    def benchmark(self, request: Benchmark) -> int:
         """Response tokens a second with the loaded weights, over a few short groups."""
         self._ready()
         assert self._config is not None
@@ -262,7 +267,11 @@ class Engine(abc.ABC):
         self._write(prompts[:1], seeds[:1])  # the first pass pays for set-up
         begun = time.perf_counter()
         tokens = sum(len(one.tokens) for group, _ in self._write(prompts, seeds) for one in group)
-        return {"tokens_per_second": max(1, round(tokens / (time.perf_counter() - begun)))}
+        return max(1, round(tokens / (time.perf_counter() - begun)))
+
+    def operations(self) -> list[child_loop.Operation]:
+        """What every engine child answers."""
+        return [self.configure, self.load, self.encode, self.generate, self.benchmark]
 
 
 class TorchEngine(Engine):
@@ -272,11 +281,10 @@ class TorchEngine(Engine):
         super().__init__()
         self._model: LanguageModel | None = None
 
-    def _build(
-        self, config: Config, settings: Settings, dtype: str, threads: int = 1, device: str = AUTO, **_: Any
-    ) -> None:
-        torch.set_num_threads(threads)
-        self._model = build(config).to(device=chosen(device), dtype=getattr(torch, dtype)).requires_grad_(False)
+    def _build(self, config: Config, settings: Settings, request: ConfigureEngine) -> None:
+        torch.set_num_threads(request.threads)
+        dtype = getattr(torch, request.dtype)
+        self._model = build(config).to(device=chosen(request.device), dtype=dtype).requires_grad_(False)
 
     def _load(self, manifest: Path, weights: Path) -> int:
         assert self._model is not None
@@ -290,42 +298,29 @@ class TorchEngine(Engine):
         groups = generate(self._model, prompts, seeds, self._settings)
         return list(zip(groups, build_proofs(groups), strict=True))
 
-    def replay(self, groups: list[dict[str, Any]], clip: int) -> dict[str, Any]:
-        """Measure others' groups: one row of ``proofs.checks.GroupReplay`` and the responses' texts for each. ``clip``
-        is the domain's ``deficit_clip``."""
+    def replay(self, request: ReplayGroups) -> list[ReplayedGroup]:
+        """Measure others' groups."""
         settings, texts = self._ready()
         assert self._model is not None
-        begun = time.perf_counter()
         claims = [
             Claim(
-                seed=group["seed"],
-                prompt=unpack(group["prompt"]),
-                responses=[unpack(response[0]) for response in group["responses"]],
-                logprobs=[unpack(response[1]) for response in group["responses"]],
-                proofs=group["proofs"],
+                seed=group.seed,
+                prompt=unpack(group.prompt),
+                responses=[unpack(tokens) for tokens, _ in group.responses],
+                logprobs=[unpack(logprobs) for _, logprobs in group.responses],
+                proofs=group.proofs,
             )
-            for group in groups
+            for group in request.groups
         ]
-        return {
-            "groups": [list(astuple(found)) for found in replay(self._model, claims, settings, clip)],
-            "texts": [[texts.decode(response) for response in claim.responses] for claim in claims],
-            "seconds": time.perf_counter() - begun,
-        }
+        return [
+            ReplayedGroup(found, [texts.decode(response) for response in claim.responses])
+            for claim, found in zip(claims, replay(self._model, claims, settings, request.clip), strict=True)
+        ]
 
-
-def operations() -> dict[str, child_loop.Operation]:
-    """The engine's operations over one fresh state."""
-    engine = TorchEngine()
-    return {
-        "configure": engine.configure,
-        "load": engine.load,
-        "encode": engine.encode,
-        "generate": engine.generate,
-        "replay": engine.replay,
-        "benchmark": engine.benchmark,
-        "convert": weight_files.convert,
-    }
+    def operations(self) -> list[child_loop.Operation]:
+        """What this one answers."""
+        return [*super().operations(), self.replay, convert]
 
 
 if __name__ == "__main__":
-    child_loop.run(operations)
+    child_loop.run(lambda: TorchEngine().operations())

@@ -24,11 +24,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import cycle, islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import torch
 
+from node.workers.child_messages import WrittenGroup
 from node.workers.engine_child import Claim, Settings, Written, build_proofs, generate, prefill, states_array
 from node.workers.learner import Learner, Sample
 from node.workers.model import LanguageModel
@@ -142,18 +143,20 @@ class Stage:
         key = (weights, chosen, tuple(job.seeds), tuple(map(tuple, job.prompts)))
         return self._kept.get(key, lambda: generate(self.weights(weights), job.prompts, job.seeds, chosen))
 
-    def received(self, job: Job, answers: Sequence[Mapping[str, Any]]) -> list[Group]:
+    def received(self, job: Job, answers: Sequence[WrittenGroup]) -> list[Group]:
         """Protocol groups of what an engine in a process of its own answered (``node.workers.engine_child``),
         scored."""
         found = []
         for index, (prompt, answer) in enumerate(zip(job.prompts, answers, strict=True)):
-            if unpack(answer["prompt"]) != tuple(prompt):
+            if unpack(answer.prompt) != tuple(prompt):
                 raise LocalError("an engine reads the prompts otherwise")
             responses = tuple(
-                Response(line := unpack(tokens), unpack(logprobs), self.score(job.number + index, line), finish)
-                for tokens, logprobs, finish, _ in answer["responses"]
+                Response(
+                    line := unpack(one.tokens), unpack(one.logprobs), self.score(job.number + index, line), one.finish
+                )
+                for one in answer.responses
             )
-            found.append(Group(job.first + index, tuple(prompt), responses, answer["proofs"]))
+            found.append(Group(job.first + index, tuple(prompt), responses, answer.proofs))
         return found
 
     def honest(self, job: Job) -> list[Group]:

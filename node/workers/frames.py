@@ -1,22 +1,23 @@
-"""Frames between the daemon and its child processes: four big-endian length bytes, then msgpack.
+"""Frames between the daemon and its child processes: four big-endian length bytes, then a struct in msgpack.
 
 This is internal to one machine: maps, floats and negative integers are allowed, and nothing here is hashed or
-signed. A child may run code that judges attackers' text, so the daemon's side treats its frames as untrusted:
-length and shape are checked before anything is believed.
+signed. Messages are msgspec structs, defined in modules that both ends import. A child may run code that judges
+attackers' text, so the daemon's side treats its frames as untrusted: length and shape are checked before anything is
+believed.
 
-1. A request is ``{"op": str, …arguments}``; an answer ``{"ok": {…}}`` or ``{"error": one line, "kind": "user" |
-   "internal"}``.
-2. One request is answered by exactly one frame, in order. After a timeout the two ends are out of step, and the child
-   must be killed.
+1. A child that answers is sent a ``ChildRequest`` and sends back a ``CallAnswered`` or a ``CallFailed``: one frame for
+   each, in order. After a timeout the two ends are out of step, and the child must be killed.
+2. The bulk child (``node.weights.bulk``) has a stream of messages both ways instead.
 """
 
 from __future__ import annotations
 
+import functools
 import socket
 import struct
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
-import msgpack
+import msgspec
 
 from protocol.errors import LocalError
 
@@ -24,17 +25,47 @@ HEADER_BYTES = 4
 MAX_FRAME_BYTES = 256 << 20
 """Largest frame: four times the largest rollout submission, whose groups a replay request carries."""
 
-Message = dict[str, Any]
+Message = TypeVar("Message")
+Answer = TypeVar("Answer")
 
 
-def pack(message: Message) -> bytes:
-    """``message`` as one frame. Raises ``LocalError`` where it cannot be encoded or is too large."""
+class ChildRequest(msgspec.Struct, Generic[Answer], frozen=True, tag_field="op"):
+    """What a child is asked for; a subclass ``class Encode(ChildRequest[list[bytes]], tag="encode")`` names the type of
+    the answer and the operation."""
+
+
+class CallAnswered(msgspec.Struct, Generic[Answer], frozen=True, tag_field="is", tag="answer"):
+    """The child did what it was asked for."""
+
+    answer: Answer
+
+
+class CallFailed(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
+    """It did not: ``error`` is one line, ``kind`` as of ``node.workers.child_process.WorkerError``."""
+
+    error: str
+    kind: Literal["user", "internal"]
+
+
+def operation_of(kind: type[ChildRequest[Any]]) -> str:
+    """What the operation that a request asks for is called."""
+    return str(kind.__struct_config__.tag)
+
+
+def answer_type(kind: type[ChildRequest[Any]]) -> Any:
+    """The type of the answer to a request."""
+    (base,) = kind.__orig_bases__  # type: ignore[attr-defined]
+    return get_args(base)[0]
+
+
+def encode(message: object, limit: int = MAX_FRAME_BYTES) -> bytes:
+    """``message`` as one frame. Raises ``LocalError`` where it cannot be encoded or is larger than ``limit`` bytes."""
     try:
-        body: bytes = msgpack.packb(message, use_bin_type=True)
-    except (TypeError, ValueError, OverflowError) as error:
+        body = msgspec.msgpack.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise LocalError(f"a worker message cannot be encoded: {error}") from None
-    if len(body) > MAX_FRAME_BYTES:
-        raise LocalError(f"a worker message has {len(body)} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    if len(body) > limit:
+        raise LocalError(f"a worker message has {len(body)} bytes, at most {limit} are allowed")
     return struct.pack(">I", len(body)) + body
 
 
@@ -48,15 +79,28 @@ def body_size(header: bytes) -> int:
     return size
 
 
-def unpack(body: bytes) -> Message:
-    """The message in a frame's body. Raises ``LocalError`` unless it is a msgpack map with string keys."""
+@functools.cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+@overload
+def decode(body: bytes, kind: type[Message]) -> Message: ...
+
+
+@overload
+def decode(body: bytes, kind: Any) -> Any: ...
+
+
+def decode(body: bytes, kind: Any) -> Any:
+    """The message in a frame's body, which must be of ``kind``: a struct, or a union of tagged ones.
+
+    Raises ``LocalError`` for anything else.
+    """
     try:
-        message = msgpack.unpackb(body, raw=False, use_list=True)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise LocalError(f"a worker frame is not msgpack: {error}") from None
-    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
-        raise LocalError("a worker frame is not a map with string keys")
-    return message
+        return _decoder(kind).decode(body)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise LocalError(f"a worker frame has no known form: {error}") from None
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytes:
@@ -71,8 +115,8 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(view[:filled])
 
 
-def read_frame(connection: socket.socket) -> Message | None:
-    """The next message of a blocking socket, or None where the other end has closed it between two frames."""
+def read_frame(connection: socket.socket) -> bytes | None:
+    """The next frame's body from a blocking socket, or None where the other end has closed it between two frames."""
     header = _receive_exactly(connection, HEADER_BYTES)
     if not header:
         return None
@@ -80,9 +124,4 @@ def read_frame(connection: socket.socket) -> Message | None:
     body = _receive_exactly(connection, size)
     if len(body) != size:
         raise LocalError("a worker frame ends within its body")
-    return unpack(body)
-
-
-def write_frame(connection: socket.socket, message: Message) -> None:
-    """Send ``message`` over a blocking socket."""
-    connection.sendall(pack(message))
+    return body

@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +120,7 @@ class Learner:
 
     # One step
 
-    def train(self, samples: Sequence[Sample], reference: Callable[[], Policy] | None = None) -> dict[str, Any]:
+    def train(self, samples: Sequence[Sample], reference: Callable[[], Policy] | None = None) -> dict[str, int | float]:
         """Take one step's optimizer steps and return its metrics; every rank is given the same samples.
 
         ``reference`` makes the policy of version 0, which a recipe with a KL term asks for. Raises

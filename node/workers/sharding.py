@@ -1,7 +1,7 @@
 """How the trainer's parameters lie: whole in one process, or a slice of each in several (FSDP2).
 
 1. One process that computes in float32 has plain tensors and no process group: nothing is started that it does not
-   need. Several processes are started through torchrun; rank 0 speaks to the daemon and tells the others.
+   need. Several processes are started through torchrun; rank 0 speaks to the daemon and passes on what it says.
 2. Every rank runs every operation. What may fail on one of them alone (reading files) runs in ``together``, after which
    all raise or none does. Any other exception of a rank ends its process; torchrun then ends the others, and the daemon
    starts anew.
@@ -47,9 +47,9 @@ class Group:
         """Whether this process speaks to the daemon and writes files."""
         return self.rank == 0
 
-    # Words between ranks
+    # Messages between ranks
 
-    def tell(self, message: Any) -> Any:
+    def broadcast(self, message: Any) -> Any:
         """What rank 0 passes in, on every rank."""
         if self.size == 1:
             return message
@@ -169,7 +169,7 @@ def join(folder: Path, device: str) -> Group:
 
 
 def _backend(device: torch.device) -> str:
-    # Words between ranks travel from memory to memory, whatever computes.
+    # Messages between ranks travel from memory to memory, whatever computes.
     return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
 
 

@@ -23,12 +23,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.workers import child_loop, sharding
+from node.workers import child_loop, sharding, weight_files
 from node.workers import trainer_files as checkpoints
-from node.workers import weight_files as weight_files
 from node.workers.architectures import read_config
 from node.workers.child_loop import UserError
-from node.workers.device import AUTO, chosen
+from node.workers.child_messages import (
+    AUTO,
+    ConfigureTrainer,
+    LoadTraining,
+    Trained,
+    TrainerReady,
+    TrainingStopped,
+    TrainStep,
+)
+from node.workers.device import chosen
+from node.workers.frames import ChildRequest
 from node.workers.learner import Learner, Sample, activation_bytes, make_policy, samples_of
 from node.workers.model import Config, parameter_count
 from node.workers.policy import Policy
@@ -44,7 +53,7 @@ MEMORY_SHARE = 4
 
 
 class Trainer:
-    """The child's state between operations; ``configure``, ``load`` and ``train`` are the operations.
+    """The child's state between operations.
 
     Where ``group`` is None the process is alone.
     """
@@ -54,88 +63,66 @@ class Trainer:
         self._config: Config | None = None
         self._recipe: Recipe | None = None
         self._dtype = torch.float32
-        self._recompute = "auto"
         self._policy: Policy | None = None
         self._learner: Learner | None = None
         self._dtypes: dict[str, torch.dtype] = {}
         self._reference: tuple[str, str] | None = None
 
-    def configure(
-        self,
-        config: str,
-        recipe: dict[str, Any],
-        tokenizer: str = "",
-        threads: int = 1,
-        dtype: str = "float32",
-        device: str = AUTO,
-        recompute: str = "auto",
-    ) -> dict[str, Any]:
-        """Read the model's configuration (a path).
-
-        The trainer needs no tokenizer, whose path is accepted all the same, so that all torch children are configured
-        alike. ``dtype`` is the one in which the domain computes; ``recompute`` says whether activations are computed
-        again for the backward pass: "on", "off" or, by the memory there is, "auto".
-        """
-        torch.set_num_threads(threads)
-        self._config, self._recipe = read_config(Path(config)), Recipe(**recipe)
-        self._dtype = sharding.DTYPES[dtype]
+    def configure(self, request: ConfigureTrainer) -> TrainerReady:
+        """Read the model's configuration and make the policy."""
+        torch.set_num_threads(request.threads)
+        self._config, self._recipe = read_config(Path(request.config)), request.recipe
+        self._dtype = sharding.DTYPES[request.dtype]
         if self._group is None:
-            self._group = sharding.alone(chosen(device), sharded=self._dtype is not torch.float32)
-        self._recompute = recompute
+            self._group = sharding.alone(chosen(request.device), sharded=self._dtype is not torch.float32)
         self._learner = self._policy = None
         self._policy = make_policy(self._config, self._recipe, self._group, self._dtype)
         needed = activation_bytes(self._config, self._group.device, self._dtype)
-        again = recompute == "on" or (recompute == "auto" and needed * MEMORY_SHARE > _memory(self._group.device))
+        short = needed * MEMORY_SHARE > _memory(self._group.device)
+        again = request.recompute == "on" or (request.recompute == "auto" and short)
         self._policy.model.recompute = again
-        return {
-            "parameters": parameter_count(self._policy.model),
-            "processes": self._group.size,
-            "recompute": again,
-        }
+        return TrainerReady(parameter_count(self._policy.model), self._group.size, again)
 
-    def load(
-        self, manifest: str, weights: str, checkpoint: str | None = None, reference: Sequence[str] | None = None
-    ) -> dict[str, Any]:
-        """Load a version, and the checkpoint that goes with it where there is one; else the optimizer starts afresh.
-
-        ``reference`` are the manifest's and the whole file's path of version 0, for a recipe with a KL term.
-        """
+    def load(self, request: LoadTraining) -> int:
+        """Load a version, and the checkpoint that goes with it where there is one; answers the version's checksum."""
         if self._policy is None or self._recipe is None or self._group is None:
             raise LocalError("configure comes before load")
         group, policy, recipe = self._group, self._policy, self._recipe
         self._learner = None
         policy.zero_grad(set_to_none=True)  # a step that failed left some
-        described = group.together(partial(weight_files.read_manifest, Path(manifest)))
-        group.together(lambda: _fill(group, policy, weight_files.map_whole(described, Path(weights))))
+        described = group.together(partial(weight_files.read_manifest, Path(request.manifest)))
+        group.together(lambda: _fill(group, policy, weight_files.map_whole(described, Path(request.weights))))
         checksum = group.checksum(policy.model.parameters())
         # In the manifest's order: the next version is written in the same one.
         self._dtypes = {info.name: weight_files.DTYPES[info.dtype] for info in described.tensors}
-        self._reference = None if reference is None else (reference[0], reference[1])
+        self._reference = request.reference
         learner = Learner(policy, recipe, group)
-        if checkpoint is not None:
-            group.together(lambda: checkpoints.restore(learner, Path(checkpoint), checksum))
+        if request.checkpoint is not None:
+            checkpoint = Path(request.checkpoint)
+            group.together(lambda: checkpoints.restore(learner, checkpoint, checksum))
         self._learner = learner
-        return {"checksum": checksum, "updates": learner.updates}
+        return checksum
 
-    def train(self, submissions: list[str], output: str, checkpoint: str) -> dict[str, Any]:
-        """One step over the submissions in these files. Writes the next version's whole file and its checkpoint.
-
-        Where the step had to be stopped (rule 2), the answer is ``stopped``, the reason, and nothing else.
-        """
+    def train(self, request: TrainStep) -> Trained | TrainingStopped:
+        """One step over the submissions in these files (rule 2)."""
         learner, recipe, group = self._learner, self._recipe, self._group
         if learner is None or recipe is None or group is None:
             raise LocalError("the trainer has no version loaded: after an error the last good one must be loaded again")
-        samples = group.together(lambda: read_samples(submissions, recipe))
+        samples = group.together(lambda: read_samples(request.submissions, recipe))
         if recipe.kl and self._reference is None:
             raise LocalError("the recipe has a KL term, and no reference was loaded")
         self._learner = None  # until the step has succeeded
         try:
             metrics = learner.train(samples, self._reference_policy)
         except FloatingPointError as error:
-            return {"stopped": str(error)}
-        layout, checksum = checkpoints.write(learner, self._dtypes, Path(output), Path(checkpoint))
+            return TrainingStopped(str(error))
+        layout, checksum = checkpoints.write(learner, self._dtypes, Path(request.output), Path(request.checkpoint))
         self._learner = learner
-        return {"metrics": metrics, "tensors": layout, "checksum": checksum}
+        return Trained(metrics, int(metrics["trained"]), int(metrics["tokens"]), layout, checksum)
+
+    def operations(self) -> list[child_loop.Operation]:
+        """What the child answers."""
+        return [self.configure, self.load, self.train]
 
     def _reference_policy(self) -> Policy:
         """The policy of version 0, in the dtype in which the domain computes."""
@@ -179,22 +166,11 @@ def read_samples(paths: Sequence[str], recipe: Recipe) -> list[Sample]:
     return [sample for path in paths for sample in samples_of(read_submission(Path(path), recipe), recipe)]
 
 
-def operations(group: Group | None = None) -> dict[str, child_loop.Operation]:
-    """The trainer's operations over one fresh state."""
-    trainer = Trainer(group)
-    return {
-        "configure": trainer.configure,
-        "load": trainer.load,
-        "train": trainer.train,
-        "convert": weight_files.convert,
-    }
-
-
-def _told(group: Group, name: str, operation: child_loop.Operation, **arguments: Any) -> dict[str, Any]:
+def _shared(group: Group, operation: child_loop.Operation, request: ChildRequest[Any]) -> object:
     """Rank 0's form of an operation: the others do the same. After a surprise the ranks are out of step."""
     try:
-        group.tell((name, arguments))
-        return operation(**arguments)
+        group.broadcast(request)
+        return operation(request)
     except _EXPECTED:
         raise
     except BaseException:
@@ -203,21 +179,21 @@ def _told(group: Group, name: str, operation: child_loop.Operation, **arguments:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the socket closes; see rule 3."""
+    """Serve until the socket closes; see rule 4."""
     if len(arguments) == 1:
-        child_loop.run(operations, list(arguments))
+        child_loop.run(lambda: Trainer().operations(), arguments)
         return
     connection = child_loop.connect(int(arguments[0]))
     group = sharding.join(Path(arguments[1]), chosen(AUTO))
-    table = operations(group)
+    table = child_loop.table(Trainer(group).operations())
     if group.first:
         with suppress(OSError):
-            child_loop.serve({name: partial(_told, group, name, each) for name, each in table.items()}, connection)
+            child_loop.serve({kind: partial(_shared, group, each) for kind, each in table.items()}, connection)
         return
     while True:
-        name, words = group.tell(None)
+        request = group.broadcast(None)
         with suppress(*_EXPECTED):
-            table[name](**words)
+            table[type(request)](request)
 
 
 if __name__ == "__main__":

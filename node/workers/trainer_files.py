@@ -18,15 +18,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from node.workers import weight_files as weight_files
+from node.workers import weight_files
 from node.workers.child_loop import UserError
+from node.workers.child_messages import TensorRow
 from node.workers.learner import Learner
 from proofs.checksum import value_checksum
 
 
 def write(
     learner: Learner, dtypes: Mapping[str, torch.dtype], output: Path, checkpoint: Path
-) -> tuple[weight_files.Layout, int]:
+) -> tuple[list[TensorRow], int]:
     """Write what ``learner`` holds as a version with ``dtypes``, in their order, and as a checkpoint.
 
     Returns the version's layout and checksum on rank 0, and zeros elsewhere.

@@ -36,6 +36,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from node.workers import child_loop
 from node.workers.child_loop import UserError
+from node.workers.child_messages import ConfigureEngine, CountRewritten
 from node.workers.engine_child import Engine, Settings, Written, build_proofs, micro
 from node.workers.model import ARCHITECTURES, Config, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
@@ -73,18 +74,9 @@ class VllmEngine(Engine):
         self._proving = ThreadPoolExecutor(1, "proofs")
         self._count = 0
 
-    def _build(
-        self,
-        config: Config,
-        settings: Settings,
-        dtype: str,
-        threads: int = 1,
-        tensor_parallel: int = 1,
-        cache_bytes: int | None = None,
-        max_batched_tokens: int | None = None,
-        **_: Any,
-    ) -> None:
-        """``cache_bytes`` and ``max_batched_tokens`` replace what is worked out here (tests force preemption)."""
+    def _build(self, config: Config, settings: Settings, request: ConfigureEngine) -> None:
+        tensor_parallel, dtype = request.tensor_parallel, request.dtype
+        cache_bytes, max_batched_tokens = request.cache_bytes, request.max_batched_tokens
         if config.foreign:
             raise UserError(
                 f"vLLM generates with models of {', '.join(ARCHITECTURES)} here, not with this {config.architecture}: "
@@ -214,10 +206,14 @@ class VllmEngine(Engine):
                         ordered = [group.written[number] for number in range(settings.group_size)]
                         group.proofs = self._proving.submit(lambda ordered: build_proofs([ordered])[0], ordered)
 
-    def rewritten(self) -> dict[str, Any]:
+    def rewritten(self, request: CountRewritten) -> int:
         """How many places were chosen for more than once so far: prompts read in parts, and preemption."""
-        (count, *_) = self._llm.collective_rpc("farflung_rewritten")
-        return {"rewritten": count}
+        count: int = self._llm.collective_rpc("farflung_rewritten")[0]
+        return count
+
+    def operations(self) -> list[child_loop.Operation]:
+        """What this one answers."""
+        return [*super().operations(), self.rewritten]
 
     def _end(self) -> NoReturn:
         """End the process: vLLM has failed and cannot be trusted with another call."""
@@ -225,18 +221,5 @@ class VllmEngine(Engine):
         os._exit(BROKEN)
 
 
-def operations() -> dict[str, child_loop.Operation]:
-    """The engine's operations over one fresh state."""
-    engine = VllmEngine()
-    return {
-        "configure": engine.configure,
-        "load": engine.load,
-        "encode": engine.encode,
-        "generate": engine.generate,
-        "benchmark": engine.benchmark,
-        "rewritten": engine.rewritten,
-    }
-
-
 if __name__ == "__main__":
-    child_loop.run(operations)
+    child_loop.run(lambda: VllmEngine().operations())

@@ -30,7 +30,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as V1Processor
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2Processor
 
-from node.workers import weight_files as weight_files
+from node.workers import weight_files
 from node.workers.engine_child import states_array
 from proofs import race, sampling
 from proofs.checksum import value_sum

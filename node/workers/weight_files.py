@@ -25,18 +25,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from node.workers.architectures import build, read_config
 from node.workers.child_loop import UserError
-from node.workers.model import Config, LanguageModel
+from node.workers.child_messages import TensorRow
+from node.workers.model import LanguageModel
 from proofs.checksum import value_checksum
 from protocol.errors import PeerError
 from protocol.weights.manifest import Manifest
 
 DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-
-Layout = list[list[object]]
-"""Rows of name, dtype and shape, as they go over the pipe and into ``Manifest.of_file``."""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -97,14 +94,14 @@ def checksum(model: nn.Module) -> int:
     return value_checksum(parameter.detach() for parameter in model.parameters())
 
 
-def layout(tensors: Mapping[str, Tensor]) -> Layout:
+def layout(tensors: Mapping[str, Tensor]) -> list[TensorRow]:
     """The rows that describe ``tensors``, in their order."""
     return [row(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
 
 
-def row(name: str, dtype: torch.dtype, shape: Sequence[int]) -> list[object]:
+def row(name: str, dtype: torch.dtype, shape: Sequence[int]) -> TensorRow:
     """The row that describes one tensor."""
-    return [name, _NAMES[dtype], list(shape)]
+    return name, _NAMES[dtype], tuple(shape)
 
 
 @contextmanager
@@ -180,50 +177,3 @@ def read_safetensors(directory: Path) -> dict[str, Tensor]:
         if tensor.dtype not in _NAMES:
             raise UserError(f"{directory}: {name} is {tensor.dtype}; weights are float32, bfloat16 or float16")
     return dict(sorted(tensors.items()))
-
-
-def read_folder(config: Config, directory: Path) -> dict[str, Tensor]:
-    """The parameters of a Hugging Face directory by the names of the model for ``config``, sorted. Raises
-    ``UserError``."""
-    if config.foreign:
-        # Imported here: it loads a large library, which our own architectures do without.
-        from node.workers import transformers_model
-
-        return transformers_model.read_weights(config, directory)
-    tensors = read_safetensors(directory)
-    if config.tied:
-        tensors.pop("lm_head.weight", None)  # some files hold the embedding twice
-    return tensors
-
-
-def convert(model_dir: str, output: str, dtype: str = "float32") -> dict[str, object]:
-    """Make version 0's whole file ``output`` from a Hugging Face directory.
-
-    Returns the ``tensors`` (rows of name, dtype, shape) in the file's order, their ``checksum``, the ``config`` and
-    ``tokenizer`` paths, the ``architecture`` and how many ``positions`` a sequence may take (None: no limit). For a
-    domain that computes in another ``dtype`` than float32 the tensors are rounded to it, so that everybody loads the
-    same values. The model is built and loaded once, so weights that do not fit their configuration are refused here and
-    not by every node; so is a model of another library that does not compute alike in generation and in replay.
-    """
-    directory = Path(model_dir)
-    config = read_config(directory / "config.json")
-    tensors = read_folder(config, directory)
-    if dtype != "float32":
-        tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
-    model = build(config)
-    value = load_into(model, tensors)
-    if value != value_checksum(tensors.values()):
-        raise UserError(f"the weights in {directory} do not survive loading in float32")
-    if config.foreign:
-        from node.workers import transformers_model
-
-        transformers_model.check(model)
-    write_whole(tensors.values(), Path(output))
-    return {
-        "tensors": layout(tensors),
-        "checksum": value,
-        "config": str(directory / "config.json"),
-        "tokenizer": str(directory / "tokenizer.json"),
-        "architecture": config.architecture,
-        "positions": config.positions,
-    }

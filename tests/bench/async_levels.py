@@ -25,8 +25,7 @@ import torch
 from node.domain import founding
 from node.starter.defaults import RECIPE, TASKS
 from node.tasks.reasoning_tasks import ReasoningTask
-from node.workers import sharding
-from node.workers import weight_files as weight_files
+from node.workers import sharding, weight_files
 from node.workers.engine_child import Settings, Texts, generate
 from node.workers.learner import Learner, Sample
 from node.workers.model import CausalLM, read_config

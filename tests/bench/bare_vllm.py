@@ -5,8 +5,36 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from msgspec import Struct
+
 from node.workers import child_loop
+from node.workers.frames import ChildRequest
 from protocol.work.rollout import unpack
+
+
+class ConfigureBare(ChildRequest[None], frozen=True, tag="configure"):
+    """Load the Hugging Face folder ``model`` in float32."""
+
+    model: str
+    longest: int
+    eager: bool
+    sequences: int
+
+
+class BareWritten(Struct, frozen=True):
+    """How many tokens, in how many seconds."""
+
+    tokens: int
+    seconds: float
+
+
+class GenerateBare(ChildRequest[BareWritten], frozen=True, tag="generate"):
+    """``size`` responses of up to ``tokens`` for each prompt."""
+
+    prompts: list[bytes]
+    size: int
+    tokens: int
+    end: int
 
 
 class Bare:
@@ -15,45 +43,44 @@ class Bare:
     def __init__(self) -> None:
         self._llm: Any = None
 
-    def configure(self, model: str, longest: int, eager: bool, sequences: int) -> dict[str, Any]:
-        """Load the Hugging Face folder ``model`` in float32."""
+    def configure(self, request: ConfigureBare) -> None:
+        """Load the model."""
         from vllm import LLM
 
         self._llm = LLM(
-            model=model,
+            model=request.model,
             dtype="float32",
-            max_model_len=longest,
-            max_num_seqs=sequences,
-            enforce_eager=eager,
+            max_model_len=request.longest,
+            max_num_seqs=request.sequences,
+            enforce_eager=request.eager,
             generation_config="vllm",
             disable_log_stats=True,
         )
-        return {}
 
-    def generate(self, prompts: list[bytes], size: int, tokens: int, end: int) -> dict[str, Any]:
-        """``size`` responses for each prompt; how many tokens, in how many seconds."""
+    def generate(self, request: GenerateBare) -> BareWritten:
+        """Write the responses."""
         from vllm import SamplingParams
 
         params = SamplingParams(
-            n=size,
+            n=request.size,
             temperature=1.0,
-            max_tokens=tokens,
-            stop_token_ids=[end],
+            max_tokens=request.tokens,
+            stop_token_ids=[request.end],
             ignore_eos=True,
             detokenize=False,
         )
         begun = time.perf_counter()
         made = self._llm.generate(
-            [{"prompt_token_ids": list(unpack(line))} for line in prompts], params, use_tqdm=False
+            [{"prompt_token_ids": list(unpack(line))} for line in request.prompts], params, use_tqdm=False
         )
         seconds = time.perf_counter() - begun
-        return {"tokens": sum(len(one.token_ids) for group in made for one in group.outputs), "seconds": seconds}
+        return BareWritten(sum(len(one.token_ids) for group in made for one in group.outputs), seconds)
 
 
-def operations() -> dict[str, child_loop.Operation]:
+def operations() -> list[child_loop.Operation]:
     """Over one fresh state."""
     bare = Bare()
-    return {"configure": bare.configure, "generate": bare.generate}
+    return [bare.configure, bare.generate]
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import numpy as np
 from blake3 import blake3
 
 from node.workers import delta_child as worker
+from node.workers.child_messages import ApplyDelta, DescribeVersion
 from node.workers.delta_blocks import value_type
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.delta import DeltaManifest
@@ -86,15 +87,15 @@ def measure(folder: Path, base: Path, target: Path, layout: dict[str, Any], *, t
         place.mkdir()
     (folders[0] / worker.WHOLE).symlink_to(base.absolute())
     rows, checksum = layout["tensors"], layout["checksum"]
-    before = worker.describe(rows, checksum, str(base), threads=threads)
-    (folders[0] / worker.MANIFEST).write_bytes(before["manifest"])
+    before = worker.describe(DescribeVersion(rows, checksum, str(base), threads=threads))
+    (folders[0] / worker.MANIFEST).write_bytes(before.manifest)
     delta = folders[2] / worker.WHOLE
-    found = worker.describe(rows, checksum, str(target), str(folders[0]), str(delta), threads=threads)
-    if found["delta_manifest"] is None:
+    found = worker.describe(DescribeVersion(rows, checksum, str(target), str(folders[0]), str(delta), threads))
+    if found.delta_manifest is None:
         raise SystemExit("the difference is not worth a delta")
-    (folders[1] / worker.MANIFEST).write_bytes(found["manifest"])
-    (folders[2] / worker.MANIFEST).write_bytes(found["delta_manifest"])
-    manifest, listing = Manifest.parse(found["manifest"]), DeltaManifest.parse(found["delta_manifest"])
+    (folders[1] / worker.MANIFEST).write_bytes(found.manifest)
+    (folders[2] / worker.MANIFEST).write_bytes(found.delta_manifest)
+    manifest, listing = Manifest.parse(found.manifest), DeltaManifest.parse(found.delta_manifest)
     hashing, applying = [], []
     output = folders[1] / worker.WHOLE
     for _ in range(ROUNDS):
@@ -102,16 +103,16 @@ def measure(folder: Path, base: Path, target: Path, layout: dict[str, Any], *, t
         with output.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, manifest.size)
         (folders[1] / worker.MARKS).write_bytes(bytes(len(manifest.chunks)))
-        result = worker.apply(str(folders[2]), str(folders[0]), str(folders[1]), threads=threads)
-        applying.append(result["seconds"])
-        if result["wrong"] or hash_of(output) != manifest.whole:
+        result = worker.apply(ApplyDelta(str(folders[2]), str(folders[0]), str(folders[1]), threads))
+        applying.append(result.seconds)
+        if result.wrong or hash_of(output) != manifest.whole:
             raise SystemExit("the delta did not make the version")
     return Cost(
         whole_size=manifest.size,
-        delta_size=listing.size + len(found["delta_manifest"]),
+        delta_size=listing.size + len(found.delta_manifest),
         changed_share=listing.changed / (manifest.size // listing.unit),
         entropy_bytes=entropy(base, target, manifest) / 8,
-        encode_seconds=found["seconds"],
+        encode_seconds=found.seconds,
         hash_seconds=min(hashing),
         apply_seconds=min(applying),
     )

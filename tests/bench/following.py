@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from node.context import Node
 from node.roles.engine_client import LOAD_TIMEOUT
 from node.weights import delta_making
+from node.workers.child_messages import ConfigureEngine, LoadVersion
 from node.workers.child_process import open_worker
 from protocol.records import Weights
 from protocol.weights.manifest import ChunkList
@@ -34,21 +34,20 @@ class Following:
         node = self._node
         self._watch()
         async with open_worker("node.workers.engine_child", name="engine") as worker:
-            recipe = asdict(node.domain.recipe)
-            files = {"config": str(config), "tokenizer": str(tokenizer)}
-            await worker.call("configure", timeout=LOAD_TIMEOUT, **files, recipe=recipe, threads=node.config.threads)
+            request = ConfigureEngine(str(config), str(tokenizer), node.domain.recipe, threads=node.config.threads)
+            await worker.call(request, timeout=LOAD_TIMEOUT)
             print("following", flush=True)
             loaded: bytes | None = None
             while True:
-                held = node.weights.newest_held()
+                held = node.weights.held.newest_held()
                 if held is None or held.id == loaded:
-                    await node.weights.wait_stirred(60)
+                    await node.weights.notice.wait(60)
                     continue
                 assert isinstance(held.payload, Weights)
                 took, self._took = self._took, {}
-                manifest, whole = node.weights.paths(held.id)
+                manifest, whole = node.weights.held.paths(held.id)
                 began = time.monotonic()
-                await worker.call("load", timeout=LOAD_TIMEOUT, manifest=str(manifest), weights=str(whole))
+                await worker.call(LoadVersion(str(manifest), str(whole)), timeout=LOAD_TIMEOUT)
                 loaded, now = held.id, time.monotonic()
                 found = took | {"reload": now - began, "number": held.payload.number, "at": now}
                 print("serving", json.dumps(found, separators=(",", ":")), flush=True)

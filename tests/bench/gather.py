@@ -23,8 +23,10 @@ import torch
 from node import starter
 from node.starter import defaults
 from node.tasks import catalogue
+from node.tasks.task_messages import TaskRow
 from node.workers import forger_zoo
 from node.workers.calibration_child import Laboratory, Way
+from node.workers.child_messages import ConfigureEngine, GenerateGroups, LoadVersion
 from node.workers.forger_zoo import Job
 from proofs import audit
 from protocol.domain import Recipe
@@ -77,7 +79,7 @@ class Bench:
     def __init__(self, about: Subject, *, learning_rate: int | None = None, cache: Path | None = None) -> None:
         recipe = about.recipe if learning_rate is None else replace(about.recipe, learning_rate=learning_rate)
         self.about = about
-        self.task = catalogue.make({**asdict(defaults.TASKS[0]), "data": None}, sandboxed=False)
+        self.task = catalogue.make(TaskRow.of({**asdict(defaults.TASKS[0]), "data": None}), sandboxed=False)
         self._items: dict[int, int] = {}
         self.asked: dict[int, str] = {}
         kept = None if cache is None else cache / f"{about.folder.name}-{recipe.learning_rate}.pt"
@@ -185,19 +187,20 @@ def by_vllm(bench: Bench, honest: int, done: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch, vllm_child.running(Path(scratch) / "cache") as engine:
         manifest, whole = bench.laboratory.store(Path(scratch))
         engine.call(
-            "configure",
-            config=str(about.folder / "config.json"),
-            tokenizer=str(about.folder / "tokenizer.json"),
-            recipe=asdict(about.recipe),
-            dtype=str(about.dtype).removeprefix("torch."),
+            ConfigureEngine(
+                config=str(about.folder / "config.json"),
+                tokenizer=str(about.folder / "tokenizer.json"),
+                recipe=about.recipe,
+                dtype=str(about.dtype).removeprefix("torch."),
+            )
         )
-        engine.call("load", manifest=str(manifest), weights=str(whole))
+        engine.call(LoadVersion(str(manifest), str(whole)))
         for number in range(done, honest, VLLM_BLOCK):
             count = min(VLLM_BLOCK, honest - number)
             job = bench.job("vllm node", number, count * size)
             prompts = [bench.asked[job.number + index] for index in range(count * size)]
-            made = engine.call("generate", prompts=prompts, seeds=list(job.seeds))
-            groups = bench.laboratory.stage.received(job, made["groups"])
+            made = engine.call(GenerateGroups(prompts, list(job.seeds)))
+            groups = bench.laboratory.stage.received(job, made.groups)
             yield from bench.rows("honest", job, groups, engine="vllm", at_once=count * size, threads=1)
 
 

@@ -19,15 +19,28 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from node.starter.defaults import RECIPE
+from node.workers.child_messages import (
+    ClaimedGroup,
+    ConfigureEngine,
+    ConvertedModel,
+    ConvertModel,
+    EncodePrompts,
+    GenerateGroups,
+    LoadVersion,
+    ReplayGroups,
+    WrittenGroups,
+)
 from node.workers.engine_child import TorchEngine
-from node.workers.weight_files import convert
+from node.workers.model_conversion import convert
 from proofs.checks import FLOAT32_THRESHOLDS
+from protocol.domain import Recipe
 from protocol.weights.manifest import Manifest
+from tests.bench.bare_vllm import ConfigureBare, GenerateBare
 from tests.node.workers import vllm_child
 
 SEQUENCES = 256
@@ -45,21 +58,19 @@ def measure(
     ready: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Run the pairs; see the module's docstring for the fields. ``ready`` is called before the first."""
-    recipe = asdict(replace(RECIPE, group_size=size, max_prompt_tokens=256, max_response_tokens=tokens))
+    recipe = replace(RECIPE, group_size=size, max_prompt_tokens=256, max_response_tokens=tokens)
     prompts = [
         f"Explain step by step: what is {17 * n + 3} times {n + 2}, and why does the order not matter?"
         for n in range(groups)
     ]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
-        found: Any = convert(str(model), str(folder / "version.raw"))
+        found = convert(ConvertModel(str(model), str(folder / "version.raw")))
         whole = (folder / "version.raw").read_bytes()
-        (folder / "version.manifest").write_bytes(Manifest.of_file(found["tensors"], whole, found["checksum"]).encode())
+        (folder / "version.manifest").write_bytes(Manifest.of_file(found.tensors, whole, found.checksum).encode())
         ours = stack.enter_context(vllm_child.running(folder / "cache", threads=threads))
-        told = ours.call(
-            "configure", config=found["config"], tokenizer=found["tokenizer"], recipe=recipe, threads=threads
-        )
-        assert vllm_child.load(ours, folder)["checksum"] == found["checksum"]
+        model_ready = ours.call(ConfigureEngine(found.config, found.tokenizer, recipe, threads=threads))
+        assert vllm_child.load(ours, folder) == found.checksum
         extra = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -68,19 +79,19 @@ def measure(
         bare = stack.enter_context(
             vllm_child.running(folder / "cache", "tests.bench.bare_vllm", threads=threads, extra=extra)
         )
-        bare.call("configure", model=str(model), longest=256 + tokens, eager=not compiled, sequences=SEQUENCES)
-        lines = ours.call("encode", prompts=prompts)["tokens"]
+        bare.call(ConfigureBare(str(model), 256 + tokens, not compiled, SEQUENCES))
+        lines = ours.call(EncodePrompts(prompts))
 
         def run_ours(number: int) -> float:
             seeds = [(number * groups + n).to_bytes(32, "big") for n in range(groups)]
-            made = ours.call("generate", prompts=prompts, seeds=seeds)
+            made = ours.call(GenerateGroups(prompts, seeds))
             if number == 0:
                 check(found, folder, recipe, made, seeds)
-            return float(made["tokens"] / made["seconds"])
+            return made.tokens / made.seconds
 
         def run_bare() -> float:
-            made = bare.call("generate", prompts=lines, size=size, tokens=tokens, end=told["end_token"])
-            return float(made["tokens"] / made["seconds"])
+            made = bare.call(GenerateBare(lines, size, tokens, model_ready.end_token))
+            return made.tokens / made.seconds
 
         ready()
         rates: list[tuple[float, float]] = []
@@ -105,16 +116,19 @@ def measure(
     }
 
 
-def check(found: Any, folder: Path, recipe: dict[str, Any], made: dict[str, Any], seeds: list[bytes]) -> None:
+def check(found: ConvertedModel, folder: Path, recipe: Recipe, made: WrittenGroups, seeds: list[bytes]) -> None:
     """The first group replays on torch without one other token: what is timed is the real thing."""
     torch_engine = TorchEngine()
-    torch_engine.configure(found["config"], found["tokenizer"], recipe)
-    torch_engine.load(str(folder / "version.manifest"), str(folder / "version.raw"))
-    group = made["groups"][0]
-    claim = {**group, "seed": seeds[0], "responses": [one[:3] for one in group["responses"]]}
-    (row,) = torch_engine.replay([claim], FLOAT32_THRESHOLDS.deficit_clip)["groups"]
-    if row[1] or row[5]:
-        raise SystemExit(f"the replay found {row[1]} other tokens and {row[5]} other activations")
+    torch_engine.configure(ConfigureEngine(found.config, found.tokenizer, recipe))
+    torch_engine.load(LoadVersion(str(folder / "version.manifest"), str(folder / "version.raw")))
+    group = made.groups[0]
+    claim = ClaimedGroup(seeds[0], group.prompt, [(one.tokens, one.logprobs) for one in group.responses], group.proofs)
+    (replayed,) = torch_engine.replay(ReplayGroups([claim], FLOAT32_THRESHOLDS.deficit_clip))
+    other, values = replayed.found.mismatches, replayed.found.activation_values
+    if other or not values or replayed.found.activation_mismatches:
+        raise SystemExit(
+            f"the replay found {other} other tokens and {replayed.found.activation_mismatches} activations"
+        )
 
 
 def main() -> None:

@@ -91,8 +91,7 @@ def serve_ours(model: str, data: str, threads: int) -> None:
     """Our side, as ``tests.bench.trl_side`` is TRL's."""
     import torch
 
-    from node.workers import row_layout, sharding
-    from node.workers import weight_files as weight_files
+    from node.workers import row_layout, sharding, weight_files
     from node.workers.learner import ROW_SLOTS, Learner, Sample, make_policy
     from node.workers.model import read_config
     from node.workers.trainer_child import _fill

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from node.workers import delta_child as worker
+from node.workers.child_messages import DescribeVersion
 from protocol.weights.manifest import Manifest
 from tests.bench import delta as deltas
 from tests.bench.fleet import Fleet
@@ -53,7 +54,7 @@ def run(folder: Path, cache: Path, model: Path | None) -> dict[str, float]:
     base = folder / "base"
     base.mkdir()
     shutil.copy(source / "0.bin", base / worker.WHOLE)
-    encoded = worker.describe(rows, checksum, str(base / worker.WHOLE), threads=threads)["manifest"]
+    encoded = worker.describe(DescribeVersion(rows, checksum, str(base / worker.WHOLE), threads=threads)).manifest
     (base / worker.MANIFEST).write_bytes(encoded)
     first = Payload(folder / "version-0.bin", Manifest.parse(encoded))
     os.link(base / worker.WHOLE, first.path)
@@ -70,13 +71,13 @@ def run(folder: Path, cache: Path, model: Path | None) -> dict[str, float]:
             receiver.expect("serving", 120)
             stepped = time.monotonic()
             delta = folder / "version-1.delta.bin"
-            found = worker.describe(rows, checksum, str(second), str(base), str(delta), threads=threads)
+            found = worker.describe(DescribeVersion(rows, checksum, str(second), str(base), str(delta), threads))
             described = time.monotonic()
-            if found["delta_manifest"] is None:
+            if found.delta_manifest is None:
                 raise Missing("the versions are not alike enough for a delta")
-            delta.with_suffix(".manifest").write_bytes(found["delta_manifest"])
-            second.with_suffix(".manifest").write_bytes(found["manifest"])
-            manifest = Manifest.parse(found["manifest"])
+            delta.with_suffix(".manifest").write_bytes(found.delta_manifest)
+            second.with_suffix(".manifest").write_bytes(found.manifest)
+            manifest = Manifest.parse(found.manifest)
             published = fleet.announce(Payload(second, manifest), delta)
             took = json.loads(receiver.expect("serving", 120)[0])
             hashing = min(deltas.hash_seconds(source / "1.bin", manifest, threads=threads) for _ in range(3))

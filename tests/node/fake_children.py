@@ -8,26 +8,55 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import trio
 
 from node.daemon import Machinery
 from node.store.hashing import hash_bytes
+from node.workers import child_loop, frames
 from node.workers import delta_child as delta_worker
+from node.workers.child_messages import (
+    AppliedDelta,
+    ApplyDelta,
+    ConfigureEngine,
+    ConfigureTrainer,
+    DescribedVersion,
+    DescribeVersion,
+    EncodePrompts,
+    EngineReady,
+    GenerateGroups,
+    LoadTraining,
+    LoadVersion,
+    ReplayedGroup,
+    ReplayGroups,
+    TensorRow,
+    Trained,
+    TrainerReady,
+    TrainingStopped,
+    TrainStep,
+    WrittenGroup,
+    WrittenGroups,
+    WrittenResponse,
+)
 from node.workers.child_process import WorkerError
+from node.workers.frames import Answer, ChildRequest
+from proofs.checks import GroupReplay
 from protocol.constants import MILLION
 from protocol.domain import Model, Policy, Recipe, Task, default_timings, make_genesis
 from protocol.records import Blob
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Submission, pack
+from tests.node.fake_bulk import FakeBulkChild
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
 
-TENSORS = [("weights", "F32", (4, 4))]
+TENSORS: list[TensorRow] = [("weights", "F32", (4, 4))]
 CONFIG, TOKENIZER = b'{"model_type": "llama"}', b'{"model": "words"}'
 VOCABULARY, END = 256, 1
 TASK_SET = TaskSet.of(range(0, 2000, 7)).encode()
@@ -130,16 +159,23 @@ class Child:
         self.faults = faults
         self.alive = True
 
-    async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
+    async def call(self, request: ChildRequest[Answer], *, timeout: float) -> Answer:
+        op = frames.operation_of(type(request))
         if not self.alive:
             raise WorkerError(f"{self.name}: {op}: the child ended with exit code 1", "died")
         try:
-            await self.faults.note(self.name, op, arguments)
+            await self.faults.note(self.name, op, msgspec.structs.asdict(request))
         except WorkerError as error:
             self.alive = not error.gone
             raise
-        result: dict[str, Any] = getattr(self, op)(**arguments)
-        return result
+        # What goes over the pipe is what counts: a message that its type does not allow fails here as it would there.
+        received = frames.decode(frames.encode(request)[frames.HEADER_BYTES :], type(request))
+        answer: Answer = self.operations()[type(request)](received)  # type: ignore[assignment]
+        return answer
+
+    def operations(self) -> child_loop.Table:
+        """What it answers."""
+        raise NotImplementedError
 
 
 class EngineChild(Child):
@@ -147,22 +183,23 @@ class EngineChild(Child):
 
     raw = b""
 
-    def configure(
-        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str
-    ) -> dict[str, Any]:
-        assert dtype == "float32"
-        assert Path(config).read_bytes() == CONFIG
-        assert Path(tokenizer).read_bytes() == TOKENIZER
-        self.recipe = Recipe(**recipe)
-        return {"end_token": END, "vocabulary": VOCABULARY}
+    def operations(self) -> child_loop.Table:
+        return child_loop.table([self.configure, self.load, self.encode, self.generate, self.replay])
 
-    def load(self, manifest: str, weights: str) -> dict[str, Any]:
-        Manifest.parse(Path(manifest).read_bytes())
-        self.raw = Path(weights).read_bytes()
-        return {"checksum": checksum(self.raw), "parameters": 16, "hidden": 4, "seconds": 0.0}
+    def configure(self, request: ConfigureEngine) -> EngineReady:
+        assert request.dtype == "float32"
+        assert Path(request.config).read_bytes() == CONFIG
+        assert Path(request.tokenizer).read_bytes() == TOKENIZER
+        self.recipe = request.recipe
+        return EngineReady(END, VOCABULARY)
 
-    def encode(self, prompts: list[str]) -> dict[str, Any]:
-        return {"tokens": [pack(self._prompt(prompt)) for prompt in prompts]}
+    def load(self, request: LoadVersion) -> int:
+        Manifest.parse(Path(request.manifest).read_bytes())
+        self.raw = Path(request.weights).read_bytes()
+        return checksum(self.raw)
+
+    def encode(self, request: EncodePrompts) -> list[bytes]:
+        return [pack(self._prompt(prompt)) for prompt in request.prompts]
 
     def _prompt(self, prompt: str) -> list[int]:
         return list(prompt.encode())[: self.recipe.max_prompt_tokens]
@@ -173,22 +210,22 @@ class EngineChild(Child):
             for place in range(self.recipe.group_size)
         ]
 
-    def generate(self, prompts: list[str], seeds: list[bytes]) -> dict[str, Any]:
+    def generate(self, request: GenerateGroups) -> WrittenGroups:
         groups = []
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            responses = [[pack([a, END]), pack([700, 0]), 1, str(a)] for a in self._answers(seed)]
-            groups.append({"prompt": pack(self._prompt(prompt)), "responses": responses, "proofs": b"proof"})
-        return {"groups": groups, "tokens": 2 * len(groups) * self.recipe.group_size, "seconds": 0.5}
+        for prompt, seed in zip(request.prompts, request.seeds, strict=True):
+            responses = [WrittenResponse(pack([a, END]), pack([700, 0]), 1, str(a)) for a in self._answers(seed)]
+            groups.append(WrittenGroup(pack(self._prompt(prompt)), responses, b"proof"))
+        return WrittenGroups(groups, 2 * len(groups) * self.recipe.group_size, 0.5)
 
-    def replay(self, groups: list[dict[str, Any]], clip: int) -> dict[str, Any]:
-        rows, texts = [], []
-        for group in groups:
-            claimed = [int.from_bytes(tokens[:4], "little") for tokens, _, _ in group["responses"]]
-            wrong = sum(a != b for a, b in zip(claimed, self._answers(group["seed"]), strict=True))
-            tokens = sum(len(tokens) // 4 for tokens, _, _ in group["responses"])
-            rows.append([tokens, wrong, wrong * MILLION, wrong * MILLION, 0, 8, 0, 0, 0])
-            texts.append([str(answer) for answer in claimed])
-        return {"groups": rows, "texts": texts, "seconds": 0.1}
+    def replay(self, request: ReplayGroups) -> list[ReplayedGroup]:
+        found = []
+        for group in request.groups:
+            claimed = [int.from_bytes(tokens[:4], "little") for tokens, _ in group.responses]
+            wrong = sum(a != b for a, b in zip(claimed, self._answers(group.seed), strict=True))
+            tokens = sum(len(tokens) // 4 for tokens, _ in group.responses)
+            measured = GroupReplay(tokens, wrong, wrong * MILLION, wrong * MILLION, 0, 8, 0, 0, 0)
+            found.append(ReplayedGroup(measured, [str(answer) for answer in claimed]))
+        return found
 
 
 class TrainerChild(Child):
@@ -197,39 +234,36 @@ class TrainerChild(Child):
     raw = b""
     steps = 0
 
-    def configure(
-        self, config: str, tokenizer: str, recipe: dict[str, Any], threads: int, dtype: str, recompute: str
-    ) -> dict[str, Any]:
-        self.recipe = Recipe(**recipe)
-        return {}
+    def operations(self) -> child_loop.Table:
+        return child_loop.table([self.configure, self.load, self.train])
 
-    def load(self, manifest: str, weights: str, checkpoint: str | None, reference: list[str] | None) -> dict[str, Any]:
-        assert (reference is None) == (self.recipe.kl == 0)
-        if reference is not None:
-            assert Path(reference[1]).read_bytes() == WHOLE_0
-        self.raw = Path(weights).read_bytes()
-        self.steps = 0 if checkpoint is None else int(Path(checkpoint).read_text())
-        return {"checksum": checksum(self.raw)}
+    def configure(self, request: ConfigureTrainer) -> TrainerReady:
+        self.recipe = request.recipe
+        return TrainerReady(16, 1, False)
 
-    def train(self, submissions: list[str], output: str, checkpoint: str) -> dict[str, Any]:
+    def load(self, request: LoadTraining) -> int:
+        assert (request.reference is None) == (self.recipe.kl == 0)
+        if request.reference is not None:
+            assert Path(request.reference[1]).read_bytes() == WHOLE_0
+        self.raw = Path(request.weights).read_bytes()
+        self.steps = 0 if request.checkpoint is None else int(Path(request.checkpoint).read_text())
+        return checksum(self.raw)
+
+    def train(self, request: TrainStep) -> Trained | TrainingStopped:
         if self.faults.diverge:
             self.faults.diverge -= 1
-            return {"stopped": "the loss (nan) or the gradient norm (nan) is not finite"}
-        parsed = [Submission.parse(Path(path).read_bytes(), self.recipe) for path in submissions]
+            return TrainingStopped("the loss (nan) or the gradient norm (nan) is not finite")
+        parsed = [Submission.parse(Path(path).read_bytes(), self.recipe) for path in request.submissions]
         self.raw = b"".join(
             (int.from_bytes(self.raw[i : i + 4], "little") + 1).to_bytes(4, "little") for i in range(0, 64, 4)
         )
         self.steps += 1
-        Path(output).write_bytes(self.raw)
-        Path(checkpoint).write_text(str(self.steps))
+        Path(request.output).write_bytes(self.raw)
+        Path(request.checkpoint).write_text(str(self.steps))
         used = [group for one in parsed for group in one.groups if group.signal]
         trained = sum(len(group.responses) for group in used)
         tokens = sum(len(response.tokens) for group in used for response in group.responses)
-        return {
-            "metrics": {"trained": trained, "tokens": tokens},
-            "tensors": [list(tensor) for tensor in TENSORS],
-            "checksum": checksum(self.raw),
-        }
+        return Trained({}, trained, tokens, TENSORS, checksum(self.raw))
 
 
 class Tasks:
@@ -266,11 +300,14 @@ class Tasks:
 class DeltaChild(Child):
     """The real work, in this process."""
 
-    def describe(self, **arguments: Any) -> dict[str, Any]:
-        return delta_worker.describe(**{**arguments, "threads": 1})
+    def operations(self) -> child_loop.Table:
+        return child_loop.table([self.describe, self.apply])
 
-    def apply(self, **arguments: Any) -> dict[str, Any]:
-        return delta_worker.apply(**{**arguments, "threads": 1})
+    def describe(self, request: DescribeVersion) -> DescribedVersion:
+        return delta_worker.describe(msgspec.structs.replace(request, threads=1))
+
+    def apply(self, request: ApplyDelta) -> AppliedDelta:
+        return delta_worker.apply(msgspec.structs.replace(request, threads=1))
 
 
 CHILDREN = {
@@ -304,8 +341,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
         await trio.lowlevel.checkpoint()
         return function(*arguments)
 
-    machinery: Any = Machinery(open_worker=open_worker, tasks=lambda table: Tasks(table, shared))  # type: ignore[arg-type]
-    shared.machinery = machinery
+    # Neither is the real thing by its type, only by what it does.
+    opener: Any = open_worker
+    tasks: Any = partial(Tasks, faults=shared)
+    shared.machinery = Machinery(opener, tasks, FakeBulkChild)
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(trio.from_thread, "run_sync", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from protocol import identity
 from protocol.credit.ledger import Ledger
-from protocol.credit.submission_life import PENDING, Status
+from protocol.credit.submission_life import PENDING, Decision
 from protocol.domain import (
     Domain,
     Model,
@@ -23,7 +23,7 @@ from protocol.errors import Evidence
 from protocol.identity import Identity
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry, make
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest, heads_root
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, commit, grant_vote
 from protocol.log.replica import Replica
@@ -312,7 +312,7 @@ def take(replica: Replica, thing: Entry | CertifiedCut | CertifiedGrant | ForkPr
             return replica.add_fork(thing)
 
 
-def status_of(ledger: Ledger, rollout: bytes, *, final: bool = False) -> Status:
+def status_of(ledger: Ledger, rollout: bytes, *, final: bool = False) -> Decision:
     """What was decided about the submission that this entry announces; "pending" for one that is not kept."""
     submission = ledger.fold(final).submissions.get(rollout)
     return PENDING if submission is None else submission.status

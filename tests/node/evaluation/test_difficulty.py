@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from node.errors import UserError
-from node.evaluation import difficulty, version_answers
+from node.evaluation import difficulty
 from node.evaluation.difficulty import Band, Model, Profile, Wanted, pass_at
-from node.evaluation.version_answers import Answers, Question
+from node.evaluation.version_answers import Progress
 from node.roles.engine_client import Setup
 from node.tasks import task_sets
+from node.workers.child_messages import ConfigureEngine, WrittenGroup, WrittenResponse
 from node.workers.child_process import WorkerError
+from protocol.domain import Recipe
 from tests.node.fake_children import WHOLE_0, manifest_of
 from tests.protocol.builders import RECIPE
 
@@ -56,64 +58,77 @@ def test_the_bounds_are_kept() -> None:
 
 @dataclass
 class Children:
-    """Item n is answered right n mod 5 times of 4; of item 13 nothing can be decided. ``dies`` after so many calls."""
+    """What writes and scores answers, ten questions at a time. Item n is answered right n mod 5 times of 4; of item 13
+    nothing can be decided. ``dies`` after so many calls."""
 
     counts: tuple[int, ...] = (2**31,)
-    asked: list[Question] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    """(task, item) of every question that was answered."""
+    seeds: set[bytes] = field(default_factory=set)
     loads: int = 0
     calls: int = 0
     dies: int = -1
     rows: list[Any] = field(default_factory=list)
+    at_once: int = 10
+    recipe: Recipe = RECIPE
 
     async def load(self, manifest: Path, whole: Path) -> None:
         self.loads += 1
 
-    async def answer(self, sampler: Children, tasks: Children, questions: Sequence[Question]) -> list[Answers]:
+    async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
+        return [f"{task} {item}" for task, item in items]
+
+    async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> list[WrittenGroup]:
         if self.calls == self.dies:
             raise WorkerError("engine: generate: the child was ended by signal SIGKILL", "died")
         self.calls += 1
-        self.asked += questions
-        return [Answers(q, self._rewards(q.item), (2, 4, 4, 4), 4) for q in questions]
+        self.seeds.update(seeds)
+        for prompt in prompts:
+            task, item = prompt.split()[:2]
+            self.asked.append((int(task), int(item)))
+        responses = [WrittenResponse(bytes(4), bytes(4), 1, str(number)) for number in range(4)]
+        return [WrittenGroup(b"", responses, b"") for _ in prompts]
 
-    def _rewards(self, item: int) -> tuple[int | None, ...]:
+    async def score(self, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
+        return [self._reward(item, int(text)) for _, item, text in items]
+
+    def _reward(self, item: int, number: int) -> int | None:
         if item == 13:
-            return (1_000_000, None, 0, 0)
-        # Partial credit is not right.
-        return tuple([1_000_000] * (item % 5) + [200_000] * (4 - item % 5))
+            return (1_000_000, None, 0, 0)[number]
+        return 1_000_000 if number < item % 5 else 200_000  # partial credit is not right
+
+    async def profile(self, wanted: Wanted, model: Model, out: Path, *progress: Progress) -> list[Profile]:
+        """The profile that these make."""
+
+        @asynccontextmanager
+        async def service(rows: Sequence[Any]) -> AsyncIterator[Any]:
+            self.rows = list(rows)
+            yield self
+
+        @asynccontextmanager
+        async def sampler(*_: Any) -> AsyncIterator[Any]:
+            yield self
+
+        return await difficulty.profile(wanted, model, out, *progress, open_tasks=service, open_sampler=sampler)
 
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> Children:
-    shared = Children()
-
-    @asynccontextmanager
-    async def service(rows: Sequence[Any]) -> AsyncIterator[Children]:
-        shared.rows = list(rows)
-        yield shared
-
-    @asynccontextmanager
-    async def sampler(*_: Any) -> AsyncIterator[Children]:
-        yield shared
-
-    monkeypatch.setattr(difficulty, "TaskService", service)
-    monkeypatch.setattr(difficulty, "open_sampler", sampler)
-    monkeypatch.setattr(difficulty, "answer", shared.answer)
-    monkeypatch.setattr(version_answers, "SEQUENCES", 40)  # ten questions at a time
-    return shared
+def children() -> Children:
+    return Children()
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
     manifest = tmp_path / "manifest"
     manifest.write_bytes(manifest_of(WHOLE_0).encode())
-    return Model(Setup({"dtype": "float32"}, "torch", 1, tmp_path), manifest, tmp_path / "whole")
+    return Model(Setup(ConfigureEngine("", "", RECIPE), "torch", tmp_path), manifest, tmp_path / "whole")
 
 
 async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Model, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     out = tmp_path / "out"
     wanted = replace(WANTED, tasks=({**ROW, "items": b"an older set"},))
-    (found,) = await difficulty.profile(wanted, model, out, lambda *done: told.append(done))
+    (found,) = await children.profile(wanted, model, out, lambda *done: told.append(done))
     assert told == [(0, 40), (10, 40), (20, 40), (30, 40), (40, 40)]
     # 1 or 2 of 4 answers are right; the undecidable is left out, and a set that is to be replaced counts for nothing.
     assert found.kept == [item for item in range(40) if item % 5 in (1, 2) and item != 13]
@@ -121,21 +136,21 @@ async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Mo
     assert found.counts == {0: 8, 1: 8, 2: 8, 3: 7, 4: 8}
     assert task_sets.read(out / "sums.txt").items == tuple(found.kept)
     assert [row["items"] for row in children.rows] == [None]
-    assert len({question.seed for question in children.asked}) == 40
+    assert len(children.seeds) == 40
 
 
 async def test_it_goes_on_where_it_stopped(children: Children, model: Model, tmp_path: Path) -> None:
     children.dies = 2
     with pytest.raises(UserError, match=r"could not all be asked: .* run it again to go on"):
-        await difficulty.profile(WANTED, model, tmp_path / "out")
+        await children.profile(WANTED, model, tmp_path / "out")
     record = tmp_path / "out" / "profile.jsonl"
     assert len(record.read_text().splitlines()) == 21
     # The machine went off in the midst of a line.
     record.write_bytes(record.read_bytes()[:-5])
     children.dies = -1
-    (found,) = await difficulty.profile(WANTED, model, tmp_path / "out")
-    assert [q.item for q in children.asked] == [*range(20), *range(19, 40)]
-    whole = await difficulty.profile(WANTED, model, tmp_path / "another")
+    (found,) = await children.profile(WANTED, model, tmp_path / "out")
+    assert [item for _, item in children.asked] == [*range(20), *range(19, 40)]
+    whole = await children.profile(WANTED, model, tmp_path / "another")
     assert whole == [found]
     assert (tmp_path / "another" / "profile.jsonl").read_bytes() == record.read_bytes()
 
@@ -143,26 +158,26 @@ async def test_it_goes_on_where_it_stopped(children: Children, model: Model, tmp
 async def test_other_bounds_ask_nothing_and_more_items_only_those(
     children: Children, model: Model, tmp_path: Path
 ) -> None:
-    await difficulty.profile(WANTED, model, tmp_path)
+    await children.profile(WANTED, model, tmp_path)
     loads, asked = children.loads, len(children.asked)
     easy = replace(WANTED, band=Band(1, Fraction(1), Fraction(1)))
-    (found,) = await difficulty.profile(easy, model, tmp_path)
+    (found,) = await children.profile(easy, model, tmp_path)
     assert found.kept == list(range(4, 40, 5))
     assert (children.loads, len(children.asked)) == (loads, asked)
     nothing = replace(WANTED, band=Band(1, Fraction("0.9"), Fraction("0.9")))
-    (found,) = await difficulty.profile(nothing, model, tmp_path)
+    (found,) = await children.profile(nothing, model, tmp_path)
     assert found.kept == []
     assert not (tmp_path / "sums.txt").exists()
-    (found,) = await difficulty.profile(replace(WANTED, items=45), model, tmp_path)
-    assert [q.item for q in children.asked[asked:]] == [40, 41, 42, 43, 44]
+    (found,) = await children.profile(replace(WANTED, items=45), model, tmp_path)
+    assert [item for _, item in children.asked[asked:]] == [40, 41, 42, 43, 44]
     assert found.questions == 44
 
 
 async def test_a_task_with_few_items_is_asked_for_these(children: Children, model: Model, tmp_path: Path) -> None:
     children.counts = (7, 2**31)
     both = replace(WANTED, tasks=(ROW, ROW), items=9, first=3)
-    first, second = await difficulty.profile(both, model, tmp_path)
-    assert [(q.task, q.item) for q in children.asked] == [
+    first, second = await children.profile(both, model, tmp_path)
+    assert children.asked == [
         *((0, n) for n in range(3, 7)),
         *((1, n) for n in range(3, 12)),
     ]
@@ -181,9 +196,9 @@ async def test_a_task_with_few_items_is_asked_for_these(children: Children, mode
 async def test_what_answers_depend_on_must_be_the_same(
     children: Children, model: Model, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    await difficulty.profile(WANTED, model, tmp_path)
+    await children.profile(WANTED, model, tmp_path)
     with pytest.raises(UserError, match=words):
-        await difficulty.profile(replace(WANTED, **changes), model, tmp_path)
+        await children.profile(replace(WANTED, **changes), model, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +213,11 @@ async def test_what_answers_depend_on_must_be_the_same(
     ],
 )
 async def test_a_file_that_is_no_profile_is_told(children: Children, model: Model, tmp_path: Path, line: str) -> None:
-    await difficulty.profile(WANTED, model, tmp_path)
+    await children.profile(WANTED, model, tmp_path)
     with (tmp_path / "profile.jsonl").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(UserError, match="line 42 is no line of a profile"):
-        await difficulty.profile(WANTED, model, tmp_path)
+        await children.profile(WANTED, model, tmp_path)
 
 
 @pytest.mark.parametrize(

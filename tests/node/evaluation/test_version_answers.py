@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import trio
 
-from node.evaluation import version_answers
 from node.evaluation.version_answers import Answers, Question, Sampler, answer, sampling
 from node.tasks.task_service import TaskService
+from node.workers.child_messages import GenerateGroups, LoadVersion, WrittenGroup, WrittenGroups, WrittenResponse
 from node.workers.child_process import Worker
 from protocol.errors import LocalError
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH, pack
@@ -29,28 +29,28 @@ class Child:
         self.samples = samples
         self.batches: list[list[str]] = []
 
-    async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
+    async def call(self, request: LoadVersion | GenerateGroups, *, timeout: float) -> int | WrittenGroups:
         await trio.lowlevel.checkpoint()
-        if op == "load":
-            return {"checksum": checksum(await trio.Path(arguments["weights"]).read_bytes())}
-        assert op == "generate"
-        self.batches.append(arguments["prompts"])
-        return {
-            "groups": [
-                {
-                    "responses": [
-                        [
-                            pack([1] * (number + 1)),
-                            pack([0] * (number + 1)),
-                            FINISH_LENGTH if number + 1 == self.samples else FINISH_END,
-                            f"{prompt}/{number}",
-                        ]
-                        for number in range(self.samples)
-                    ]
-                }
-                for prompt in arguments["prompts"]
-            ]
-        }
+        if isinstance(request, LoadVersion):
+            return checksum(await trio.Path(request.weights).read_bytes())
+        self.batches.append(request.prompts)
+        groups = [
+            WrittenGroup(
+                b"",
+                [
+                    WrittenResponse(
+                        pack([1] * (number + 1)),
+                        pack([0] * (number + 1)),
+                        FINISH_LENGTH if number + 1 == self.samples else FINISH_END,
+                        f"{prompt}/{number}",
+                    )
+                    for number in range(self.samples)
+                ],
+                b"",
+            )
+            for prompt in request.prompts
+        ]
+        return WrittenGroups(groups, 0, 0.0)
 
 
 class Service:
@@ -84,9 +84,8 @@ async def test_answers_come_in_the_questions_order_with_what_they_earned() -> No
     assert told == [(2, 2)]
 
 
-async def test_the_same_questions_meet_in_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_answers, "SEQUENCES", 8)
-    for samples, at_once in ((1, 8), (3, 2), (200, 1)):
+async def test_the_same_questions_meet_in_the_same_batches() -> None:
+    for samples, at_once in ((32, 8), (100, 2), (200, 1)):
         sampler, child = opened(samples)
         questions = [Question(0, item, digest(str(item))) for item in range(9)]
         found = await answer(sampler, cast("TaskService", Service()), questions)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from node.log import signature_checkers as checker_module
 from node.log.replicated_log import LogService
 from node.log.signature_check import Check, check
 from node.log.signature_checkers import check_in_threads, open_checkers
-from node.workers.child_process import Worker, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.identity import ENTRY
 from protocol.log.replica import Replica
 from protocol.records import Role
@@ -69,8 +68,7 @@ async def test_children_and_threads_say_the_same() -> None:
         assert checkers.children == 2
 
 
-async def test_a_child_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "IDLE_SECONDS", 0.05)
+async def test_a_child_without_work_ends() -> None:
     checks, right = some_checks()
     ended = trio.Event()
 
@@ -80,8 +78,8 @@ async def test_a_child_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> Non
             yield worker
         ended.set()
 
-    monkeypatch.setattr(checker_module, "open_worker", open_and_tell)
-    async with open_checkers(1) as checkers:
+    opener: Any = open_and_tell
+    async with open_checkers(1, idle=0.05, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         with trio.fail_after(20):
             await ended.wait()
@@ -90,7 +88,7 @@ async def test_a_child_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> Non
         assert await checkers.check(checks) == right
 
 
-async def test_what_a_dead_child_leaves_is_checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_dead_child_leaves_is_checked_here() -> None:
     checks, right = some_checks()
     killed: list[int] = []
 
@@ -101,20 +99,27 @@ async def test_what_a_dead_child_leaves_is_checked_here(monkeypatch: pytest.Monk
             killed.append(worker.pid)
             yield worker
 
-    monkeypatch.setattr(checker_module, "open_worker", open_and_kill)
-    async with open_checkers(2) as checkers:
+    opener: Any = open_and_kill
+    async with open_checkers(2, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         assert len(killed) == 2
 
 
-async def test_where_no_child_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [WorkerError("no such program", "died"), OSError(24, "too many open files")])
+async def test_where_no_child_can_be_started(error: Exception) -> None:
     checks, right = some_checks()
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    async with open_checkers(2) as checkers:
+    tried: list[str] = []
+
+    def refuse(module: str, *, name: str) -> AbstractAsyncContextManager[Worker]:
+        tried.append(name)
+        raise error
+
+    opener: Any = refuse
+    async with open_checkers(1, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         # For a while it is not even tried.
-        monkeypatch.undo()
         assert await checkers.check(checks) == right
+        assert len(tried) == 1
         assert checkers.children == 0
 
 
@@ -137,6 +142,6 @@ async def test_large_deliveries_go_to_the_children() -> None:
             writer.append(Role("relay"))
         wires = [entry.encode() for entry in writer.entries]
         wires[50] = wires[50][:-1] + bytes([wires[50][-1] ^ 1])
-        received = await service.receive(entries=wires)
+        received = await service.intake.receive(entries=wires)
         assert (received.added, [str(error) for error in received.errors]) == (50, ["entry: the signature is wrong"])
         assert checkers.children == 1

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from node.roles.auditing import Case, examine, nothing_more
+from node.workers.child_messages import ReplayedGroup
 from proofs.audit import AuditResult
-from proofs.checks import FLOAT32_THRESHOLDS
+from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from protocol.constants import MILLION
 from protocol.credit.sequential_test import CONVICTS, NEWCOMER, Standing
 from protocol.records import Rollout
@@ -38,7 +39,7 @@ MADE = submission()
 class Engine:
     """Measures what ``bad`` says of a group (by counter), and exactness of others."""
 
-    bad: dict[int, list[int]] = field(default_factory=dict)
+    bad: dict[int, GroupReplay] = field(default_factory=dict)
     replayed: list[int] = field(default_factory=list)
     end_token: int = END
     vocabulary: int = 40
@@ -46,15 +47,12 @@ class Engine:
     async def encode(self, prompts: Sequence[str]) -> list[bytes]:
         return [pack((7, int(prompt))) for prompt in prompts]
 
-    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> dict[str, Any]:
+    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> list[ReplayedGroup]:
         assert clip == FLOAT32_THRESHOLDS.deficit_clip
         assert all(seed == schedule.seed(DOMAIN.id, WEIGHTS, AUTHOR, group.counter) for seed, group in groups)
         asked = [group.counter - 4 for _, group in groups]
         self.replayed += asked
-        return {
-            "groups": [self.bad.get(index, [8, 0, 0, 0, 0, 32, 0, 0, 0]) for index in asked],
-            "texts": [["x"] * 4 for _ in groups],
-        }
+        return [ReplayedGroup(self.bad.get(index, GOOD), ["x"] * 4) for index in asked]
 
 
 class Tasks:
@@ -70,7 +68,8 @@ class Tasks:
         return await self.score(items)
 
 
-BAD = [8, 8, 8 * MILLION, 1_000, 0, 32, 0, 0, 0]
+GOOD = GroupReplay(8, 0, 0, 0, 0, 32, 0, 0, 0)
+BAD = GroupReplay(8, 8, 8 * MILLION, 1_000, 0, 32, 0, 0, 0)
 
 
 def case(share: int = MILLION, standing: Standing = NEWCOMER) -> Case:
@@ -114,7 +113,7 @@ async def test_one_hopeless_group_is_enough() -> None:
         found = await judge(engine, draw=draw)
         assert (found.reason, found.audited, engine.replayed) == ("sampling", 1, [first])
         # One group that is a little off says nothing about the others.
-        engine = Engine({first: [8, 2, 2 * MILLION, 1_000, 5_001, 32, 0, 0, 0]})
+        engine = Engine({first: GroupReplay(8, 2, 2 * MILLION, 1_000, 5_001, 32, 0, 0, 0)})
         found = await judge(engine, draw=draw)
         assert (found.reason, found.audited, engine.replayed[0]) == ("borderline", GROUPS, first)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -12,54 +12,65 @@ import trio
 import trio.testing
 
 from node.errors import UserError
-from node.roles import engine_client as engine_role
 from node.roles.engine_client import (
     AUTO_BYTES,
     LOAD_TIMEOUT,
     WORK_SPEED,
     Prefill,
+    Setup,
     chosen,
+    claimed,
     load_timeout,
-    open_engine,
-    open_tasks,
-    wire,
+    open_child,
 )
-from node.workers import vllm_start
+from node.workers.child_messages import ConfigureEngine, EngineReady, ReplayedGroup, ReplayGroups
 from node.workers.child_process import Worker, WorkerError
 from protocol.errors import LocalError
 from protocol.work.rollout import Group, Response, pack
-from tests.node.fake_children import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults
+from tests.node.fake_children import (
+    CONFIG,
+    END,
+    TASK_SET,
+    TASKS_FILE,
+    TOKENIZER,
+    VOCABULARY,
+    WHOLE_0,
+    EngineChild,
+    Faults,
+)
 from tests.node.fakes import open_cluster
-from tests.protocol.builders import digest
+from tests.protocol.builders import RECIPE, digest
 
 
-async def test_files_of_the_domain_come_from_peers_and_the_child_is_told_its_paths(
+async def test_files_of_the_domain_come_from_peers_and_the_child_gets_their_paths(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
-        node = (await cluster.node("a")).node
-        async with open_engine(node) as opened, open_tasks(node) as tasks:
+        running = await cluster.node("a")
+        engines, children = running.bench.engines, running.own.children
+        async with engines.open() as opened, engines.open_tasks():
             # The child itself compares the files' bytes: see ``EngineChild.configure``.
             assert (opened.end_token, opened.vocabulary) == (END, VOCABULARY)
-            assert set(node.children) == {"engine"}
-            assert [row["name"] for row in tasks.table] == ["basic_arithmetic", "homework"]  # type: ignore[attr-defined]
-            task = cluster.domain.tasks[1].data
-            assert task is not None
-            assert tasks.table[1]["data"] == str(node.blobs.path(task.hash))  # type: ignore[attr-defined]
-            assert node.blobs.get(task.hash) == TASKS_FILE
-            assert [row["items"] for row in tasks.table] == [TASK_SET, None]  # type: ignore[attr-defined]
-        assert node.children == {}
+            assert set(children) == {"engine"}
+        table = await engines.task_table()
+        assert [row["name"] for row in table] == ["basic_arithmetic", "homework"]
+        task = cluster.domain.tasks[1].data
+        assert task is not None
+        assert table[1]["data"] == str(running.blobs.path(task.hash))
+        assert running.blobs.get(task.hash) == TASKS_FILE
+        assert [row["items"] for row in table] == [TASK_SET, None]
+        assert children == {}
         assert faults.running == {"engine": 0, "tasks": 0}
 
 
 async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
-        node = cluster.running["t"].node
-        async with open_engine(node) as opened:
+        running = cluster.running["t"]
+        async with running.bench.engines.open() as opened:
             await opened.load(version.id)
             await opened.load(version.id)
             assert faults.count("engine", "load") == 1
@@ -69,49 +80,48 @@ async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
             await opened.load(version.id, other)
             await opened.load(version.id)
             assert faults.count("engine", "load") == 3
-            old = EngineChild.load
-            monkeypatch.setattr(EngineChild, "load", lambda *a, **k: {**old(*a, **k), "checksum": 1})
             newest = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
+            whole = running.weights.held.paths(newest.id)[1]
+            right = whole.read_bytes()
+            whole.write_bytes(b"\2" + right[1:])  # the disk altered it
             with pytest.raises(LocalError, match="other tensors"):
                 await opened.load(newest.id)
             # It is not taken for loaded afterwards.
-            monkeypatch.undo()
-            assert opened._loaded is None
+            whole.write_bytes(right)
+            await opened.load(newest.id)
+            assert faults.count("engine", "load") == 5
 
 
 async def test_speed_is_measured(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
-        await cluster.node("elector")
-        node = cluster.running["elector"].node
-        async with open_engine(node) as opened:
-            answer = await opened.generate(["1 + 1", "2 + 2"], [digest("a"), digest("b")])
-            assert len(answer["groups"]) == 2
-            assert (node.tokens_generated, node.tokens_per_second) == (16, 32)
+        running = await cluster.node("elector")
+        own = running.own
+        async with running.bench.engines.open() as opened:
+            written = await opened.generate(["1 + 1", "2 + 2"], [digest("a"), digest("b")])
+            assert len(written.groups) == 2
+            assert (own.tokens_generated, own.tokens_per_second) == (16, 32)
             await opened.generate(["3"], [digest("c")])
-            assert node.tokens_generated == 24
+            assert own.tokens_generated == 24
             assert await opened.encode(["ab"]) == [pack([97, 98])]
 
 
 def test_a_group_on_its_way_to_replay() -> None:
     group = Group(7, (1, 2), (Response((3, 4), (500_000, 0), 1_000_000, 1),), b"proofs")
-    assert wire(digest("seed"), group) == {
-        "seed": digest("seed"),
-        "prompt": pack([1, 2]),
-        "responses": [[pack([3, 4]), pack([500_000, 0]), 1]],
-        "proofs": b"proofs",
-    }
+    found = claimed(digest("seed"), group)
+    assert (found.seed, found.prompt, found.proofs) == (digest("seed"), pack([1, 2]), b"proofs")
+    assert found.responses == [(pack([3, 4]), pack([500_000, 0]))]
 
 
 async def test_large_versions_and_long_responses_have_their_time() -> None:
     given: list[float] = []
 
     class Child:
-        async def call(self, op: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
+        async def call(self, request: ReplayGroups, *, timeout: float) -> list[ReplayedGroup]:
             given.append(timeout)
-            return {}
+            return []
 
     response = Response((3,) * 5000, (0,) * 5000, 0, 0)
-    judge = Prefill(cast("Worker", Child()), END, VOCABULARY)
+    judge = Prefill(cast("Worker", Child()), EngineReady(END, VOCABULARY))
     for responses in (1, 16):
         await judge.replay([(digest("seed"), Group(0, (1,), (response,) * responses, b""))], 1000)
     assert given[1] - given[0] == 15 * 5000 / WORK_SPEED
@@ -137,45 +147,38 @@ def test_an_engine_that_is_not_there_is_the_users_mistake() -> None:
         chosen("vllm", 1, installed=False)
 
 
-@pytest.mark.parametrize("generates", [True, False])
-async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
-    tmp_path: Path,
-    faults: Faults,
-    monkeypatch: pytest.MonkeyPatch,
-    autojump_clock: trio.testing.MockClock,
-    generates: bool,
-) -> None:
-    started: list[tuple[str, dict[str, str]]] = []
-    fake = vars(engine_role)["open_worker"]  # what the fakes put there
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(tmp_path: Path, engine: str) -> None:
+    """Where vLLM is installed, and cannot compute this model."""
+    (tmp_path / "config.json").write_bytes(CONFIG)
+    (tmp_path / "tokenizer.json").write_bytes(TOKENIZER)
+    configured = ConfigureEngine(
+        str(tmp_path / "config.json"), str(tmp_path / "tokenizer.json"), RECIPE, threads=3, tensor_parallel=2
+    )
+    started: list[tuple[str, Mapping[str, str]]] = []
 
-    class Unable:
-        pid = 1
-
-        async def call(self, op: str, *, timeout: float, **arguments: object) -> dict[str, object]:
-            assert arguments["dtype"] == "float32"
-            assert arguments["tensor_parallel"] == 1
-            assert timeout == engine_role.VLLM_START_TIMEOUT
+    class Unable(EngineChild):
+        def configure(self, request: ConfigureEngine) -> EngineReady:
+            assert request == configured
             raise WorkerError("vllm engine: configure: no attention for heads of 16", "user")
 
     @asynccontextmanager
-    async def open_worker(module: str, *, name: str, environment: dict[str, str] | None = None) -> AsyncIterator[Any]:
+    async def open_worker(
+        module: str, *, name: str, environment: Mapping[str, str] | None = None, **other: Any
+    ) -> AsyncIterator[Any]:
         started.append((module, environment or {}))
-        if module.endswith("vllm_engine"):
-            yield Unable()
-        else:
-            async with fake(module, name=name) as child:
-                yield child
+        kind = Unable if module == "node.workers.vllm_child" else EngineChild
+        yield kind(name, len(started), Faults())
 
-    monkeypatch.setattr(engine_role, "open_worker", open_worker)
-    monkeypatch.setattr(engine_role, "AUTO_BYTES", 1)
-    monkeypatch.setattr(vllm_start, "installed", lambda: True)
-    async with open_cluster(tmp_path, faults) as cluster:
-        await cluster.node("elector")
-        node = cluster.running["elector"].node
-        async with open_engine(node, generates=generates) as opened:
-            assert await opened.encode(["ab"]) == [pack([97, 98])]
-    modules = [module for module, _ in started]
-    assert modules == ["node.workers.vllm_child"] * generates + ["node.workers.engine_child"]
-    if generates:
+    pids: list[int] = []
+    setup = Setup(configured, engine, tmp_path)
+    async with open_child(setup, AUTO_BYTES, pids.append, open_worker=open_worker, vllm=True) as (found, _, ready):
+        assert (found, ready.end_token) == ("torch", END)
+    modules = (
+        ["node.workers.engine_child"] if engine == "torch" else ["node.workers.vllm_child", "node.workers.engine_child"]
+    )
+    assert [module for module, _ in started] == modules
+    assert pids == list(range(1, len(modules) + 1))
+    if engine == "auto":
         assert started[0][1]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-        assert started[0][1]["OMP_NUM_THREADS"] == str(node.config.threads)
+        assert started[0][1]["OMP_NUM_THREADS"] == "3"

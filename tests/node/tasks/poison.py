@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Any
 
-from node.tasks import catalogue, process_limits
-from node.tasks.task_child import FILE_BYTES, MEMORY_BYTES, TasksChild
-from node.workers import child_loop
+from node.tasks.task_child import TasksChild, main
+from node.tasks.task_messages import TaskRow
 from protocol.errors import LocalError
 
 
@@ -63,11 +61,9 @@ class Poison:
         return item
 
 
-def make(row: dict[str, Any], *, sandboxed: bool) -> Poison:
+def make(row: TaskRow, *, sandboxed: bool) -> Poison:
     return Poison()
 
 
 if __name__ == "__main__":
-    catalogue.make = make  # type: ignore[assignment]
-    process_limits.bound_process(memory_bytes=MEMORY_BYTES, file_bytes=FILE_BYTES)
-    child_loop.run(TasksChild().operations)
+    main(TasksChild(make))

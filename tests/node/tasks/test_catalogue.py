@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from node.errors import UserError
 from node.tasks import catalogue
 from node.tasks.question_tasks import JsonlTask
 from node.tasks.reasoning_tasks import ReasoningTask
+from node.tasks.task_messages import TaskRow
 from protocol.taskset import TaskSet
 
 
@@ -18,8 +20,12 @@ def row(name: str, kind: str = "reasoning-gym", **changes: Any) -> dict[str, Any
     return {"kind": kind, "name": name, "weight": 1, "parameters": "{}", "version": version, "data": None, **changes}
 
 
+def task(name: str, kind: str = "reasoning-gym", **changes: Any) -> TaskRow:
+    return TaskRow.of(row(name, kind, **changes))
+
+
 def test_names_that_serve() -> None:
-    rows = [row("chain_sum"), row("countdown"), row("maths", "jsonl")]
+    rows = [task("chain_sum"), task("countdown"), task("maths", "jsonl")]
     catalogue.names_checked(rows, sandbox_problem=None)
     catalogue.names_checked(rows[:1], sandbox_problem="there is no sandbox: install it")
 
@@ -29,24 +35,24 @@ def test_names_that_serve() -> None:
     [
         ([], None, "the domain has no tasks; name at least one"),
         (
-            [row("x", "json")],
+            [task("x", "json")],
             None,
             r"unknown kind of task 'json' \(did you mean jsonl\?\); use reasoning-gym or jsonl or code or package",
         ),
-        ([row("chain_sum"), row("countdwn")], None, r"unknown .* 'countdwn' \(did you mean countdown or"),
+        ([task("chain_sum"), task("countdwn")], None, r"unknown .* 'countdwn' \(did you mean countdown or"),
         (
-            [row("countdown")],
+            [task("countdown")],
             "there is none: install it",
             "countdown evaluates .* needs a sandbox, and there is none: inst",
         ),
         (
-            [row("m", "jsonl")],
+            [task("m", "jsonl")],
             "there is none: install it",
             "JSONL task m .* needs a sandbox, and there is none: install it",
         ),
     ],
 )
-def test_names_that_do_not(rows: list[dict[str, Any]], problem: str | None, message: str) -> None:
+def test_names_that_do_not(rows: list[TaskRow], problem: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         catalogue.names_checked(rows, sandbox_problem=problem)
 
@@ -54,25 +60,25 @@ def test_names_that_do_not(rows: list[dict[str, Any]], problem: str | None, mess
 def test_every_kind_is_made(tmp_path: Path) -> None:
     path = tmp_path / "maths.jsonl"
     path.write_text(json.dumps({"question": "1+1", "answer": "2"}))
-    assert isinstance(catalogue.make(row("chain_sum"), sandboxed=False), ReasoningTask)
-    assert isinstance(catalogue.make(row("maths", "jsonl", data=str(path)), sandboxed=True), JsonlTask)
+    assert isinstance(catalogue.make(task("chain_sum"), sandboxed=False), ReasoningTask)
+    assert isinstance(catalogue.make(task("maths", "jsonl", data=str(path)), sandboxed=True), JsonlTask)
     with pytest.raises(UserError, match="unknown kind of task 'python'"):
-        catalogue.make(row("maths", "python"), sandboxed=True)
+        catalogue.make(task("maths", "python"), sandboxed=True)
 
 
 def test_of_a_task_with_a_set_only_its_items_are_asked(tmp_path: Path) -> None:
     path = tmp_path / "maths.jsonl"
     path.write_text("".join(json.dumps({"question": f"{n}+1", "answer": str(n + 1)}) + "\n" for n in range(4)))
-    chosen = row("maths", "jsonl", data=str(path), items=TaskSet.of([1, 3]).encode())
-    task = catalogue.make(chosen, sandboxed=True)
-    assert [task.question(item) for item in range(4)] == ["1+1", "3+1", "1+1", "3+1"]
-    assert [task.score(1, answer) for answer in ("2", "4")] == [0, 1_000_000]
-    assert task.count == 2
-    sums = catalogue.make(row("chain_sum"), sandboxed=False)
-    some = catalogue.make(row("chain_sum", items=TaskSet.of([9, 2**31 - 1]).encode()), sandboxed=False)
+    chosen = task("maths", "jsonl", data=str(path), items=TaskSet.of([1, 3]).encode())
+    made = catalogue.make(chosen, sandboxed=True)
+    assert [made.question(item) for item in range(4)] == ["1+1", "3+1", "1+1", "3+1"]
+    assert [made.score(1, answer) for answer in ("2", "4")] == [0, 1_000_000]
+    assert made.count == 2
+    sums = catalogue.make(task("chain_sum"), sandboxed=False)
+    some = catalogue.make(task("chain_sum", items=TaskSet.of([9, 2**31 - 1]).encode()), sandboxed=False)
     assert [some.question(item) for item in (0, 1)] == [sums.question(item) for item in (9, 2**31 - 1)]
     assert (sums.count, some.count) == (2**31, 2)
-    bad = [{**chosen, "items": TaskSet.of([1, 4]).encode()}, {**chosen, "items": b"\x90"}]
+    bad = [replace(chosen, items=TaskSet.of([1, 4]).encode()), replace(chosen, items=b"\x90")]
     assert catalogue.problems(bad, sandboxed=True)[0].startswith(
         "the task set of maths names item 4, and the task has 4"
     )
@@ -80,7 +86,11 @@ def test_of_a_task_with_a_set_only_its_items_are_asked(tmp_path: Path) -> None:
 
 
 def test_problems_name_every_bad_row() -> None:
-    rows = [row("chain_sum"), row("chain_sum", parameters='{"max_terms": 0}'), row("maths", "jsonl", data="/nothing")]
+    rows = [
+        task("chain_sum"),
+        task("chain_sum", parameters='{"max_terms": 0}'),
+        task("maths", "jsonl", data="/nothing"),
+    ]
     assert catalogue.problems(rows, sandboxed=True) == [
         "the parameters of chain_sum are not valid: max_terms must be >= min_terms",
         "cannot read maths (/nothing): No such file or directory",

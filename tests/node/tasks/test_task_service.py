@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import trio
 from node.errors import UserError
 from node.tasks import sandbox, task_service
 from node.tasks.task_service import TaskService
-from node.workers.child_process import WorkerError
+from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.taskset import TaskSet
 from tests.node.tasks.test_catalogue import row
 from tests.node.workers.test_child_process import gone, wait_gone
@@ -21,9 +22,14 @@ SUM = row("chain_sum", parameters='{"min_terms": 2, "max_terms": 2, "min_digits"
 needs_sandbox = pytest.mark.skipif(sandbox.available() is not None, reason=str(sandbox.available()))
 
 
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_service, "CHILD", "tests.node.tasks.poison")
+def poisoned(limit: float = task_service.LIMIT_SECONDS) -> TaskService:
+    """A service whose one task does what its responses say."""
+    return TaskService([SUM], limit=limit, sandboxed=False, open_child=open_poison)
+
+
+def open_poison(module: str, **options: Any) -> AbstractAsyncContextManager[Worker]:
+    assert module == task_service.CHILD
+    return open_worker("tests.node.tasks.poison", **options)
 
 
 async def test_questions_and_rewards_without_a_sandbox() -> None:
@@ -112,9 +118,8 @@ async def test_check_names_what_is_wrong_with_problems(tmp_path: Path) -> None:
             pytest.fail("it started")
 
 
-@pytest.mark.usefixtures("poisoned")
 async def test_one_poisonous_response_costs_only_itself() -> None:
-    async with TaskService([SUM], limit=0.05, sandboxed=False) as tasks:
+    async with poisoned(0.05) as tasks:
         first = tasks.pid
         items = [(0, 1, ""), (0, 2, "die"), (0, 3, ""), (0, 4, "hang"), (0, 5, "")]
         assert await tasks.score(items) == [1, None, 3, None, 5]
@@ -124,46 +129,40 @@ async def test_one_poisonous_response_costs_only_itself() -> None:
         assert await tasks.questions([(0, 7)]) == ["question 7"]
 
 
-@pytest.mark.usefixtures("poisoned")
 async def test_what_a_machine_cannot_decide_is_undecidable() -> None:
     responses = ["loop", "swallow", "memory", "deep", "raise", ""]
-    async with TaskService([SUM], limit=0.05, sandboxed=False) as tasks:
+    async with poisoned(0.05) as tasks:
         rewards = await tasks.score([(0, 9, response) for response in responses])
         assert rewards == [None, None, None, None, 0, 9]
         assert tasks.deaths == 0
         assert await tasks.score([(0, 9, "sleep"), (0, 9, "")]) == [None, 9]
 
 
-@pytest.mark.usefixtures("poisoned")
 async def test_code_in_a_scorer_starts_no_process_and_no_connection() -> None:
     # Also as root, whom no process limit binds, and where there is no sandbox.
-    async with TaskService([SUM], sandboxed=False) as tasks:
+    async with poisoned() as tasks:
         assert await tasks.score([(0, 9, "fork"), (0, 9, "connect"), (0, 9, "")]) == [0, 0, 9]
 
 
-@pytest.mark.usefixtures("poisoned")
-async def test_deaths_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_service, "MAX_DEATHS", 3)
-    monkeypatch.setattr(task_service, "BATCH", 4)
-    items = [(0, 1, ""), (0, 2, "die"), (0, 2, "die"), (0, 4, ""), (0, 5, "")]
-    async with TaskService([SUM], sandboxed=False) as tasks:
-        assert await tasks.score(items) == [1, None, None, None, None]
-        assert tasks.deaths == 3
-        assert await tasks.score(items[3:]) == [4, 5]
+async def test_deaths_are_bounded() -> None:
+    items = [(0, 1, ""), *[(0, 2, "die")] * task_service.MAX_DEATHS, (0, 4, ""), (0, 5, "")]
+    async with poisoned() as tasks:
+        # The batch dies first, then each by itself; who comes after the last death is not looked at any more.
+        assert await tasks.score(items) == [1] + [None] * (len(items) - 1)
+        assert tasks.deaths == task_service.MAX_DEATHS
+        assert await tasks.score(items[-2:]) == [4, 5]
 
 
-@pytest.mark.usefixtures("poisoned")
 async def test_a_claim_is_false_only_after_three_more_scorings() -> None:
-    async with TaskService([SUM], limit=0.1, sandboxed=False) as tasks:
+    async with poisoned(0.1) as tasks:
         items = [(0, 5, ""), (0, 5, ""), (0, 5, "slow at first"), (0, 5, "loop"), (0, 5, "count")]
         assert await tasks.score(items[2:3]) == [None]
         # Right as claimed; wrong three times more; right in more time; never decided; not the same twice.
         assert await tasks.confirm(items, [5, 6, 5, 6, 1000]) == [5, 5, 5, None, None]
 
 
-@pytest.mark.usefixtures("poisoned")
 async def test_a_question_that_fails_is_an_error_and_no_death() -> None:
-    async with TaskService([SUM], sandboxed=False) as tasks:
+    async with poisoned() as tasks:
         pid = tasks.pid
         with pytest.raises(WorkerError, match="no such puzzle") as error:
             await tasks.questions([(0, 666)])
@@ -173,9 +172,8 @@ async def test_a_question_that_fails_is_an_error_and_no_death() -> None:
         assert tasks.pid == pid
 
 
-@pytest.mark.usefixtures("poisoned")
 async def test_cancellation_ends_the_child_and_the_service_recovers() -> None:
-    async with TaskService([SUM], limit=30, sandboxed=False) as tasks:
+    async with poisoned(30) as tasks:
         pid = tasks.pid
         assert pid is not None
         with trio.move_on_after(0.1) as scope:

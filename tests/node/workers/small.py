@@ -126,6 +126,6 @@ def store(
     with torch.no_grad():
         for key, value in rounded.named_parameters():
             value.copy_(tensors[key])
-    described = Manifest.of_file(layout(tensors), whole.read_bytes(), checksum(rounded))  # type: ignore[arg-type]
+    described = Manifest.of_file(layout(tensors), whole.read_bytes(), checksum(rounded))
     manifest.write_bytes(described.encode())
     return manifest, whole

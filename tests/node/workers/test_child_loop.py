@@ -2,50 +2,85 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import Any
 
 import pytest
 
 from node.workers import child_loop, frames
+from node.workers.frames import CallAnswered, CallFailed, ChildRequest
 
 
-def boom() -> dict[str, Any]:
+class Double(ChildRequest[int], frozen=True, tag="double"):
+    number: int
+
+
+class Boom(ChildRequest[None], frozen=True, tag="boom"):
+    pass
+
+
+class Ask(ChildRequest[None], frozen=True, tag="user"):
+    pass
+
+
+def double(request: Double) -> int:
+    return 2 * request.number
+
+
+def boom(request: Boom) -> None:
     raise RuntimeError("a\nb")
 
 
-def user() -> dict[str, Any]:
+def ask(request: Ask) -> None:
     raise child_loop.UserError("no such task: x; y")
 
 
-OPERATIONS: dict[str, child_loop.Operation] = {"boom": boom, "user": user, "double": lambda n: {"n": 2 * n}}
+TABLE = child_loop.table([double, boom, ask])
+
+
+def read(frame: bytes, answer: type = int) -> object:
+    """The answer, or the failure, in a frame."""
+    return frames.decode(frame[frames.HEADER_BYTES :], CallAnswered[answer] | CallFailed)  # type: ignore[valid-type]
 
 
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        ({"op": "double", "n": 4}, {"ok": {"n": 8}}),
-        ({"op": "user"}, {"error": "no such task: x; y", "kind": "user"}),
-        ({"op": "boom"}, {"error": "RuntimeError: a b", "kind": "internal"}),
-        ({"op": "?"}, {"error": "unknown operation '?'", "kind": "internal"}),
-        ({"op": [1]}, {"error": "unknown operation [1]", "kind": "internal"}),
-        ({}, {"error": "unknown operation None", "kind": "internal"}),
+        (Double(4), CallAnswered(8)),
+        (Ask(), CallFailed("no such task: x; y", "user")),
+        (Boom(), CallFailed("RuntimeError: a b", "internal")),
     ],
 )
-def test_answers(request_: dict[str, Any], expected: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert child_loop.answer(OPERATIONS, dict(request_)) == expected
-    assert ("Traceback" in capsys.readouterr().err) == (request_.get("op") == "boom")
+def test_answers(request_: ChildRequest[object], expected: object, capsys: pytest.CaptureFixture[str]) -> None:
+    body = frames.encode(request_)[frames.HEADER_BYTES :]
+    assert read(child_loop.answer(TABLE, body)) == expected
+    assert ("Traceback" in capsys.readouterr().err) == isinstance(request_, Boom)
+
+
+@pytest.mark.parametrize("value", [{"op": "?"}, {"op": [1]}, {}, {"op": "double"}, {"op": "double", "number": "4"}, 7])
+def test_what_is_no_request_is_answered_in_one_line(value: object) -> None:
+    failure = read(child_loop.answer(TABLE, frames.encode(value)[frames.HEADER_BYTES :]))
+    assert isinstance(failure, CallFailed)
+    assert failure.kind == "internal"
+    assert "no known form" in failure.error
+
+
+def test_an_operation_answers_what_its_request_asks_for() -> None:
+    def wrong(request: Double) -> str:
+        return "8"
+
+    with pytest.raises(TypeError, match="asks for <class 'int'>"):
+        child_loop.table([wrong])
 
 
 def test_serving_until_the_other_end_closes() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        server = threading.Thread(target=child_loop.serve, args=(OPERATIONS, theirs))
+        server = threading.Thread(target=child_loop.serve, args=(TABLE, theirs))
         server.start()
         for number in range(3):
-            frames.write_frame(ours, {"op": "double", "n": number})
-            assert frames.read_frame(ours) == {"ok": {"n": 2 * number}}
-        frames.write_frame(ours, {"op": "ping"})
-        assert frames.read_frame(ours) == {"ok": {}}
+            ours.sendall(frames.encode(Double(number)))
+            body = frames.read_frame(ours)
+            assert body is not None
+            assert frames.decode(body, CallAnswered[int]) == CallAnswered(2 * number)
         ours.shutdown(socket.SHUT_WR)
         server.join(5)
         assert not server.is_alive()

@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +16,16 @@ import trio
 from node.store.version_store import VersionStore
 from node.workers import delta_child as worker
 from node.workers.child_loop import UserError
+from node.workers.child_messages import AppliedDelta, ApplyDelta, DescribedVersion, DescribeVersion, TensorRow
 from node.workers.child_process import WorkerError, open_worker
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES
 from protocol.weights.delta import DeltaManifest
 from protocol.weights.manifest import Manifest
 
 VALUES = (2 * DELTA_BLOCK_BYTES + CHUNK_BYTES + 4) // 2
-BF16 = [["a", "BF16", [VALUES - 4]], ["b", "BF16", [4]]]
-F32 = [["a", "F32", [VALUES // 2]]]
-MIXED = [["b", "F16", [3]], ["a", "F32", [VALUES // 2 - 3]], ["c", "BF16", [3]]]
+BF16: list[TensorRow] = [("a", "BF16", (VALUES - 4,)), ("b", "BF16", (4,))]
+F32: list[TensorRow] = [("a", "F32", (VALUES // 2,))]
+MIXED: list[TensorRow] = [("b", "F16", (3,)), ("a", "F32", (VALUES // 2 - 3,)), ("c", "BF16", (3,))]
 
 
 def some(seed: int = 0) -> Any:
@@ -47,24 +48,26 @@ class Setting:
         self.folder = folder
         self.store = VersionStore(folder / "versions")
 
-    def describe(self, values: Any, base: bytes | None = None, rows: Any = BF16, threads: int = 1) -> dict[str, Any]:
+    def describe(
+        self, values: Any, base: bytes | None = None, rows: list[TensorRow] = BF16, threads: int = 1
+    ) -> DescribedVersion:
         whole = self.folder / "next.bin"
         values.tofile(whole)
         place = None if base is None else str(self.place(base))
-        return worker.describe(rows, 1, str(whole), place, str(self.folder / "delta.bin"), threads)
+        return worker.describe(DescribeVersion(rows, 1, str(whole), place, str(self.folder / "delta.bin"), threads))
 
     def place(self, digest: bytes) -> Path:
         return self.store.paths(digest)[0].parent
 
-    def adopt(self, values: Any, base: bytes | None = None, rows: Any = BF16) -> tuple[bytes, bytes | None]:
+    def adopt(self, values: Any, base: bytes | None = None, rows: list[TensorRow] = BF16) -> tuple[bytes, bytes | None]:
         """Describe a version and put it, and the delta, into the store."""
         found = self.describe(values, base, rows)
-        digest = self.store.adopt(found["manifest"], self.folder / "next.bin")
-        if found["delta_manifest"] is None:
+        digest = self.store.adopt(found.manifest, self.folder / "next.bin")
+        if found.delta_manifest is None:
             return digest, None
-        return digest, self.store.adopt(found["delta_manifest"], self.folder / "delta.bin")
+        return digest, self.store.adopt(found.delta_manifest, self.folder / "delta.bin")
 
-    def pair(self, rows: Any = BF16) -> tuple[bytes, Manifest, bytes]:
+    def pair(self, rows: list[TensorRow] = BF16) -> tuple[bytes, Manifest, bytes]:
         """A base, the manifest of its successor (whose bytes are gone), and the delta."""
         base, _ = self.adopt(some(), rows=rows)
         target, delta = self.adopt(step(some()), base, rows)
@@ -75,9 +78,9 @@ class Setting:
         self.store.retain(lambda present: [base, delta])
         return base, held.listing, delta
 
-    def apply(self, delta: bytes, base: bytes, target: Manifest, threads: int = 1) -> dict[str, Any]:
+    def apply(self, delta: bytes, base: bytes, target: Manifest, threads: int = 1) -> AppliedDelta:
         place = self.place(self.store.begin(target))
-        return worker.apply(str(self.place(delta)), str(self.place(base)), str(place), threads)
+        return worker.apply(ApplyDelta(str(self.place(delta)), str(self.place(base)), str(place), threads))
 
     def whole(self, target: Manifest) -> bytes:
         return self.store.paths(target.digest)[1].read_bytes()
@@ -90,16 +93,16 @@ def setting(tmp_path: Path) -> Setting:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [BF16, F32, MIXED])
-def test_a_delta_makes_the_version_and_marks_it_verified(setting: Setting, rows: Any, threads: int) -> None:
+def test_a_delta_makes_the_version_and_marks_it_verified(setting: Setting, rows: list[TensorRow], threads: int) -> None:
     base, target, delta = setting.pair(rows)
     found = setting.apply(delta, base, target, threads)
-    assert (found["written"], found["wrong"]) == (len(target.chunks), [])
+    assert (found.written, found.wrong) == (len(target.chunks), [])
     assert setting.whole(target) == step(some()).tobytes()
     assert setting.store.complete(target.digest)
     # Once more, from nothing and from all: the same.
-    assert setting.apply(delta, base, target)["written"] == 0
+    assert setting.apply(delta, base, target).written == 0
     setting.store.retain(lambda present: [base, delta])
-    assert setting.apply(delta, base, target)["written"] == len(target.chunks)
+    assert setting.apply(delta, base, target).written == len(target.chunks)
 
 
 def test_the_delta_is_small_and_skips_what_did_not_change(setting: Setting) -> None:
@@ -114,29 +117,29 @@ def test_the_delta_is_small_and_skips_what_did_not_change(setting: Setting) -> N
 
 def test_the_manifest_is_the_one_of_the_file(setting: Setting) -> None:
     values = some()
-    expected = Manifest.of_file(cast("Any", BF16), values.tobytes(), 1)
+    expected = Manifest.of_file(BF16, values.tobytes(), 1)
     for threads in (1, 3):
-        assert Manifest.parse(setting.describe(values, threads=threads)["manifest"]) == expected
+        assert Manifest.parse(setting.describe(values, threads=threads).manifest) == expected
 
 
 def test_there_is_no_delta_where_it_would_not_be_clearly_smaller(setting: Setting) -> None:
     base, _ = setting.adopt(some())
     for other in (some(seed=9), some()):  # all new, and nothing new
         found = setting.describe(other, base)
-        assert found["delta_manifest"] is None
-        assert found["changed"] == 0
+        assert found.delta_manifest is None
+        assert found.changed == 0
         assert not (setting.folder / "delta.bin").exists()
     # What looks small in the samples is given up as soon as it is not.
     mostly = some()
     mostly[1000 : DELTA_BLOCK_BYTES // 2] = some(seed=3)[1000 : DELTA_BLOCK_BYTES // 2]
     mostly[DELTA_BLOCK_BYTES // 2 :] ^= np.uint16(0x5A5A)
     found = setting.describe(mostly, base)
-    assert Manifest.parse(found["manifest"]).size == 2 * VALUES
+    assert Manifest.parse(found.manifest).size == 2 * VALUES
 
 
 def test_there_is_no_delta_between_different_layouts(setting: Setting) -> None:
     base, _ = setting.adopt(some())
-    assert setting.describe(step(some()), base, rows=MIXED)["delta_manifest"] is None
+    assert setting.describe(step(some()), base, rows=MIXED).delta_manifest is None
 
 
 def test_a_delta_on_the_wrong_base_is_refused(setting: Setting) -> None:
@@ -155,7 +158,7 @@ def test_chunks_that_come_out_wrong_are_named_and_not_written(setting: Setting) 
         file.seek(CHUNK_BYTES + 7)
         file.write(b"?")
     found = setting.apply(delta, base, target, threads=2)
-    assert found["wrong"] == [1]
+    assert found.wrong == [1]
     assert setting.store.missing(target.digest) == [1]
     start = CHUNK_BYTES
     setting.store.write_chunk(target.digest, 1, step(some()).tobytes()[start : start + CHUNK_BYTES])
@@ -168,7 +171,7 @@ def test_a_damaged_delta_is_refused(setting: Setting, threads: int) -> None:
     path = setting.store.paths(delta)[1]
     whole = path.read_bytes()
     path.write_bytes(whole[:50] + bytes(20) + whole[70:])  # other gaps: a delta like any other, but the wrong one
-    assert setting.apply(delta, base, target, threads)["wrong"]
+    assert setting.apply(delta, base, target, threads).wrong
     path.write_bytes(bytes(20) + whole[20:])
     with pytest.raises(UserError, match="not compressed as it should be"):
         setting.apply(delta, base, target, threads)
@@ -187,7 +190,7 @@ def test_what_is_verified_already_is_left_alone(setting: Setting) -> None:
     base, target, delta = setting.pair()
     setting.store.begin(target)
     setting.store.write_chunk(target.digest, 3, step(some()).tobytes()[3 * CHUNK_BYTES : 4 * CHUNK_BYTES])
-    assert setting.apply(delta, base, target)["written"] == len(target.chunks) - 1
+    assert setting.apply(delta, base, target).written == len(target.chunks) - 1
     assert setting.store.complete(target.digest)
 
 
@@ -195,11 +198,11 @@ async def test_the_child_does_both_and_loads_no_torch(setting: Setting) -> None:
     base, target, delta = setting.pair()
     places = [setting.place(digest) for digest in (delta, base, setting.store.begin(target))]
     async with open_worker("node.workers.delta_child", name="delta") as child:
-        found = await child.call("apply", timeout=60, delta=str(places[0]), base=str(places[1]), target=str(places[2]))
-        assert found["wrong"] == []
+        found = await child.call(ApplyDelta(str(places[0]), str(places[1]), str(places[2])), timeout=60)
+        assert found.wrong == []
         assert setting.store.complete(target.digest)
         with pytest.raises(WorkerError, match="other versions") as refused:
-            await child.call("apply", timeout=60, delta=str(places[0]), base=str(places[2]), target=str(places[2]))
+            await child.call(ApplyDelta(str(places[0]), str(places[2]), str(places[2])), timeout=60)
         assert refused.value.kind == "user"
         maps = await trio.Path(f"/proc/{child.pid}/maps").read_text()
         assert "numpy" in maps
@@ -209,7 +212,7 @@ async def test_the_child_does_both_and_loads_no_torch(setting: Setting) -> None:
 def test_memory_does_not_grow_with_the_model(setting: Setting) -> None:
     """A sparse model of 192 MiB (all zeros): hashed and compared within 64 MiB more than at first."""
     size = 192 << 20
-    rows = [["a", "F32", [size // 4]]]
+    rows: list[TensorRow] = [("a", "F32", (size // 4,))]
     for name in ("base.bin", "next.bin"):
         os.truncate(os.open(setting.folder / name, os.O_CREAT | os.O_RDWR), size)
     with (setting.folder / "next.bin").open("r+b") as file:
@@ -226,15 +229,14 @@ def test_memory_does_not_grow_with_the_model(setting: Setting) -> None:
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        first = worker.describe(rows, 1, str(setting.folder / "base.bin"), threads=2)
+        first = worker.describe(DescribeVersion(rows, 1, str(setting.folder / "base.bin"), threads=2))
         base = setting.folder / "versions" / "base"
         base.mkdir()
-        (base / "manifest").write_bytes(first["manifest"])
+        (base / "manifest").write_bytes(first.manifest)
         (setting.folder / "base.bin").rename(base / "whole.bin")
-        found = worker.describe(
-            rows, 1, str(setting.folder / "next.bin"), str(base), str(setting.folder / "delta.bin"), threads=2
-        )
-        assert found["changed"] == 16
+        whole, delta = str(setting.folder / "next.bin"), str(setting.folder / "delta.bin")
+        found = worker.describe(DescribeVersion(rows, 1, whole, str(base), delta, threads=2))
+        assert found.changed == 16
     finally:
         done.set()
         thread.join()

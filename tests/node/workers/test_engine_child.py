@@ -5,7 +5,6 @@ import filecmp
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,22 @@ import torch
 from node.starter.defaults import RECIPE
 from node.workers import engine_child, generation
 from node.workers.child_loop import UserError
+from node.workers.child_messages import (
+    Benchmark,
+    ClaimedGroup,
+    ConfigureEngine,
+    ConvertModel,
+    EncodePrompts,
+    GenerateGroups,
+    LoadVersion,
+    ReplayGroups,
+    WrittenGroups,
+)
 from node.workers.child_process import open_worker
 from node.workers.engine_child import Claim, Settings, Texts, TorchEngine, generate
 from node.workers.model import CausalLM, read_config
-from node.workers.weight_files import convert, load_into, read_safetensors
+from node.workers.model_conversion import convert
+from node.workers.weight_files import load_into, read_safetensors
 from proofs import checks, sampling
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
 from protocol.errors import LocalError
@@ -222,29 +233,36 @@ def test_texts(tmp_path: Path, starter: CausalLM) -> None:
         Texts(STARTER / "tokenizer.json", small.config(tmp_path, {**QWEN, "vocab_size": 5}))
 
 
-RECIPE_FIELDS = {name: getattr(RECIPE, name) for name in RECIPE.__slots__}
-
-
-def version(directory: Path) -> tuple[str, str, int]:
-    """The starter model's version 0: manifest, whole file and checksum."""
-    found = convert(str(STARTER), str(directory / "whole"))
-    tensors: Any = found["tensors"]
-    checksum: Any = found["checksum"]
-    manifest = Manifest.of_file(tensors, (directory / "whole").read_bytes(), checksum)
-    (directory / "manifest").write_bytes(manifest.encode())
-    return str(directory / "manifest"), str(directory / "whole"), checksum
+def version(directory: Path) -> tuple[LoadVersion, int]:
+    """The starter model's version 0, and its checksum."""
+    manifest, whole = directory / "manifest", directory / "whole"
+    found = convert(ConvertModel(str(STARTER), str(whole)))
+    manifest.write_bytes(Manifest.of_file(found.tensors, whole.read_bytes(), found.checksum).encode())
+    return LoadVersion(str(manifest), str(whole)), found.checksum
 
 
 def test_operations_in_the_wrong_order_are_refused() -> None:
     made = TorchEngine()
     with pytest.raises(LocalError, match="configure comes before load"):
-        made.load("manifest", "weights")
+        made.load(LoadVersion("manifest", "weights"))
     with pytest.raises(LocalError, match="configure comes before encode"):
-        made.encode(["x"])
-    made.configure(str(STARTER / "config.json"), str(STARTER / "tokenizer.json"), RECIPE_FIELDS)
-    for operation in (partial(made.generate, ["x"], [b"\0" * 32]), partial(made.replay, [], CLIP), made.benchmark):
-        with pytest.raises(LocalError, match="no weights yet"):
-            operation()
+        made.encode(EncodePrompts(["x"]))
+    made.configure(ConfigureEngine(str(STARTER / "config.json"), str(STARTER / "tokenizer.json"), RECIPE))
+    with pytest.raises(LocalError, match="no weights yet"):
+        made.generate(GenerateGroups(["x"], [b"\0" * 32]))
+    with pytest.raises(LocalError, match="no weights yet"):
+        made.replay(ReplayGroups([], CLIP))
+    with pytest.raises(LocalError, match="no weights yet"):
+        made.benchmark(Benchmark())
+
+
+def claims_of(written: WrittenGroups, noise: Sequence[bytes]) -> ReplayGroups:
+    """The request to replay what an engine wrote."""
+    groups = [
+        ClaimedGroup(seed, group.prompt, [(one.tokens, one.logprobs) for one in group.responses], group.proofs)
+        for group, seed in zip(written.groups, noise, strict=True)
+    ]
+    return ReplayGroups(groups, CLIP)
 
 
 async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
@@ -252,34 +270,20 @@ async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
     noise = small.seeds(len(prompts))
     async with open_worker("node.workers.engine_child", name="engine") as worker:
         output = str(tmp_path / "from-child")
-        converted = await worker.call("convert", timeout=60, model_dir=str(STARTER), output=output)
-        manifest, whole, checksum = version(tmp_path)
-        assert filecmp.cmp(output, whole, shallow=False)
-        told = await worker.call(
-            "configure",
-            timeout=60,
-            config=converted["config"],
-            tokenizer=converted["tokenizer"],
-            recipe=RECIPE_FIELDS,
-            threads=1,
-        )
-        assert told["end_token"] == 1
-        loaded = await worker.call("load", timeout=60, manifest=manifest, weights=whole)
-        assert loaded["checksum"] == converted["checksum"] == checksum
-        made = await worker.call("generate", timeout=60, prompts=prompts, seeds=noise)
-        encoded = await worker.call("encode", timeout=60, prompts=prompts)
-        assert [group["prompt"] for group in made["groups"]] == encoded["tokens"]
-        assert made["tokens"] == sum(len(one[0]) // 4 for group in made["groups"] for one in group["responses"])
-        assert all(len(group["responses"]) == RECIPE.group_size for group in made["groups"])
-        claims = [
-            {**group, "seed": seed, "responses": [one[:3] for one in group["responses"]]}
-            for group, seed in zip(made["groups"], noise, strict=True)
-        ]
-        again = await worker.call("replay", timeout=60, groups=claims, clip=CLIP)
-        assert exact([GroupReplay(*found) for found in again["groups"]])
-        assert again["texts"] == [[one[3] for one in group["responses"]] for group in made["groups"]]
-        rate = await worker.call("benchmark", timeout=60)
-        assert rate["tokens_per_second"] > 0
+        converted = await worker.call(ConvertModel(str(STARTER), output), timeout=60)
+        load, checksum = version(tmp_path)
+        assert filecmp.cmp(output, load.weights, shallow=False)
+        ready = await worker.call(ConfigureEngine(converted.config, converted.tokenizer, RECIPE), timeout=60)
+        assert ready.end_token == 1
+        assert await worker.call(load, timeout=60) == converted.checksum == checksum
+        made = await worker.call(GenerateGroups(prompts, noise), timeout=60)
+        assert [group.prompt for group in made.groups] == await worker.call(EncodePrompts(prompts), timeout=60)
+        assert made.tokens == sum(len(one.tokens) // 4 for group in made.groups for one in group.responses)
+        assert all(len(group.responses) == RECIPE.group_size for group in made.groups)
+        again = await worker.call(claims_of(made, noise), timeout=60)
+        assert exact([group.found for group in again])
+        assert [group.texts for group in again] == [[one.text for one in group.responses] for group in made.groups]
+        assert await worker.call(Benchmark(), timeout=60) > 0
 
 
 def test_a_log_probability_is_negated_rounded_and_bounded() -> None:

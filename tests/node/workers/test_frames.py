@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,47 +10,88 @@ from hypothesis import strategies as st
 from node.workers import frames
 from protocol.errors import LocalError
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
+
+class Put(msgspec.Struct, tag_field="op", tag="put"):
+    key: bytes
+    numbers: list[int] = []
+    rate: float = 0.0
+    note: str | None = None
+
+
+class Forget(msgspec.Struct, tag_field="op", tag="forget"):
+    keys: list[bytes]
+
+
+Either = Put | Forget
+
+
+@given(
+    st.builds(
+        Put,
+        key=st.binary(),
+        numbers=st.lists(st.integers(-(2**63), 2**63)),
+        rate=st.floats(allow_nan=False),
+        note=st.none() | st.text(),
+    )
+    | st.builds(Forget, keys=st.lists(st.binary()))
 )
-
-
-@given(st.dictionaries(st.text(), VALUES, max_size=5))
-def test_what_is_packed_unpacks(message: dict[str, Any]) -> None:
-    frame = frames.pack(message)
+def test_what_is_encoded_decodes(message: Put | Forget) -> None:
+    frame = frames.encode(message)
     assert frames.body_size(frame[:4]) == len(frame) - 4
-    assert frames.unpack(frame[4:]) == message
+    assert frames.decode(frame[4:], Either) == message
+    assert frames.decode(frame[4:], type(message)) == message
 
 
 @given(st.binary(max_size=40))
 def test_rubbish_raises_local_error_only(body: bytes) -> None:
     try:
-        message = frames.unpack(body)
+        message = frames.decode(body, Either)
     except LocalError:
         return
-    assert all(isinstance(key, str) for key in message)
+    assert isinstance(message, Put | Forget)
 
 
-def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"op": "put"},
+        {"op": "put", "key": 1},
+        {"op": "put", "key": b"", "numbers": ["1"]},
+        {"op": "take", "key": b""},
+        {"op": ["put"]},
+        [1],
+        None,
+    ],
+)
+def test_a_wrong_shape_raises_local_error(value: object) -> None:
+    with pytest.raises(LocalError, match="no known form"):
+        frames.decode(frames.encode(value)[4:], Either)
+
+
+def test_bounds() -> None:
     with pytest.raises(LocalError, match="announces 4294967295 bytes"):
         frames.body_size(b"\xff" * 4)
     with pytest.raises(LocalError, match="within its header"):
         frames.body_size(b"\0\0")
-    with pytest.raises(LocalError, match="cannot be encoded"):
-        frames.pack({"value": object()})
-    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 10)
+    for value in (object(), "\ud800", 1 << 70):
+        with pytest.raises(LocalError, match="cannot be encoded"):
+            frames.encode(value)
     with pytest.raises(LocalError, match="at most 10 are allowed"):
-        frames.pack({"value": b"0123456789"})
+        frames.encode(Put(b"0123456789"), limit=10)
+    with pytest.raises(LocalError, match="no known form"):
+        frames.decode(b"\x91" * 100_000, Either)
 
 
 def test_frames_over_a_socket_pair() -> None:
     left, right = socket.socketpair()
     with left, right:
-        frames.write_frame(left, {"op": "x", "data": b"\0" * 1000})
-        assert frames.read_frame(right) == {"op": "x", "data": b"\0" * 1000}
-        left.sendall(frames.pack({"a": 1})[:-1])
+        message = Put(b"\0" * 1000)
+        left.sendall(frames.encode(message))
+        body = frames.read_frame(right)
+        assert body is not None
+        assert frames.decode(body, Put) == message
+        left.sendall(frames.encode(message)[:-1])
         left.close()
         with pytest.raises(LocalError, match="ends within its body"):
             frames.read_frame(right)

@@ -21,6 +21,7 @@ from torch import Tensor
 from node.workers import learner as learners
 from node.workers import row_layout, sharding, torchrun
 from node.workers import trainer_files as checkpoints
+from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainStep
 from node.workers.child_process import Worker, WorkerError, open_worker
 from node.workers.learner import Learner, Sample, make_policy
 from node.workers.model import read_config
@@ -30,7 +31,7 @@ from node.workers.trainer_child import _fill
 from node.workers.weight_files import checksum
 from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, samples
-from tests.node.workers.test_trainer_child import FIELDS, loaded, publish, step, submission
+from tests.node.workers.test_trainer_child import loaded, publish, step, submission
 
 CPU = torch.device("cpu")
 
@@ -64,9 +65,10 @@ async def gone(pids: list[int]) -> None:
                 os.close(descriptor)
 
 
-async def train(worker: Worker, folder: Path, name: str, files: list[str]) -> dict[str, Any]:
-    output, checkpoint = folder / name, folder / f"{name}.state"
-    return await worker.call("train", timeout=300, submissions=files, output=str(output), checkpoint=str(checkpoint))
+async def train(worker: Worker, folder: Path, name: str, files: list[str]) -> Trained:
+    answer = await worker.call(TrainStep(files, str(folder / name), str(folder / f"{name}.state")), timeout=300)
+    assert isinstance(answer, Trained)
+    return answer
 
 
 async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
@@ -87,16 +89,13 @@ async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
         launched=True,
         arguments=[str(meet)],
     ) as worker:
-        config = str(tmp_path / "config.json")
-        told = await worker.call("configure", timeout=300, config=config, recipe=FIELDS)
-        assert told["processes"] == 2
-        first = {"manifest": str(manifest), "weights": str(whole), "checkpoint": None}
-        value = (await worker.call("load", timeout=300, **first))["checksum"]
-        assert value == checksum(made)
+        ready = await worker.call(ConfigureTrainer(str(tmp_path / "config.json"), RECIPE_SMALL), timeout=300)
+        assert ready.processes == 2
+        assert await worker.call(LoadTraining(str(manifest), str(whole)), timeout=300) == checksum(made)
 
         answer = await train(worker, tmp_path, "two", files[:2])
         for name in ("loss", "grad_norm", "ratio_mean", "importance_mean", "entropy", "tokens", "trained"):
-            assert answer["metrics"][name] == pytest.approx(expected["metrics"][name], rel=1e-5), name
+            assert answer.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-5), name
         one, two = load_file(state), load_file(tmp_path / "two.state")
         assert one.keys() == two.keys()
         for name, tensor in one.items():
@@ -110,13 +109,11 @@ async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
         # What one process saved, two go on from, and what two saved, they go on from exactly.
         onwards = await train(worker, tmp_path, "three", files[2:])
         middle = publish(answer, tmp_path / "two")
-        again = {"manifest": str(middle), "weights": str(tmp_path / "two"), "checkpoint": str(tmp_path / "two.state")}
-        await worker.call("load", timeout=300, **again)
-        assert (await train(worker, tmp_path, "again", files[2:]))["checksum"] == onwards["checksum"]
+        again = LoadTraining(str(middle), str(tmp_path / "two"), str(tmp_path / "two.state"))
+        await worker.call(again, timeout=300)
+        assert (await train(worker, tmp_path, "again", files[2:])).checksum == onwards.checksum
         assert (tmp_path / "again.state").read_bytes() == (tmp_path / "three.state").read_bytes()
-        await worker.call(
-            "load", timeout=300, manifest=str(publish(expected, after)), weights=str(after), checkpoint=state
-        )
+        await worker.call(LoadTraining(str(publish(expected, after)), str(after), state), timeout=300)
 
         pids = ranks(worker.pid)
         os.kill(pids[1], signal.SIGKILL)

@@ -11,43 +11,45 @@ from typing import Any
 
 import pytest
 
-from node.workers import tracker_child
 from node.workers.child_loop import UserError
+from node.workers.child_messages import (
+    FinishTracker,
+    LogRows,
+    OpenTracker,
+    TensorBoardFolder,
+    TrackerRow,
+    WandBRun,
+)
 from node.workers.child_process import WorkerError, open_worker
+from node.workers.tracker_child import TrackerChild
 
 BLOCK = 32768
-ROWS: list[dict[str, Any]] = [
-    {"time": 1000.5, "kind": "step", "version": 1, "loss": 0.5, "reward": 0.25, "word": "x", "nothing": None},
-    {"time": 1002.5, "kind": "step", "version": 2, "loss": 0.25, "reward": 0.5},
-    {"time": 1003.0, "kind": "eval", "version": 2, "task": "sums", "pass_rate": 0.75, "greedy": 0},
-    {"time": 1004.0, "kind": "node", "version": -1, "peers": 3},
+ROWS = [
+    TrackerRow("step", 1000.5, 1, {"step/loss": 0.5, "step/reward": 0.25}),
+    TrackerRow("step", 1002.5, 2, {"step/loss": 0.25, "step/reward": 0.5}),
+    TrackerRow("eval", 1003.0, 2, {"eval/sums/pass_rate": 0.75, "eval/sums/greedy": 0.0}),
+    TrackerRow("node", 1004.0, -1, {"node/peers": 3.0}),
 ]
 
 
-def test_a_rows_numbers_are_scalars() -> None:
-    assert list(tracker_child.scalars(ROWS[0])) == [("step/loss", 0.5), ("step/reward", 0.25)]
-    assert list(tracker_child.scalars(ROWS[2])) == [("eval/sums/pass_rate", 0.75), ("eval/sums/greedy", 0.0)]
-    assert list(tracker_child.scalars({"kind": "a", "flag": True})) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "options"), [("tensorboard", {}), ("wandb", {"project": "p", "name": "n", "run": "r", "config": {}})]
-)
-def test_a_library_that_is_missing_is_told_with_its_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_library_that_is_missing_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for module in ("wandb", "tensorboard", "tensorboard.compat.proto", "tensorboard.summary.writer.event_file_writer"):
         monkeypatch.setitem(sys.modules, module, None)
+    folder = str(tmp_path / "out")
+    wanted = TensorBoardFolder(folder) if name == "tensorboard" else WandBRun(folder, "p", "n", "r", {})
     with pytest.raises(UserError, match=rf"{name} cannot be used .*: pip install 'farflung\[{name}\]'"):
-        tracker_child.operations()["open"](tracker=name, folder=str(tmp_path / "out"), **options)
+        TrackerChild().open(OpenTracker(wanted))
     assert not (tmp_path / "out").exists()
 
 
 async def test_tensorboards_own_reader_finds_every_scalar(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     async with open_worker("node.workers.tracker_child", name="tensorboard") as worker:
-        await worker.call("open", timeout=60, tracker="tensorboard", folder=str(tmp_path / "a" / "b"))
-        await worker.call("log", timeout=60, rows=ROWS)
+        await worker.call(OpenTracker(TensorBoardFolder(str(tmp_path / "a" / "b"))), timeout=60)
+        await worker.call(LogRows(ROWS), timeout=60)
         # It is on the disk already: a child that is killed now has lost nothing.
     found = reader.EventAccumulator(str(tmp_path / "a" / "b"))
     found.Reload()
@@ -65,7 +67,7 @@ async def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     async with open_worker("node.workers.tracker_child", name="tensorboard") as worker:
         with pytest.raises(WorkerError, match=r"file/b: cannot be written \(Not a directory\)") as caught:
-            await worker.call("open", timeout=60, tracker="tensorboard", folder=str(tmp_path / "file" / "b"))
+            await worker.call(OpenTracker(TensorBoardFolder(str(tmp_path / "file" / "b"))), timeout=60)
         assert caught.value.kind == "user"
 
 
@@ -91,10 +93,10 @@ async def test_weights_and_biases_offline_has_every_row(tmp_path: Path) -> None:
 
     environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path / "home")}
     async with open_worker("node.workers.tracker_child", name="wandb", environment=environment) as worker:
-        options = {"project": "far flung", "name": "domain node", "run": "abc-def", "config": {"agent": "farflung/1"}}
-        await worker.call("open", timeout=120, tracker="wandb", folder=str(tmp_path / "out"), **options)
-        await worker.call("log", timeout=60, rows=ROWS)
-        await worker.call("finish", timeout=60)
+        run = WandBRun(str(tmp_path / "out"), "far flung", "domain node", "abc-def", {"agent": "farflung/1"})
+        await worker.call(OpenTracker(run), timeout=120)
+        await worker.call(LogRows(ROWS), timeout=60)
+        await worker.call(FinishTracker(), timeout=60)
     (file,) = (tmp_path / "out").rglob("*.wandb")
     history: list[dict[str, Any]] = []
     project = set()

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from node.workers.child_loop import UserError
+from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainingStopped, TrainStep
 from node.workers.child_process import WorkerError, open_worker
 from node.workers.learner import Sample
 from node.workers.model import CausalLM
@@ -18,8 +18,6 @@ from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Group, Response, Submission
 from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, samples
-
-FIELDS = {name: getattr(RECIPE_SMALL, name) for name in RECIPE_SMALL.__slots__}
 
 
 def submission(directory: Path, name: str, groups: list[Sample]) -> str:
@@ -48,21 +46,23 @@ def submission(directory: Path, name: str, groups: list[Sample]) -> str:
 
 def loaded(directory: Path, manifest: Path, whole: Path, checkpoint: str | None = None) -> Trainer:
     made = Trainer()
-    made.configure(str(directory / "config.json"), FIELDS)
-    made.load(str(manifest), str(whole), checkpoint)
+    made.configure(ConfigureTrainer(str(directory / "config.json"), RECIPE_SMALL))
+    made.load(LoadTraining(str(manifest), str(whole), checkpoint))
     return made
 
 
-def publish(answer: dict[str, Any], whole: Path) -> Path:
+def publish(answer: Trained, whole: Path) -> Path:
     """Write the manifest that the daemon would make of a step's answer."""
     manifest = whole.with_suffix(".manifest")
-    manifest.write_bytes(Manifest.of_file(answer["tensors"], whole.read_bytes(), answer["checksum"]).encode())
+    manifest.write_bytes(Manifest.of_file(answer.tensors, whole.read_bytes(), answer.checksum).encode())
     return manifest
 
 
-def step(made: Trainer, directory: Path, number: int, files: list[str]) -> tuple[dict[str, Any], Path, str]:
+def step(made: Trainer, directory: Path, number: int, files: list[str]) -> tuple[Trained, Path, str]:
     whole, checkpoint = directory / f"v{number}", str(directory / f"c{number}")
-    return made.train(files, str(whole), checkpoint), whole, checkpoint
+    answer = made.train(TrainStep(files, str(whole), checkpoint))
+    assert isinstance(answer, Trained)
+    return answer, whole, checkpoint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -76,17 +76,17 @@ def test_resuming_is_exact(tmp_path: Path, dtype: torch.dtype) -> None:
         answer, after, checkpoint = step(first, tmp_path, number, files[2 * number : 2 * number + 2])
         if number == 1:
             middle = (publish(answer, after), after, checkpoint)
-    assert answer["metrics"]["updates"] == 6
-    assert {row[1] for row in answer["tensors"]} == {"F32" if dtype == torch.float32 else "BF16"}
+    assert answer.metrics["updates"] == 6
+    assert {row[1] for row in answer.tensors} == {"F32" if dtype == torch.float32 else "BF16"}
 
     second = loaded(tmp_path, *middle)
     again, other, _ = step(second, tmp_path, 9, files[4:])
     assert other.read_bytes() == after.read_bytes()
-    assert again["checksum"] == answer["checksum"]
+    assert again.checksum == answer.checksum
     assert (tmp_path / "c9").read_bytes() == (tmp_path / "c2").read_bytes()
 
     fresh = CausalLM(made.config)
-    assert load_into(fresh, map_whole(read_manifest(publish(answer, after)), after)) == answer["checksum"]
+    assert load_into(fresh, map_whole(read_manifest(publish(answer, after)), after)) == answer.checksum
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     file = submission(tmp_path, "s", samples(made, 3))
     first = loaded(tmp_path, manifest, whole)
     answer, after, checkpoint = step(first, tmp_path, 0, [file])
-    assert answer["metrics"]["trained"] > 0
+    assert answer.trained > 0
     with pytest.raises(UserError, match="belongs to another version"):
         loaded(tmp_path, manifest, whole, checkpoint)
     Path(checkpoint).write_bytes(Path(checkpoint).read_bytes()[:-10])
@@ -111,16 +111,16 @@ def test_a_step_that_is_not_finite_writes_nothing(tmp_path: Path) -> None:
     file = submission(tmp_path, "s", samples(healthy, 3))
     manifest, whole = small.store(made, tmp_path)
     broken = loaded(tmp_path, manifest, whole)
-    answer, _, _ = step(broken, tmp_path, 0, [file])
-    assert answer.keys() == {"stopped"}
-    assert "not finite" in answer["stopped"]
+    answer = broken.train(TrainStep([file], str(tmp_path / "v0"), str(tmp_path / "c0")))
+    assert isinstance(answer, TrainingStopped)
+    assert "not finite" in answer.reason
     assert not (tmp_path / "v0").exists()
     assert not (tmp_path / "c0").exists()
     with pytest.raises(LocalError, match="the last good one must be loaded again"):
         step(broken, tmp_path, 0, [file])
     good = small.store(healthy, tmp_path, "good")
-    broken.load(*map(str, good))
-    assert step(broken, tmp_path, 0, [file])[0]["metrics"]["trained"] > 0
+    broken.load(LoadTraining(str(good[0]), str(good[1])))
+    assert step(broken, tmp_path, 0, [file])[0].trained > 0
 
 
 def test_a_lost_submission_is_named_and_harms_nothing(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_lost_submission_is_named_and_harms_nothing(tmp_path: Path) -> None:
     file = submission(tmp_path, "s", samples(made, 3))
     with pytest.raises(UserError, match=r"cannot read the submission .*lost"):
         step(working, tmp_path, 0, [file, str(tmp_path / "lost")])
-    assert step(working, tmp_path, 0, [file])[0]["metrics"]["trained"] > 0
+    assert step(working, tmp_path, 0, [file])[0].trained > 0
 
 
 async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
@@ -140,14 +140,12 @@ async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
     here = loaded(tmp_path, manifest, whole)
     answer, after, _ = step(here, tmp_path, 0, [file])
     async with open_worker("node.workers.trainer_child", name="trainer") as worker:
-        config = str(tmp_path / "config.json")
-        await worker.call("configure", timeout=60, config=config, tokenizer="", recipe=FIELDS, threads=1)
+        await worker.call(ConfigureTrainer(str(tmp_path / "config.json"), RECIPE_SMALL), timeout=60)
         with pytest.raises(WorkerError, match="no version loaded"):
-            await worker.call("train", timeout=60, submissions=[file], output="x", checkpoint="y")
-        await worker.call("load", timeout=60, manifest=str(manifest), weights=str(whole), checkpoint=None)
+            await worker.call(TrainStep([file], "x", "y"), timeout=60)
+        await worker.call(LoadTraining(str(manifest), str(whole)), timeout=60)
         output = tmp_path / "child"
-        told = await worker.call(
-            "train", timeout=60, submissions=[file], output=str(output), checkpoint=str(tmp_path / "child-state")
-        )
-    assert told["checksum"] == answer["checksum"]
+        trained = await worker.call(TrainStep([file], str(output), str(tmp_path / "child-state")), timeout=60)
+    assert isinstance(trained, Trained)
+    assert trained.checksum == answer.checksum
     assert output.read_bytes() == after.read_bytes()

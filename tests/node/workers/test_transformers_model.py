@@ -17,8 +17,10 @@ from torch import Tensor
 from node.workers import engine_child, forger_zoo, row_layout, sharding, transformers_model, weight_files
 from node.workers.architectures import build, read_config
 from node.workers.child_loop import UserError
+from node.workers.child_messages import ConvertedModel, ConvertModel
 from node.workers.learner import make_policy
 from node.workers.model import LanguageModel
+from node.workers.model_conversion import convert
 from node.workers.policy import Policy
 from node.workers.trainer_child import _fill
 from protocol.weights.manifest import Manifest
@@ -61,25 +63,25 @@ def write(folder: Path, name: str) -> Any:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, Any]]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, ConvertedModel]:
     """A folder, the library's model, and what conversion of the folder found."""
     folder = tmp_path_factory.mktemp(request.param)
     library = write(folder, request.param)
-    return folder, library, weight_files.convert(str(folder), str(folder / "whole"))
+    return folder, library, convert(ConvertModel(str(folder), str(folder / "whole")))
 
 
-def version(folder: Path, found: dict[str, Any]) -> dict[str, Tensor]:
-    manifest = Manifest.of_file(found["tensors"], (folder / "whole").read_bytes(), found["checksum"])
+def version(folder: Path, found: ConvertedModel) -> dict[str, Tensor]:
+    manifest = Manifest.of_file(found.tensors, (folder / "whole").read_bytes(), found.checksum)
     return weight_files.map_whole(manifest, folder / "whole")
 
 
-def loaded(folder: Path, found: dict[str, Any]) -> LanguageModel:
+def loaded(folder: Path, found: ConvertedModel) -> LanguageModel:
     made = build(read_config(folder / "config.json"))
-    assert weight_files.load_into(made, version(folder, found)) == found["checksum"]
+    assert weight_files.load_into(made, version(folder, found)) == found.checksum
     return made
 
 
-def test_what_is_published_loads_in_transformers_again(case: tuple[Path, Any, dict[str, Any]], tmp_path: Path) -> None:
+def test_what_is_published_loads_in_transformers_again(case: tuple[Path, Any, ConvertedModel], tmp_path: Path) -> None:
     folder, library, found = case
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     tensors = version(folder, found)
@@ -93,7 +95,7 @@ def test_what_is_published_loads_in_transformers_again(case: tuple[Path, Any, di
     assert torch.equal(again.eval()(line).logits, library(line).logits)
 
 
-def test_what_is_generated_replays_exactly(case: tuple[Path, Any, dict[str, Any]]) -> None:
+def test_what_is_generated_replays_exactly(case: tuple[Path, Any, ConvertedModel]) -> None:
     folder, _, found = case
     made = loaded(folder, found)
     claims = small.written(made, small.prompts(made.config, 3))
@@ -103,7 +105,7 @@ def test_what_is_generated_replays_exactly(case: tuple[Path, Any, dict[str, Any]
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_packed_rows_train_as_sequences_alone_do(case: tuple[Path, Any, dict[str, Any]], recompute: bool) -> None:
+def test_packed_rows_train_as_sequences_alone_do(case: tuple[Path, Any, ConvertedModel], recompute: bool) -> None:
     folder, library, found = case
     made = loaded(folder, found)
     made.recompute = recompute
@@ -137,14 +139,14 @@ def single() -> Iterator[sharding.Group]:
 
 
 def test_a_sharded_policy_in_bfloat16_is_the_model_that_generates(
-    case: tuple[Path, Any, dict[str, Any]], single: sharding.Group
+    case: tuple[Path, Any, ConvertedModel], single: sharding.Group
 ) -> None:
     folder, _, found = case
     tensors = version(folder, found)
     plain = loaded(folder, found).to(torch.bfloat16)
     policy = make_policy(plain.config, RECIPE_SMALL, single, torch.bfloat16)
     _fill(single, policy, tensors)
-    assert single.checksum(policy.model.parameters()) == found["checksum"]
+    assert single.checksum(policy.model.parameters()) == found.checksum
     (packed,) = row_layout.pack([row_layout.Group([5, 6, 7], [[8, 9], [10, 11, 12]])])
     torch.testing.assert_close(policy(packed), Policy(plain, 1.0)(packed), rtol=0, atol=1e-3)
     policy(packed, lambda logprobs, spread, _: -logprobs.sum()).backward()
@@ -170,7 +172,7 @@ def test_a_sharded_policy_in_bfloat16_is_the_model_that_generates(
 def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path, raw: dict[str, Any], line: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=line):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -179,13 +181,13 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     del tensors["lm_head.bias"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"do not fit the model's configuration: lm_head.bias and 0 more tensors"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     save_file({name: value.double() for name, value in tensors.items()}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="there are tensors of F64"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no \.safetensors file"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
 
 def test_a_class_that_ignores_the_mask_or_adds_to_the_logits_is_found_out(
@@ -198,14 +200,14 @@ def test_a_class_that_ignores_the_mask_or_adds_to_the_logits_is_found_out(
         with pytest.raises(
             UserError, match="this phi model cannot be verified: generating with a cache moves its logits"
         ):
-            weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+            convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
     def blind(self: Any, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Any = None) -> Tensor:
         return forward(self, tokens, positions, mask if cache is not None else None, cache)
 
     monkeypatch.setattr(transformers_model.Foreign, "forward", blind)
     with pytest.raises(UserError, match="cannot be verified: packing sequences into rows moves its logits"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     assert not (tmp_path / "whole").exists()
 
 
@@ -215,7 +217,7 @@ def test_a_class_without_masks_of_four_dimensions_is_refused(tmp_path: Path) -> 
     )
     transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="this bloom model takes no mask of four dimensions"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
 
 
 def test_how_long_sequences_may_be(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_how_long_sequences_may_be(tmp_path: Path) -> None:
     assert positions({**phi3, "rope_parameters": longrope}) == 128
 
 
-def test_weights_can_be_calibrated_on(case: tuple[Path, Any, dict[str, Any]]) -> None:
+def test_weights_can_be_calibrated_on(case: tuple[Path, Any, ConvertedModel]) -> None:
     """Copies in other precisions and without layers are models of their own; the original stays as it is."""
     folder, _, found = case
     made = loaded(folder, found)

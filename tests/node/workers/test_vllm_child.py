@@ -8,18 +8,27 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from node.starter.defaults import RECIPE
+from node.workers.child_messages import (
+    Benchmark,
+    ConfigureEngine,
+    CountRewritten,
+    EncodePrompts,
+    GenerateGroups,
+    LoadVersion,
+    WrittenGroups,
+)
 from node.workers.engine_child import TorchEngine
 from node.workers.model import CausalLM
 from node.workers.weight_files import checksum, read_manifest
-from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
+from proofs.checks import GroupReplay
+from protocol.domain import Recipe
 from tests.node.workers import small, vllm_child
-from tests.node.workers.test_engine_child import exact
+from tests.node.workers.test_engine_child import claims_of, exact
 from tests.node.workers.vllm_child import INSTALLED, REASON, TINY_LLAMA, TINY_QWEN, Child, configure, folder, load
 
 pytestmark = [
@@ -33,26 +42,21 @@ PROMPTS = [f"State the final answer to the following arithmetic problem: {a} + 1
 SEEDS = small.seeds(len(PROMPTS))
 
 
-def fields(recipe: Any) -> dict[str, Any]:
-    return {name: getattr(recipe, name) for name in recipe.__slots__}
+ASKED = GenerateGroups(PROMPTS, SEEDS)
 
 
-def replayed(path: Path, recipe: Any, made: dict[str, Any], name: str = "version") -> list[GroupReplay]:
+def replayed(path: Path, recipe: Recipe, made: WrittenGroups, name: str = "version") -> list[GroupReplay]:
     """What the torch engine measures of groups that vLLM wrote."""
     torch_engine = TorchEngine()
-    torch_engine.configure(str(path / "config.json"), str(path / "tokenizer.json"), fields(recipe))
-    torch_engine.load(str(path / f"{name}.manifest"), str(path / f"{name}.raw"))
-    claims = [
-        {**group, "seed": seed, "responses": [one[:3] for one in group["responses"]]}
-        for group, seed in zip(made["groups"], SEEDS, strict=True)
-    ]
-    found = torch_engine.replay(claims, FLOAT32_THRESHOLDS.deficit_clip)
-    assert found["texts"] == [[one[3] for one in group["responses"]] for group in made["groups"]]
-    return [GroupReplay(*row) for row in found["groups"]]
+    torch_engine.configure(ConfigureEngine(str(path / "config.json"), str(path / "tokenizer.json"), recipe))
+    torch_engine.load(LoadVersion(str(path / f"{name}.manifest"), str(path / f"{name}.raw")))
+    found = torch_engine.replay(claims_of(made, SEEDS))
+    assert [group.texts for group in found] == [[one.text for one in group.responses] for group in made.groups]
+    return [group.found for group in found]
 
 
-def tokens(made: dict[str, Any]) -> list[list[bytes]]:
-    return [[one[0] for one in group["responses"]] for group in made["groups"]]
+def tokens(made: WrittenGroups) -> list[list[bytes]]:
+    return [[one.tokens for one in group.responses] for group in made.groups]
 
 
 @pytest.fixture(scope="module")
@@ -69,37 +73,36 @@ def llama(work: Path) -> CausalLM:
 def plain(work: Path, llama: CausalLM) -> Iterator[Child]:
     """One child with room for all sequences, for many tests."""
     with vllm_child.running(work / "cache") as child:
-        assert configure(child, work / "llama", fields(PLAIN))["checksum"] == checksum(llama)
+        assert configure(child, work / "llama", PLAIN) == checksum(llama)
         yield child
 
 
 def test_what_vllm_writes_replays_exactly_on_torch(plain: Child, work: Path) -> None:
-    made = plain.call("generate", prompts=PROMPTS, seeds=SEEDS)
-    assert [group["prompt"] for group in made["groups"]] == plain.call("encode", prompts=PROMPTS)["tokens"]
+    made = plain.call(ASKED)
+    assert [group.prompt for group in made.groups] == plain.call(EncodePrompts(PROMPTS))
     assert exact(replayed(work / "llama", PLAIN, made))
-    lengths = [len(one[0]) // 4 for group in made["groups"] for one in group["responses"]]
-    assert made["tokens"] == sum(lengths)
+    lengths = [len(one.tokens) // 4 for group in made.groups for one in group.responses]
+    assert made.tokens == sum(lengths)
     assert min(lengths) < 40 == max(lengths)
-    assert plain.call("benchmark")["tokens_per_second"] > 0
+    assert plain.call(Benchmark()) > 0
 
 
 def test_a_result_does_not_depend_on_the_batch(plain: Child) -> None:
-    together = tokens(plain.call("generate", prompts=PROMPTS, seeds=SEEDS))
-    assert tokens(plain.call("generate", prompts=PROMPTS[::-1], seeds=SEEDS[::-1]))[::-1] == together
-    assert tokens(plain.call("generate", prompts=PROMPTS[3:4], seeds=SEEDS[3:4])) == together[3:4]
+    together = tokens(plain.call(ASKED))
+    assert tokens(plain.call(GenerateGroups(PROMPTS[::-1], SEEDS[::-1])))[::-1] == together
+    assert tokens(plain.call(GenerateGroups(PROMPTS[3:4], SEEDS[3:4]))) == together[3:4]
 
 
 def test_a_reload_changes_everything_and_nothing_stays_behind(plain: Child, work: Path, llama: CausalLM) -> None:
     path = work / "llama"
-    before = tokens(plain.call("generate", prompts=PROMPTS, seeds=SEEDS))
+    before = tokens(plain.call(ASKED))
     other = small.model(llama.config, seed=5)
     small.store(other, path, "other")
     small.store(other, path, "rounded", torch.bfloat16)
     resident = []
     for name in ("other", "rounded", "other", "rounded", "version"):
-        answer = load(plain, path, name)
-        assert answer["checksum"] == read_manifest(path / f"{name}.manifest").checksum
-        made = plain.call("generate", prompts=PROMPTS, seeds=SEEDS)
+        assert load(plain, path, name) == read_manifest(path / f"{name}.manifest").checksum
+        made = plain.call(ASKED)
         # Prompts are the same, so keys and values that stayed in the prefix cache would show.
         assert exact(replayed(path, PLAIN, made, name))
         assert (tokens(made) == before) == (name == "version")
@@ -113,11 +116,11 @@ def test_chunked_prompts_and_preemption_change_nothing(work: Path, llama: Causal
     folder(path, TINY_QWEN, seed=4)
     with vllm_child.running(work / "cache") as child:
         block = 2 * 2 * 2 * 32 * 4 * 32  # keys and values, layers, heads, head size, bytes, tokens
-        configure(child, path, fields(SHARP), cache_bytes=10 * block, max_batched_tokens=24)
-        made = child.call("generate", prompts=PROMPTS, seeds=SEEDS)
-        assert child.call("rewritten")["rewritten"] > len(PROMPTS)
+        configure(child, path, SHARP, cache_bytes=10 * block, max_batched_tokens=24)
+        made = child.call(ASKED)
+        assert child.call(CountRewritten()) > len(PROMPTS)
     assert exact(replayed(path, SHARP, made))
-    assert made["tokens"] < 40 * 4 * len(PROMPTS)
+    assert made.tokens < 40 * 4 * len(PROMPTS)
 
 
 def test_a_load_that_leaves_tensors_out_shows_in_the_checksum(work: Path, llama: CausalLM) -> None:
@@ -125,22 +128,22 @@ def test_a_load_that_leaves_tensors_out_shows_in_the_checksum(work: Path, llama:
     other = small.model(llama.config, seed=6)
     small.store(other, path, "third")
     with vllm_child.running(work / "cache", "tests.node.workers.vllm_child") as child:
-        assert configure(child, path, fields(PLAIN))["checksum"] == checksum(llama)
-        assert load(child, path, "third")["checksum"] != checksum(other)
+        assert configure(child, path, PLAIN) == checksum(llama)
+        assert load(child, path, "third") != checksum(other)
 
 
 def test_tensor_parallel_ranks_agree_and_die_together(work: Path, llama: CausalLM) -> None:
     path = work / "llama"
     with vllm_child.running(work / "cache") as child:
-        assert configure(child, path, fields(PLAIN), tensor_parallel=2)["checksum"] == checksum(llama)
-        made = child.call("generate", prompts=PROMPTS, seeds=SEEDS)
+        assert configure(child, path, PLAIN, tensor_parallel=2) == checksum(llama)
+        made = child.call(ASKED)
         assert exact(replayed(path, PLAIN, made))
         group = members(child.pid)
         assert len(group) >= 3
         workers = [pid for pid in group if pid != child.pid and "VLLM" in Path(f"/proc/{pid}/comm").read_text()]
         os.kill(workers[-1], signal.SIGKILL)
         with pytest.raises((EOFError, ConnectionResetError)):
-            child.call("generate", prompts=PROMPTS, seeds=SEEDS)
+            child.call(ASKED)
         os.killpg(child.pid, signal.SIGKILL)
         deadline = time.monotonic() + 10
         while members(child.pid) and time.monotonic() < deadline:
@@ -166,9 +169,9 @@ def test_what_cannot_be_is_refused_in_one_line(work: Path) -> None:
     folder(path, {**TINY_LLAMA, "head_dim": 12})
     with vllm_child.running(work / "cache") as child:
         with pytest.raises(RuntimeError, match="no attention for heads of 12 on a CPU: set engine to torch"):
-            configure(child, path, fields(PLAIN))
+            configure(child, path, PLAIN)
         with pytest.raises(RuntimeError, match="tensor_parallel 3 does not divide the model's 2 key-value heads"):
-            configure(child, path, fields(PLAIN), tensor_parallel=3)
+            configure(child, path, PLAIN, tensor_parallel=3)
         folder(path, {**TINY_QWEN, "head_dim": 64})
         with pytest.raises(RuntimeError, match="vLLM's qwen2 takes heads to be of 32, not of 64: set engine to torch"):
-            configure(child, path, fields(PLAIN))
+            configure(child, path, PLAIN)

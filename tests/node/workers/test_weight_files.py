@@ -10,7 +10,9 @@ from safetensors.torch import save_file
 
 from node.workers import weight_files
 from node.workers.child_loop import UserError
+from node.workers.child_messages import ConvertModel
 from node.workers.model import CausalLM
+from node.workers.model_conversion import convert
 from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN
@@ -48,7 +50,7 @@ def test_tensors_behind_an_odd_offset(tmp_path: Path) -> None:
     path = tmp_path / "odd"
     tensors = {"a": torch.tensor([1.5, 2.5, -3.5], dtype=torch.bfloat16), "b": torch.tensor([[7.25]])}
     weight_files.write_whole(tensors.values(), path)
-    manifest = Manifest.of_file(weight_files.layout(tensors), path.read_bytes(), 1)  # type: ignore[arg-type]
+    manifest = Manifest.of_file(weight_files.layout(tensors), path.read_bytes(), 1)
     mapped = weight_files.map_whole(manifest, path)
     assert mapped["b"].tolist() == [[7.25]]
     assert mapped["a"].tolist() == [1.5, 2.5, -3.5]
@@ -112,12 +114,11 @@ def test_convert_a_hugging_face_directory(tmp_path: Path, raw: dict[str, Any]) -
     names = sorted(tensors)
     save_file({name: tensors[name] for name in names[::2]}, tmp_path / "model-1.safetensors")
     save_file({name: tensors[name] for name in names[1::2]}, tmp_path / "model-2.safetensors")
-    found = weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
-    assert found["architecture"] == raw["model_type"]
-    assert found["checksum"] == weight_files.checksum(made)
-    rows: Any = found["tensors"]
-    assert [row[0] for row in rows] == sorted(dict(made.named_parameters()))
-    manifest = Manifest.of_file(rows, (tmp_path / "whole").read_bytes(), weight_files.checksum(made))
+    found = convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
+    assert found.architecture == raw["model_type"]
+    assert found.checksum == weight_files.checksum(made)
+    assert [row[0] for row in found.tensors] == sorted(dict(made.named_parameters()))
+    manifest = Manifest.of_file(found.tensors, (tmp_path / "whole").read_bytes(), weight_files.checksum(made))
     other = CausalLM(made.config)
     assert weight_files.load_into(other, weight_files.map_whole(manifest, tmp_path / "whole")) == manifest.checksum
 
@@ -125,13 +126,13 @@ def test_convert_a_hugging_face_directory(tmp_path: Path, raw: dict[str, Any]) -
 def test_convert_refuses_what_does_not_fit(tmp_path: Path) -> None:
     made = small.model(small.config(tmp_path))
     with pytest.raises(UserError, match=r"no .safetensors file"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"cannot read .*model.safetensors"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     tensors = {name: value.detach().clone() for name, value in made.named_parameters()}
     tensors["model.norm.weight"] = tensors["model.norm.weight"].double()
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="float64"):
-        weight_files.convert(str(tmp_path), str(tmp_path / "whole"))
+        convert(ConvertModel(str(tmp_path), str(tmp_path / "whole")))
     assert not (tmp_path / "whole").exists()

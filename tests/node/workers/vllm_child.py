@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from safetensors.torch import save_file
 from torch import Tensor
 
 from node.workers import child_loop, frames, vllm_start, weight_files
+from node.workers.child_messages import ConfigureEngine, LoadVersion
 from node.workers.child_process import child_environment
+from node.workers.frames import Answer, CallAnswered, CallFailed, ChildRequest
 from node.workers.model import CausalLM
+from protocol.domain import Recipe
 from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN, STARTER
@@ -41,16 +45,17 @@ class Child:
         self.pid = process.pid
         self._connection = connection
 
-    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """The answer of an operation; raises ``RuntimeError`` with its error, ``EOFError`` where the child is gone."""
-        frames.write_frame(self._connection, {"op": op, **arguments})
-        answer = frames.read_frame(self._connection)
-        if answer is None:
-            raise EOFError(op)
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        found: dict[str, Any] = answer["ok"]
-        return found
+    def call(self, request: ChildRequest[Answer]) -> Answer:
+        """The answer; raises ``RuntimeError`` with the child's error, ``EOFError`` where it is gone."""
+        self._connection.sendall(frames.encode(request))
+        body = frames.read_frame(self._connection)
+        if body is None:
+            raise EOFError(frames.operation_of(type(request)))
+        answered: Any = CallAnswered[frames.answer_type(type(request))]  # type: ignore[misc]
+        answer: CallAnswered[Answer] | CallFailed = frames.decode(body, answered | CallFailed)
+        if isinstance(answer, CallFailed):
+            raise RuntimeError(answer.error)
+        return answer.answer
 
 
 @contextmanager
@@ -87,34 +92,36 @@ def folder(path: Path, raw: dict[str, Any], seed: int = 0) -> CausalLM:
     return made
 
 
-def configure(engine: Child, path: Path, recipe: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Configure ``engine`` with the model in ``path`` and load its version."""
-    engine.call(
-        "configure", config=str(path / "config.json"), tokenizer=str(path / "tokenizer.json"), recipe=recipe, **options
-    )
+def configure(engine: Child, path: Path, recipe: Recipe, **options: int) -> int:
+    """Configure ``engine`` with the model in ``path`` and load its version; the checksum."""
+    files = str(path / "config.json"), str(path / "tokenizer.json")
+    engine.call(msgspec.structs.replace(ConfigureEngine(*files, recipe), **options))
     return load(engine, path)
 
 
-def load(engine: Child, path: Path, name: str = "version") -> dict[str, Any]:
+def load(engine: Child, path: Path, name: str = "version") -> int:
     """Load a version that lies in ``path``."""
-    return engine.call("load", manifest=str(path / f"{name}.manifest"), weights=str(path / f"{name}.raw"))
+    return engine.call(LoadVersion(str(path / f"{name}.manifest"), str(path / f"{name}.raw")))
 
 
-def _operations() -> dict[str, child_loop.Operation]:
-    from node.workers import vllm_child  # only where vLLM is
+def _operations() -> list[child_loop.Operation]:
+    from node.workers.vllm_child import VllmEngine  # only where vLLM is
 
-    found = vllm_child.operations()
     whole = weight_files.map_whole
 
     def part(manifest: Manifest, path: Path) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in whole(manifest, path).items() if LEFT_OUT not in name}
 
-    def load(**arguments: Any) -> dict[str, Any]:
-        answer = found["load"](**arguments)
-        weight_files.map_whole = part  # from the second load on
-        return answer
+    class Forgetful(VllmEngine):
+        """Loads a part only, from the second load on."""
 
-    return {**found, "load": load}
+        def load(self, request: LoadVersion) -> int:
+            checksum: int = super().load(request)
+            weight_files.map_whole = part
+            return checksum
+
+    operations: list[child_loop.Operation] = Forgetful().operations()
+    return operations
 
 
 if __name__ == "__main__":
