@@ -144,21 +144,20 @@ class Parts:
         self.roles = RoleManager(node, self.own, self.presences, self._lives() if lives is None else lives)
         self.elector = ElectorPart(node, self.sync, TermWatch(node, self.presences))
         self.pulls = Pulls(node, self.weights)
-        self.control = ControlSocket(
-            Panel(
-                node,
-                self.own,
-                self.presences,
-                self.versions,
-                self.weights,
-                self.bulk,
-                self.pool,
-                self.pulls,
-                self.elector,
-                self.bench.evaluations,
-                stop,
-            )
+        self.panel = Panel(
+            node,
+            self.own,
+            self.presences,
+            self.versions,
+            self.weights,
+            self.bulk,
+            self.pool,
+            self.pulls,
+            self.elector,
+            self.bench.evaluations,
+            stop,
         )
+        self.control = ControlSocket(self.panel)
         self._machinery = machinery
 
     def _lives(self) -> Lives:

@@ -6,6 +6,7 @@ Real are log, replication, elector, terms, presences, pool, weights, role manage
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from node.health.warnings import Health
 from node.log.elector import Elector
 from node.log.log_opening import load
 from node.log.replicated_log import LogService
+from node.log.replication import Handler
 from node.net.host import Peer
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
@@ -65,11 +67,28 @@ class NodePort(Port):
         self.addresses = [f"/ip4/127.0.0.1/tcp/4001/p2p/{peer_id(node)}"]
         self.learned: dict[bytes, list[str]] = {}
         self.traffic = (10, 20)
+        self._on_connect: list[Callable[[bytes], None]] = []
 
     @property
     def peers(self) -> dict[bytes, Peer]:  # type: ignore[override]  # whatever asks a plain port only looks at its keys
         """Of two nodes the one with the lower id dialled."""
         return {peer: Peer(peer, peer < self.node, 0.0, "127.0.0.1:4001") for peer in super().peers}
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int, **limits: int) -> None:
+        super().serve(protocol, handler, max_request=max_request)
+
+    def on_connect(self, callback: Callable[[bytes], None]) -> None:
+        self._on_connect.append(callback)
+
+    def join(self) -> None:
+        """Be there for others from now on, and they for it."""
+        self.network.ports[self.node] = self
+        for peer in super().peers:
+            other = self.network.ports[peer]
+            assert isinstance(other, NodePort)
+            for port, appeared in ((self, peer), (other, self.node)):
+                for callback in port._on_connect:
+                    callback(appeared)
 
     def learn(self, node: bytes, addresses: Sequence[str]) -> None:
         self.learned[node] = list(addresses)
@@ -80,6 +99,7 @@ class NodePort(Port):
 
 BY_ITSELF: Final = (PRESENCE, "following weights", ROLES, "voting")
 """The services of a node that does something; the others serve and tell."""
+CONTROL: Final = "serving the control socket"
 
 
 @dataclass
@@ -137,6 +157,26 @@ class Running:
     def steps(self) -> int:
         return len(self.node.log.ledger.steps())
 
+    @property
+    def warnings(self) -> dict[str, str]:
+        return self.node.health.warnings
+
+    def keep(self, *services: str) -> None:
+        """Have services of the node run from now on, as the daemon keeps them."""
+        found = self.parts.services()
+        self.nursery.start_soon(self.parts.keep, {name: found[name] for name in services})
+
+    async def open_control(self) -> None:
+        """Serve the control socket from now on."""
+        await self.parts.control.open()
+        self.keep(CONTROL)
+
+    async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """What the control socket answers to a request, by itself, as JSON has it."""
+        answer = await self.parts.control.answer(json.dumps({"op": op, **arguments}).encode())
+        found: dict[str, Any] = json.loads(json.dumps(answer))
+        return found
+
 
 class Cluster:
     """Nodes of one domain. "elector" is the founder and holds version 0 and the model's files.
@@ -168,8 +208,12 @@ class Cluster:
         pause_at_step: int = 0,
         known: Iterable[bytes] = (),
         join: bool = True,
+        **settings: Any,
     ) -> Running:
-        """A node whose log is replicated and whose files are served; no part of it decides anything yet."""
+        """A node whose log is replicated and whose files are served; no part of it decides anything yet.
+
+        ``settings`` are more of its configuration.
+        """
         identity: Identity = key(name)
         directory = DataDirectory(self.folder / name)
         directory.create()
@@ -179,7 +223,7 @@ class Cluster:
         port = NodePort(self.network, identity.node, self.nursery)
         logger = logging.getLogger(f"test.{name}")
         devnet = DevnetConfig(cheat=cheat, pause_at_step=pause_at_step)
-        config = Config(name=name, willing=tuple(willing), devnet=devnet)
+        config = Config(name=name, willing=tuple(willing), devnet=devnet, **settings)
         network: Any = port
         node = Node(identity, self.domain, config, directory, network, log, Health(logger), logger)
         self.boots[name] += 1
@@ -192,7 +236,7 @@ class Cluster:
         parts.serve()
         await parts.elector.open()
         await self.nursery.start(self._run, running)
-        self.network.ports[identity.node] = port
+        port.join()
         self.running[name] = running
         if fresh and join:
             await log.append(Join(identity.node, "farflung/test", name))
@@ -201,9 +245,7 @@ class Cluster:
     async def start(self, name: str, **options: Any) -> Running:
         """A node with all that it does by itself, as ``node.daemon`` runs it."""
         running = await self.node(name, **options)
-        services = running.parts.services()
-        chosen = {service: services[service] for service in BY_ITSELF}
-        running.nursery.start_soon(running.parts.keep, chosen)
+        running.keep(*BY_ITSELF)
         return running
 
     def crash(self, name: str) -> Running:
