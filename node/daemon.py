@@ -142,7 +142,8 @@ class Parts:
             self.metrics,
         )
         self.roles = RoleManager(node, self.own, self.presences, self._lives() if lives is None else lives)
-        self.elector = ElectorPart(node, self.sync, TermWatch(node, self.presences))
+        self.watch = TermWatch(node, self.presences)
+        self.elector = ElectorPart(node, self.sync, self.watch)
         self.pulls = Pulls(node, self.weights)
         self.panel = Panel(
             node,

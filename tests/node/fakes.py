@@ -10,7 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,7 @@ from node.roles.workbench import Workbench
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
+from node.telemetry.metrics import Queue
 from node.weights.following import Weights
 from node.workers import delta_child as delta_worker
 from protocol.domain import Domain, parse_genesis
@@ -110,6 +111,8 @@ class Running:
     disk: Disk
     port: NodePort
     stopped: trio.Event
+    measured: Queue
+    """The rows that it measured."""
     nursery: trio.Nursery = field(init=False)
 
     @property
@@ -196,6 +199,7 @@ class Cluster:
         self.faults = faults
         self.lives = lives
         self.running: dict[str, Running] = {}
+        self.stack = ExitStack()
         self.boots: Counter[str] = Counter()
 
     async def node(
@@ -230,7 +234,7 @@ class Cluster:
         stopped = trio.Event()
         # No bulk child runs: weights travel over the links.
         parts = Parts(node, self.boots[name], stopped.set, self.faults.machinery, lives=self.lives)
-        running = Running(parts, disk, port, stopped)
+        running = Running(parts, disk, port, stopped, self.stack.enter_context(parts.metrics.follow()))
         if name == "elector":
             self._found(running)
         parts.serve()
@@ -371,7 +375,9 @@ async def open_cluster(
 ) -> AsyncIterator[Cluster]:
     """A cluster that ends with the block."""
     async with trio.open_nursery() as nursery:
-        yield Cluster(folder, nursery, network or Network(), data or genesis(), faults, lives)
+        cluster = Cluster(folder, nursery, network or Network(), data or genesis(), faults, lives)
+        with cluster.stack:
+            yield cluster
         nursery.cancel_scope.cancel()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,15 +21,13 @@ from node.roles.engine_client import (
     Prefill,
     chosen,
     load_timeout,
-    open_engine,
-    open_tasks,
     wire,
 )
 from node.workers import vllm_start
 from node.workers.child_process import Worker, WorkerError
 from protocol.errors import LocalError
 from protocol.work.rollout import Group, Response, pack
-from tests.node.fake_children import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, EngineChild, Faults
+from tests.node.fake_children import END, TASK_SET, TASKS_FILE, VOCABULARY, WHOLE_0, Faults
 from tests.node.fakes import open_cluster
 from tests.protocol.builders import digest
 
@@ -38,28 +37,29 @@ async def test_files_of_the_domain_come_from_peers_and_the_child_is_told_its_pat
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
-        node = (await cluster.node("a")).node
-        async with open_engine(node) as opened, open_tasks(node) as tasks:
+        running = await cluster.node("a")
+        engines, blobs = running.bench.engines, running.blobs
+        async with engines.open() as opened, engines.open_tasks() as tasks:
             # The child itself compares the files' bytes: see ``EngineChild.configure``.
             assert (opened.end_token, opened.vocabulary) == (END, VOCABULARY)
-            assert set(node.children) == {"engine"}
+            assert set(running.own.children) == {"engine"}
             assert [row["name"] for row in tasks.table] == ["basic_arithmetic", "homework"]  # type: ignore[attr-defined]
             task = cluster.domain.tasks[1].data
             assert task is not None
-            assert tasks.table[1]["data"] == str(node.blobs.path(task.hash))  # type: ignore[attr-defined]
-            assert node.blobs.get(task.hash) == TASKS_FILE
+            assert tasks.table[1]["data"] == str(blobs.path(task.hash))  # type: ignore[attr-defined]
+            assert blobs.get(task.hash) == TASKS_FILE
             assert [row["items"] for row in tasks.table] == [TASK_SET, None]  # type: ignore[attr-defined]
-        assert node.children == {}
+        assert running.own.children == {}
         assert faults.running == {"engine": 0, "tasks": 0}
 
 
 async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
-        node = cluster.running["t"].node
-        async with open_engine(node) as opened:
+        running = cluster.running["t"]
+        async with running.bench.engines.open() as opened:
             await opened.load(version.id)
             await opened.load(version.id)
             assert faults.count("engine", "load") == 1
@@ -69,26 +69,28 @@ async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
             await opened.load(version.id, other)
             await opened.load(version.id)
             assert faults.count("engine", "load") == 3
-            old = EngineChild.load
-            monkeypatch.setattr(EngineChild, "load", lambda *a, **k: {**old(*a, **k), "checksum": 1})
             newest = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
+            right = running.weights.paths(newest.id)[1].read_bytes()
+            running.weights.paths(newest.id)[1].write_bytes(WHOLE_0)
             with pytest.raises(LocalError, match="other tensors"):
                 await opened.load(newest.id)
             # It is not taken for loaded afterwards.
-            monkeypatch.undo()
-            assert opened._loaded is None
+            running.weights.paths(newest.id)[1].write_bytes(right)
+            await opened.load(newest.id)
+            assert faults.count("engine", "load") == 5
 
 
 async def test_speed_is_measured(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
-        node = cluster.running["elector"].node
-        async with open_engine(node) as opened:
+        running = cluster.running["elector"]
+        own = running.own
+        async with running.bench.engines.open() as opened:
             answer = await opened.generate(["1 + 1", "2 + 2"], [digest("a"), digest("b")])
             assert len(answer["groups"]) == 2
-            assert (node.tokens_generated, node.tokens_per_second) == (16, 32)
+            assert (own.tokens_generated, own.tokens_per_second) == (16, 32)
             await opened.generate(["3"], [digest("c")])
-            assert node.tokens_generated == 24
+            assert own.tokens_generated == 24
             assert await opened.encode(["ab"]) == [pack([97, 98])]
 
 
@@ -146,7 +148,7 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
     generates: bool,
 ) -> None:
     started: list[tuple[str, dict[str, str]]] = []
-    fake = vars(engine_role)["open_worker"]  # what the fakes put there
+    fake = faults.machinery.open_worker
 
     class Unable:
         pid = 1
@@ -160,22 +162,22 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(
     @asynccontextmanager
     async def open_worker(module: str, *, name: str, environment: dict[str, str] | None = None) -> AsyncIterator[Any]:
         started.append((module, environment or {}))
-        if module.endswith("vllm_engine"):
+        if module == "node.workers.vllm_child":
             yield Unable()
         else:
             async with fake(module, name=name) as child:
                 yield child
 
-    monkeypatch.setattr(engine_role, "open_worker", open_worker)
+    faults.machinery = replace(faults.machinery, open_worker=open_worker)
     monkeypatch.setattr(engine_role, "AUTO_BYTES", 1)
     monkeypatch.setattr(vllm_start, "installed", lambda: True)
     async with open_cluster(tmp_path, faults) as cluster:
         await cluster.node("elector")
-        node = cluster.running["elector"].node
-        async with open_engine(node, generates=generates) as opened:
+        running = cluster.running["elector"]
+        async with running.bench.engines.open(generates=generates) as opened:
             assert await opened.encode(["ab"]) == [pack([97, 98])]
     modules = [module for module, _ in started]
     assert modules == ["node.workers.vllm_child"] * generates + ["node.workers.engine_child"]
     if generates:
         assert started[0][1]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
-        assert started[0][1]["OMP_NUM_THREADS"] == str(node.config.threads)
+        assert started[0][1]["OMP_NUM_THREADS"] == str(running.node.config.threads)

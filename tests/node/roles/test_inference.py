@@ -18,7 +18,7 @@ from protocol.log.entry import Entry
 from protocol.records import Role, Rollout, Step, StepBlob, Verdict
 from protocol.work import schedule
 from protocol.work.rollout import Submission
-from tests.node.fake_children import WHOLE_0, Faults, Tasks, manifest_of
+from tests.node.fake_children import WHOLE_0, Faults, manifest_of
 from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import RECIPE
 
@@ -86,12 +86,9 @@ async def test_it_announces_what_the_seeds_prescribe_and_stops_at_the_backlog(
 
 
 async def test_generation_goes_on_until_there_is_enough_to_learn_from(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async def hard(self: Tasks, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
-        return [1_000_000 * (item % 2 and int(text) % 2) for _, item, text in items]
-
-    monkeypatch.setattr(Tasks, "score", hard)
+    faults.score = lambda item, text: 1_000_000 * (item % 2 and int(text) % 2)  # half of the items cannot be solved
     async with open_cluster(tmp_path, faults) as cluster:
         await stage(cluster)
         running = cluster.running["i"]

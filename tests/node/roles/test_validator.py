@@ -226,9 +226,8 @@ async def test_an_old_version_is_late_although_its_file_is_here(
 
 
 async def test_a_version_that_does_not_arrive_is_not_the_authors_fault(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(validator, "HOLD_TIMEOUT", 1.0)
     async with stage(tmp_path, faults) as (cluster, version):
         changed = b"\x05" + WHOLE_0[1:]
         newest = await cluster.announce("t", changed, version)
