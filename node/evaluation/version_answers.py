@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ import trio
 
 from node.roles.engine_client import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
 from node.tasks.task_service import TaskService
-from node.workers.child_process import Worker
+from node.workers.child_process import Worker, open_worker
 from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.weights.manifest import Manifest
@@ -90,13 +90,16 @@ class Sampler:
 
 
 @asynccontextmanager
-async def open_sampler(setup: Setup, recipe: Recipe, size: int) -> AsyncIterator[Sampler]:
+async def open_sampler(
+    setup: Setup, recipe: Recipe, size: int, *, open_worker: Callable[..., AbstractAsyncContextManager[Worker]] = open_worker
+) -> AsyncIterator[Sampler]:
     """A sampler that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
-    ``setup`` is a running node's (``node.roles.engine_client.setup_of``) or made from files. Raises ``WorkerError``.
+    ``setup`` is a running node's (``node.roles.engines.Engines.setup``) or made from files. Raises ``WorkerError``.
     """
     options = {**setup.options, "recipe": asdict(recipe)}
-    async with open_child(replace(setup, options=options), size) as (engine, worker, _):
+    chosen = replace(setup, options=options)
+    async with open_child(chosen, size, open_worker=open_worker) as (engine, worker, _):
         yield Sampler(engine, worker, recipe)
 
 

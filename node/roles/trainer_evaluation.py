@@ -88,7 +88,10 @@ class _Life:
         recipe = sampling(node.domain.recipe, plan.samples, greedy=plan.greedy)
         setup = replace(await bench.engines.setup(node.domain.model.compute_dtype), modest=True)
         size = await bench.engines.model_bytes(setup.engine)
-        async with bench.engines.open_tasks(plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
+        async with (
+            bench.engines.open_tasks(plan.rows) as service,
+            open_sampler(setup, recipe, size, open_worker=bench.engines.open_worker) as sampler,
+        ):
             bench.own.children[CHILD] = sampler.pid
             try:
                 questions = await held_out.draw(plan, service)
