@@ -5,6 +5,7 @@ Ids are hex, fractions floats, sizes bytes, times seconds unless the name says `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
@@ -17,6 +18,7 @@ from node.context import Node
 from node.weights.following import payload as weights_payload
 from protocol.credit import reputation
 from protocol.identity import peer_id
+from protocol.log.entry import Entry
 from protocol.records import Step
 
 RECENT_STEPS: Final = 1000
@@ -34,7 +36,6 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
     accounts = reputation.credits(ledger)
     held = panel.weights.newest_held()
     sent, received = node.network.traffic
-    steps = ledger.steps()
     peers = node.network.peers
     inbound = sum(peer.inbound for peer in peers.values())
     answer = {
@@ -86,7 +87,7 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
             for author in ledger.authors()
         ],
         "evaluations": list(panel.evaluations.rows)[-RECENT_EVALUATIONS:],
-        "steps": [_step(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
+        "steps": recent_steps(ledger.steps(), RECENT_STEPS),
     }
     answer["problems"] = explain.problems(answer, ROOM)
     return answer
@@ -135,6 +136,11 @@ async def roles(panel: Panel, request: control_requests.Roles) -> Answer:
 def _health(node: Node) -> list[str]:
     trouble = node.log.disk_trouble
     return sorted([*node.health.warnings.values(), *([] if trouble is None else [f"the log is not stored: {trouble}"])])
+
+
+def recent_steps(steps: Sequence[Entry], most: int) -> list[dict[str, Any]]:
+    """The figures of the newest ``step`` entries, at most so many."""
+    return [_step(entry.payload) for entry in steps[-most:] if isinstance(entry.payload, Step)]
 
 
 def _step(step: Step) -> dict[str, Any]:

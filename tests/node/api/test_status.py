@@ -145,13 +145,14 @@ async def test_the_last_rejection_is_told_in_words(
             await cluster.start(name)
         await cluster.start("cheat", willing=("inference",), cheat="forged-reward")
         cheat = cluster.running["cheat"]
-        await cluster.until(lambda: last_rejection(cheat.node.log.ledger, cheat.id) is not None)
+        # Others may be void before: a validator that has just taken its role holds up what came before it.
+        await cluster.until(lambda: (last_rejection(cheat.node.log.ledger, cheat.id) or {}).get("reason") == "reward")
         told = await cheat.ask("status")
         found = told["last_rejection"]
         assert (found["outcome"], found["reason"]) == ("rejected", "reward")
         assert found["words"] == REASONS["reward"].words
-        (unpaid,) = told["unpaid"]
-        assert (unpaid["reason"], unpaid["severity"], unpaid["words"]) == ("reward", "hard", REASONS["reward"].words)
+        (unpaid,) = (row for row in told["unpaid"] if row["reason"] == "reward")
+        assert (unpaid["severity"], unpaid["words"]) == ("hard", REASONS["reward"].words)
         assert unpaid["count"] >= 1
         assert "farflung" in unpaid["remedy"]
         assert told["why_nothing"] is None

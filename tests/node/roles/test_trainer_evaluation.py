@@ -18,7 +18,7 @@ from tests.node.fake_children import WHOLE_0, Faults
 from tests.node.fakes import Cluster, Running, open_cluster
 
 QUESTIONS = 8
-BROKEN = TrainerConfig(eval_every=2, eval_questions=-1)
+BROKEN = TrainerConfig(eval_every=2, eval_questions=QUESTIONS, eval_samples=0)
 """What no configuration may say: evaluations fail of a bug."""
 
 
