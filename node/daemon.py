@@ -259,7 +259,7 @@ async def main(
     config: Config,
     manager: service_manager.Manager = NO_MANAGER,
     on_stop: Callable[[], None] = lambda: None,
-    machinery: Machinery = Machinery(),  # noqa: B008  frozen
+    machinery: Machinery = Machinery(),
 ) -> None:
     """The daemon's life inside trio. ``manager`` is told when it serves, how it is, and when it stops; ``on_stop`` is
     called when it is to stop, also within a signal's handler."""

@@ -12,7 +12,6 @@ from protocol.records import Weights
 from tests.node.fake_children import WHOLE_0, Faults, manifest_of
 from tests.node.fakes import Cluster, Running, open_cluster
 
-
 PULLS = "fetching on demand"
 
 

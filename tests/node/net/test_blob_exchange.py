@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from blake3 import blake3
 
 from node.net.blob_exchange import (
@@ -22,6 +24,8 @@ from node.net.host import Network
 from node.net.requests import Refused, Unreachable
 from protocol import codec
 from protocol.errors import PeerError
+from tests.node.fake_children import CONFIG, Faults
+from tests.node.fakes import open_cluster
 from tests.node.net.helpers import network, never
 
 SMALL = b"a small blob"
@@ -209,3 +213,21 @@ async def test_a_holder_tells_which_chunks_it_has() -> None:
         with pytest.raises(Refused, match="not a hash"):
             await asker.request(holder.node, HAVE_PROTOCOL, b"short", timeout=5, max_response=1)
         assert holder.scores.reasons(asker.node) == {"have request: not a hash": 1}
+
+
+async def test_a_file_of_the_domain_is_fetched_once_from_whoever_has_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        await cluster.node("elector")
+        lacking = (await cluster.node("a")).parts.blobs
+        blobs = (await cluster.node("b")).parts.blobs
+        blob = cluster.domain.model.config
+        path = await blobs.path(blob.hash, blob.size)
+        assert path.read_bytes() == CONFIG
+        for name in ("elector", "a"):
+            cluster.crash(name)
+        assert await blobs.path(blob.hash, blob.size) == path
+        assert await blobs.fetch(blob.hash, blob.size, [], timeout=1) == CONFIG
+        with pytest.raises(Unreachable, match="nobody to ask"):
+            await lacking.fetch(blob.hash, blob.size, [], timeout=1)

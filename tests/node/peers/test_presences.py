@@ -10,6 +10,7 @@ import trio.testing
 
 from node.peers.presences import TOPIC
 from protocol.identity import peer_id
+from protocol.records import Rollout
 from protocol.work.presence import Presence
 from tests.node.fake_children import Faults
 from tests.node.fakes import Running, open_cluster, presence
@@ -43,17 +44,17 @@ async def test_a_presence_every_interval_and_at_once_after_a_change(
         assert newest.willing == node.config.willing
         assert newest.addresses == tuple(running.port.addresses)
         assert newest.versions == ()
-        assert node.presences.ours(newest)
-        assert not node.presences.ours(replace(newest, load=newest.load + 1))
+        assert running.presences.ours(newest)
+        assert not running.presences.ours(replace(newest, load=newest.load + 1))
         assert newest.memory_mb > 0
         assert newest.cpus > 0
-        await node.weights.hold(version, timeout=10)
+        await running.weights.hold(version, timeout=10)
         await trio.sleep(0.2)
         assert published(running)[-1].versions == (version.id,)
         # However many changes there are, at most five a second are sent.
         count = len(published(running))
         for _ in range(100):
-            node.presences.announce_soon()
+            running.own.announce()
             await trio.sleep(0.01)
         assert len(published(running)) - count <= 11
 
@@ -114,3 +115,26 @@ async def test_addresses_are_learned_with_the_peers_own_name(
         plain, full = "/ip4/192.0.2.1/tcp/4001", f"/ip4/192.0.2.2/tcp/4001/p2p/{peer_id(b.id)}"
         await a.port.topics[TOPIC](b.id, presence(b.node, addresses=(plain, full)).sign(key("b")))
         assert a.port.learned[b.id] == [f"{plain}/p2p/{peer_id(b.id)}", full]
+
+
+async def test_a_majority_of_the_due_must_be_here_and_at_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        version = await cluster.stage(t="trainer", v="validator", w="validator", i="inference")
+        await trio.sleep(1)
+        running = cluster.running["i"]
+        presences, ledger = running.presences, running.node.log.ledger
+        v, w = cluster.running["v"].id, cluster.running["w"].id
+        assert presences.can_decide([v])
+        assert presences.can_decide([v, w])
+        assert not presences.can_decide([])
+        assert not presences.can_decide([v, digest("gone")])
+        assert presences.can_decide([v, w, digest("gone")])
+        # At most three are due, so two decide, however many there are.
+        assert presences.can_decide([v, w, *(digest(f"gone {i}") for i in range(5))])
+        (entry,) = await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
+        assert presences.can_decide(ledger.due(entry))
+        cluster.running["w"].own.role = "inference"
+        await trio.sleep(1)
+        assert not presences.can_decide(ledger.due(entry))

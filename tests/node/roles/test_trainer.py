@@ -21,7 +21,6 @@ from tests.node.fake_children import WHOLE_0, Faults, genesis
 from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import RECIPE, digest, status_of
 
-
 TRAINING = "the trainer role"
 """The topic of its warning."""
 
