@@ -91,7 +91,11 @@ class Sampler:
 
 @asynccontextmanager
 async def open_sampler(
-    setup: Setup, recipe: Recipe, size: int, *, open_worker: Callable[..., AbstractAsyncContextManager[Worker]] = open_worker
+    setup: Setup,
+    recipe: Recipe,
+    size: int,
+    *,
+    open_worker: Callable[..., AbstractAsyncContextManager[Worker]] = open_worker,
 ) -> AsyncIterator[Sampler]:
     """A sampler that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 

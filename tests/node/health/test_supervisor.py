@@ -64,9 +64,7 @@ async def test_what_fails_again_and_again_is_begun_later_and_later(autojump_cloc
     async with trio.open_nursery() as nursery:
         health = start(nursery, service)
         await trio.sleep(0.5)
-        assert health.warnings == {
-            NAME: f"{NAME} stopped: [Errno 28] No space left on device; it starts again in 1 s"
-        }
+        assert health.warnings == {NAME: f"{NAME} stopped: [Errno 28] No space left on device; it starts again in 1 s"}
         await trio.sleep(60)
         assert service.pauses == [1, 2, 4, 8, 8, 8]
         assert service.running

@@ -17,7 +17,7 @@ from node.config import TrackingConfig
 from node.telemetry import tracking
 from node.workers.child_process import WorkerError
 from tests.node.fake_children import Faults
-from tests.node.fakes import Cluster, open_cluster
+from tests.node.fakes import Cluster, Running, open_cluster
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -46,7 +46,7 @@ def failures() -> dict[str, list[WorkerError]]:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, failures: dict[str, list[WorkerError]]) -> Calls:
+def calls(faults: Faults, failures: dict[str, list[WorkerError]]) -> Calls:
     found: Calls = []
 
     @asynccontextmanager
@@ -55,14 +55,12 @@ def calls(monkeypatch: pytest.MonkeyPatch, failures: dict[str, list[WorkerError]
         found.append(("start", dict(environment)))
         yield Child(found, failures)
 
-    monkeypatch.setattr(tracking, "open_worker", open_worker)
+    faults.machinery = replace(faults.machinery, open_worker=open_worker)  # type: ignore[arg-type]
     return found
 
 
-async def configured(cluster: Cluster, tensorboard: bool | str = False, wandb: str = "") -> Any:
-    running = await cluster.node("elector")
-    running.node.config = replace(running.node.config, tracking=TrackingConfig(tensorboard, wandb))
-    return running.node
+async def configured(cluster: Cluster, tensorboard: bool | str = False, wandb: str = "") -> Running:
+    return await cluster.node("elector", tracking=TrackingConfig(tensorboard, wandb))
 
 
 def versions(calls: Calls) -> list[int]:
@@ -74,9 +72,9 @@ async def test_what_the_configuration_asks_for(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
-        node = await configured(cluster)
+        node = (await configured(cluster)).node
         assert tracking.trackers(node) == []
-        node.config = replace(node.config, tracking=TrackingConfig(tensorboard=True, wandb="far flung"))
+        node = replace(node, config=replace(node.config, tracking=TrackingConfig(tensorboard=True, wandb="far flung")))
         environment = {
             "HOME": "/home/me",
             "WANDB_MODE": "offline",
@@ -91,7 +89,7 @@ async def test_what_the_configuration_asks_for(
         assert set(wandb.environment) == {"HOME", "WANDB_MODE", "HTTPS_PROXY", "no_proxy"}
         assert wandb.options["project"] == "far flung"
         assert wandb.options["run"] == f"{node.domain.id.hex()[:12]}-{node.id.hex()[:12]}"
-        node.config = replace(node.config, tracking=TrackingConfig(tensorboard="/elsewhere/runs"))
+        node = replace(node, config=replace(node.config, tracking=TrackingConfig(tensorboard="/elsewhere/runs")))
         assert tracking.trackers(node)[0].options == {"folder": "/elsewhere/runs"}
 
 
@@ -99,13 +97,13 @@ async def test_a_tracker_gets_every_row_and_is_closed(
     tmp_path: Path, faults: Faults, calls: Calls, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
-        node = await configured(cluster, tensorboard=True)
+        running = await configured(cluster, tensorboard=True)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tracking.run, node)
+            nursery.start_soon(running.parts.services()["feeding trackers"])
             await trio.sleep(1)
-            node.metrics.record("step", version=1)
+            running.parts.metrics.record("step", version=1)
             await trio.sleep(tracking.SAMPLE_EVERY)
-            node.metrics.record("step", version=2)
+            running.parts.metrics.record("step", version=2)
             await trio.sleep(1)
             nursery.cancel_scope.cancel()
     assert versions(calls) == [1, 2]
@@ -126,21 +124,21 @@ async def test_what_is_not_installed_is_one_clear_line_and_loses_nothing(
     missing = "tensorboard: open: tensorboard cannot be used (No module named 'tensorboard'): pip install …"
     failures["open"] = [WorkerError(missing, "user")]
     async with open_cluster(tmp_path, faults) as cluster:
-        node = await configured(cluster, tensorboard=True)
+        running = await configured(cluster, tensorboard=True)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tracking.run, node)
+            nursery.start_soon(running.parts.services()["feeding trackers"])
             await trio.sleep(0.001)
-            node.metrics.record("step", version=1)
+            running.parts.metrics.record("step", version=1)
             await trio.sleep(1)
-            (line,) = node.health.warnings.values()
+            (line,) = running.warnings.values()
             assert line == (
                 "tensorboard gets no metrics, metrics.jsonl has them: tensorboard cannot be used "
                 "(No module named 'tensorboard'): pip install …"
             )
-            node.metrics.record("step", version=2)
+            running.parts.metrics.record("step", version=2)
             await trio.sleep(tracking.FIRST_PAUSE)  # somebody installed it
             assert versions(calls) == [1, 2]
-            assert node.health.warnings == {}
+            assert running.warnings == {}
             nursery.cancel_scope.cancel()
 
 
@@ -153,14 +151,14 @@ async def test_a_child_that_dies_is_started_again_and_gets_what_it_had(
 ) -> None:
     failures["log"] = [WorkerError("tensorboard: log: the child was ended by signal SIGKILL", "died")]
     async with open_cluster(tmp_path, faults) as cluster:
-        node = await configured(cluster, tensorboard=True)
+        running = await configured(cluster, tensorboard=True)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tracking.run, node)
+            nursery.start_soon(running.parts.services()["feeding trackers"])
             await trio.sleep(0.001)
-            node.metrics.record("step", version=7)
+            running.parts.metrics.record("step", version=7)
             await trio.sleep(1)
             assert versions(calls) == []
-            assert "SIGKILL" in node.health.warnings["tracking tensorboard"]
+            assert "SIGKILL" in running.warnings["tracking tensorboard"]
             await trio.sleep(tracking.FIRST_PAUSE)
             assert versions(calls) == [7]
             assert [op for op, _ in calls].count("start") == 2
