@@ -319,7 +319,6 @@ async def test_an_author_who_stalls_holds_up_nobody_else(
 
         async def stall(peer: bytes, request: bytes) -> bytes:
             await trio.sleep_forever()
-            return b""
 
         cluster.running["j"].port.handlers[BLOB_PROTOCOL] = stall
         stalled = await submit(cluster.running["j"], version)
