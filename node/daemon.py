@@ -142,23 +142,23 @@ class Parts:
             self.metrics,
         )
         self.roles = RoleManager(node, self.own, self.presences, self._lives() if lives is None else lives)
-        self.elector = ElectorPart(node, self.sync, TermWatch(node, self.presences))
+        self.watch = TermWatch(node, self.presences)
+        self.elector = ElectorPart(node, self.sync, self.watch)
         self.pulls = Pulls(node, self.weights)
-        self.control = ControlSocket(
-            Panel(
-                node,
-                self.own,
-                self.presences,
-                self.versions,
-                self.weights,
-                self.bulk,
-                self.pool,
-                self.pulls,
-                self.elector,
-                self.bench.evaluations,
-                stop,
-            )
+        self.panel = Panel(
+            node,
+            self.own,
+            self.presences,
+            self.versions,
+            self.weights,
+            self.bulk,
+            self.pool,
+            self.pulls,
+            self.elector,
+            self.bench.evaluations,
+            stop,
         )
+        self.control = ControlSocket(self.panel)
         self._machinery = machinery
 
     def _lives(self) -> Lives:
@@ -190,7 +190,7 @@ class Parts:
         node, own, weights = self.node, self.own, self.weights
         file = node.directory.path / metrics.NAME
         open_worker = self._machinery.open_worker
-        return {
+        services: dict[str, Service] = {
             "serving the control socket": self.control.run,
             "comparing logs": self.sync.run,
             "writing metrics": partial(self.metrics.run, file, node.health),
@@ -201,11 +201,13 @@ class Parts:
             "fetching on demand": self.pulls.run,
             "remembering peers": partial(peers_file.remember, node),
             "voting": self.elector.run,
-            "feeding the watchdog": partial(watchdog.run, node, own, weights, self.roles, self.manager),
             PRESENCE: self.presences.run,
             ROLES: self.roles.run,
             "sending and fetching weights": self.bulk.run,  # last: a child's start takes a core for a moment
         }
+        if self.manager.address is not None:
+            services["feeding the watchdog"] = partial(watchdog.run, node, own, weights, self.roles, self.manager)
+        return services
 
     async def keep(self, services: Mapping[str, Service]) -> None:
         """Run services for ever, whatever becomes of them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -51,12 +52,13 @@ HANDLERS: Final[dict[type[Request], Handler]] = {
 
 
 class ControlSocket:
-    """Serves one node. ``open`` it once; then ``run`` it, again where it failed."""
+    """Serves one node by ``handlers``. ``open`` it once; then ``run`` it, again where it failed."""
 
-    def __init__(self, panel: Panel) -> None:
+    def __init__(self, panel: Panel, handlers: Mapping[type[Request], Handler] = HANDLERS) -> None:
         self._panel = panel
+        self._handlers = handlers
         self._listener: trio.SocketListener | None = None
-        kinds: Any = HANDLERS.keys()
+        kinds: Any = handlers.keys()
         self._decoder = msgspec.json.Decoder(_union(*kinds))
 
     async def open(self) -> None:
@@ -94,17 +96,18 @@ class ControlSocket:
                 buffer += part
                 while b"\n" in buffer:
                     line, buffer = buffer.split(b"\n", 1)
-                    answer = await self._answer(line)
+                    answer = await self.answer(line)
                     await stream.send_all(json.dumps(answer).encode() + b"\n")
                     if answer == STOPPING:  # only now: it ends this conversation too
                         self._panel.stop()
                 if len(buffer) > MAX_LINE:
                     return
 
-    async def _answer(self, line: bytes) -> Answer:
+    async def answer(self, line: bytes) -> Answer:
+        """What is answered to one line; ``error`` says what was wrong with it, or what failed."""
         try:
             request = self._decoder.decode(line)
-            return await HANDLERS[type(request)](self._panel, request)
+            return await self._handlers[type(request)](self._panel, request)
         except msgspec.ValidationError as error:
             return {"error": f"unknown request: {error}"}
         except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -5,7 +5,8 @@ Ids are hex, fractions floats, sizes bytes, times seconds unless the name says `
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import trio
 
@@ -17,6 +18,7 @@ from node.context import Node
 from node.weights.held import payload as weights_payload
 from protocol.credit.ledger import credits
 from protocol.identity import peer_id
+from protocol.log.entry import Entry
 from protocol.records import Step
 
 RECENT_STEPS: Final = 1000
@@ -34,7 +36,6 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
     accounts = credits(ledger)
     held = panel.weights.held.newest_held()
     sent, received = node.network.traffic
-    steps = ledger.steps()
     peers = node.network.peers
     inbound = sum(peer.inbound for peer in peers.values())
     answer = {
@@ -90,7 +91,7 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
             for author in ledger.authors()
         ],
         "evaluations": list(panel.evaluations.rows)[-RECENT_EVALUATIONS:],
-        "steps": [step_row(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
+        "steps": recent_steps(ledger.steps(), RECENT_STEPS),
     }
     answer["problems"] = explain.problems(answer, ROOM)
     return answer
@@ -143,6 +144,11 @@ def _health(node: Node) -> list[str]:
     if node.log.store.unreadable is not None:
         found.append(node.log.store.unreadable)
     return sorted(found)
+
+
+def recent_steps(steps: Sequence[Entry], most: int) -> list[dict[str, Any]]:
+    """The figures of the newest ``step`` entries, at most so many."""
+    return [step_row(entry.payload) for entry in steps[-most:] if isinstance(entry.payload, Step)]
 
 
 async def _credits(panel: Panel, request: control_requests.Credits) -> Answer:

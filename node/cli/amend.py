@@ -63,7 +63,7 @@ def _make(arguments: argparse.Namespace) -> int:
         name, _, value = change.partition("=")
         if name not in values:
             raise UserError(f"--threshold {change}: unknown name", f"known are {', '.join(values)}")
-        values[name] = _micro(change, value)
+        values[name] = micro(change, value)
     try:
         made = Amendment.make(bytes.fromhex(now["domain"]), now["number"] + 1, electors, Thresholds(**values))
     except LocalError as error:
@@ -109,7 +109,7 @@ def _names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Thresholds))
 
 
-def _micro(change: str, value: str) -> int:
+def micro(change: str, value: str) -> int:
     try:
         scaled = Decimal(value) * MILLION
         if scaled != scaled.to_integral_value():

@@ -93,11 +93,11 @@ class Sampler:
 
 @asynccontextmanager
 async def open_sampler(
-    setup: Setup, recipe: Recipe, size: int, open_worker: OpenWorker = open_worker
+    setup: Setup, recipe: Recipe, size: int, *, open_worker: OpenWorker = open_worker
 ) -> AsyncIterator[Sampler]:
     """A sampler that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
-    ``setup`` is a running node's (``node.roles.engine_client.setup_of``) or made from files. Raises ``WorkerError``.
+    ``setup`` is a running node's (``node.roles.engines.Engines.setup``) or made from files. Raises ``WorkerError``.
     """
     following = replace(setup, configured=replace_fields(setup.configured, recipe=recipe))
     async with open_child(following, size, open_worker=open_worker) as (engine, worker, _):

@@ -74,7 +74,9 @@ async def keep(
             error = innermost(group)
         if trio.current_time() - began >= policy.steady:
             pause, failures = policy.pause, 0
-        if error is not None:
+        if error is None:
+            health.clear(name)  # it came to its own end
+        else:
             failures += 1
             if isinstance(error, UserError):
                 pause = policy.longest  # its owner has to do something

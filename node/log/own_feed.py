@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from node import __version__
 from node.context import Node
-from node.log.replication import LogSync
 from protocol.log.recovery import commitment
 from protocol.records import Join
 
 PAUSE: Final = 10.0
 """Seconds between two looks."""
+
+
+class Unserved(Protocol):
+    """Which peers have dropped what this node asked them for (``node.log.replication.LogSync``)."""
+
+    unserved: set[bytes]
 
 
 async def keep_joined(node: Node) -> None:
@@ -41,7 +46,7 @@ async def keep_joined(node: Node) -> None:
         await trio.sleep(PAUSE)
 
 
-async def watch_history(node: Node, sync: LogSync) -> None:
+async def watch_history(node: Node, sync: Unserved) -> None:
     """Tell the owner of a newcomer whose peers have all dropped what it needs."""
     while True:
         if sync.unserved:

@@ -21,6 +21,8 @@ from node.tasks.task_service import TaskService
 from node.weights.held import payload as weights_payload
 from node.workers.child_messages import WrittenGroup
 from protocol.constants import MILLION
+from protocol.credit.ledger import Ledger
+from protocol.domain import Recipe
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step
 from protocol.work import schedule
@@ -38,7 +40,7 @@ async def run(bench: Workbench) -> None:
     node, engines = bench.node, bench.engines
     dtype = node.domain.model.compute_dtype
     async with engines.open(dtype, generates=True) as engine, engines.open_tasks() as tasks:
-        life = _Life(bench, engine, tasks)
+        life = Life(bench, engine, tasks)
         seen = 0
         try:
             while True:
@@ -52,7 +54,9 @@ async def run(bench: Workbench) -> None:
             bench.own.generating = False
 
 
-class _Life:
+class Life:
+    """Makes one submission after the other, while there is something to do."""
+
     def __init__(self, bench: Workbench, engine: Engine, tasks: TaskService) -> None:
         self._node = bench.node
         self._bench = bench
@@ -78,17 +82,10 @@ class _Life:
         if not ledger.may_infer(node.id, version.id) or not bench.presences.can_decide(others):
             return None
         await bench.pool.update()
-        batches = self._backlog() if number == newest else 1
+        batches = backlog(ledger, self._recipe) if number == newest else 1
         if bench.pool.waiting(newest).fills(batches, self._recipe):
             return None
         return version
-
-    def _backlog(self) -> int:
-        """Batches that may wait. More than ``async_level`` beyond the one that is wanted next would be too old."""
-        steps = self._node.log.ledger.steps()
-        last = steps[-1].payload if steps else None
-        slow = isinstance(last, Step) and last.publish_ms * SLOW > last.train_ms
-        return min(BACKLOG + slow, self._recipe.async_level + 1)
 
     async def submit(self, version: Entry) -> None:
         """Make one submission and announce it."""
@@ -145,6 +142,14 @@ class _Life:
         # An undecidable reward is sent as 0: the validator finds it undecidable as well and drops the submission
         # without blame, so nothing is gained or lost by the value.
         return [[next(scores) or 0 for _ in group.responses] for group in groups]
+
+
+def backlog(ledger: Ledger, recipe: Recipe) -> int:
+    """Batches that may wait. More than ``async_level`` beyond the one that is wanted next would be too old."""
+    steps = ledger.steps()
+    last = steps[-1].payload if steps else None
+    slow = isinstance(last, Step) and last.publish_ms * SLOW > last.train_ms
+    return min(BACKLOG + slow, recipe.async_level + 1)
 
 
 def _group(counter: int, group: WrittenGroup, rewards: list[int]) -> Group:

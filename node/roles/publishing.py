@@ -27,6 +27,7 @@ from node.weights.second_holder import give_to_second_holder
 from node.workers.child_messages import Trained
 from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
+from protocol.credit.ledger import Ledger
 from protocol.log.entry import Entry
 from protocol.records import Blob, Step, StepBlob, Verdict, Weights
 
@@ -133,7 +134,7 @@ class Publication:
             lag_max=max(lag for _, lag in responses),
             groups=amount(self.batch).groups,
             accepted=len(responses),
-            rejected=rejected_since(self._node),
+            rejected=in_a_step(rejected_since(self._node.log.ledger)),
             trained=made.trained.trained,
             tokens=made.trained.tokens,
             train_ms=made.train_ms,
@@ -196,10 +197,14 @@ def overtaken(bench: Workbench, base: Entry) -> bool:
     return over
 
 
-def rejected_since(node: Node) -> int:
+def rejected_since(ledger: Ledger) -> int:
     """Responses rejected or void by now, less those that earlier steps have counted."""
-    ledger = node.log.ledger
-    return min(max(0, ledger.rejected() - ledger.rejected_in_steps()), MAX_REJECTED)
+    return ledger.rejected() - ledger.rejected_in_steps()
+
+
+def in_a_step(rejected: int) -> int:
+    """A count of responses as a step entry can say it."""
+    return min(max(0, rejected), MAX_REJECTED)
 
 
 def milliseconds(seconds: float) -> int:

@@ -90,7 +90,7 @@ class _Life:
         size = await bench.engines.model_bytes(setup.engine)
         async with (
             bench.engines.open_tasks(plan.rows) as service,
-            open_sampler(setup, recipe, size, bench.engines.open_worker) as sampler,
+            open_sampler(setup, recipe, size, open_worker=bench.engines.open_worker) as sampler,
         ):
             bench.own.children[CHILD] = sampler.pid
             try:

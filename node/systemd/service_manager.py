@@ -39,11 +39,13 @@ def _address(value: str) -> str | None:
 class Manager:
     """The service manager that started this process. ``address`` None: there is none.
 
-    ``watchdog_seconds`` is the longest time that it goes without a sign of life, 0 where it wants none.
+    ``watchdog_seconds`` is the longest time that it goes without a sign of life, 0 where it wants none; ``patience``
+    seconds a message may wait for room in its socket.
     """
 
     address: str | None = None
     watchdog_seconds: float = 0.0
+    patience: float = SEND_PATIENCE
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str] | None = None) -> Manager:
@@ -56,13 +58,13 @@ class Manager:
         return cls(address, int(microseconds) / 1e6 if wanted and address is not None else 0.0)
 
     def tell(self, **values: str | int) -> bool:
-        """Send ``KEY=value`` lines; whether the manager took them. Blocks for ``SEND_PATIENCE`` seconds at most."""
+        """Send ``KEY=value`` lines; whether the manager took them. Blocks for ``patience`` seconds at most."""
         if self.address is None:
             return False
         lines = [f"{key}={' '.join(str(value).split())}" for key, value in values.items()]
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-                channel.settimeout(SEND_PATIENCE)
+                channel.settimeout(self.patience)
                 channel.sendto("\n".join(lines).encode(), self.address)
         except OSError as error:
             logger.debug("the service manager did not take %s: %s", ", ".join(values), error)

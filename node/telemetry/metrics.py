@@ -36,9 +36,11 @@ Row = dict[str, Any]
 
 
 class Queue:
-    """Rows on their way to one reader, at most ``MAX_WAITING``: the oldest give way."""
+    """Rows on their way to one reader, at most ``most``: the oldest give way. ``batch`` are handed out at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_WAITING, batch: int = BATCH) -> None:
+        self._most = most
+        self._batch = batch
         self._rows: deque[Row] = deque()
         self._filled = trio.Event()
         self.lost = 0
@@ -57,8 +59,8 @@ class Queue:
         await self._filled.wait()
 
     def take(self) -> list[Row]:
-        """The oldest rows, at most ``BATCH``."""
-        rows = [self._rows.popleft() for _ in range(min(BATCH, len(self._rows)))]
+        """The oldest rows, at most a batch."""
+        rows = [self._rows.popleft() for _ in range(min(self._batch, len(self._rows)))]
         if not self._rows:
             self._filled = trio.Event()
         return rows
@@ -71,7 +73,7 @@ class Queue:
             self._filled.set()
 
     def _bound(self) -> None:
-        while len(self._rows) > MAX_WAITING:
+        while len(self._rows) > self._most:
             self._rows.popleft()
             self.lost += 1
 
@@ -131,13 +133,13 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def append(path: Path, rows: Sequence[Row]) -> None:
-    """Append rows to the file, after moving a full one aside. Raises ``OSError``."""
+def append(path: Path, rows: Sequence[Row], most: int = FILE_BYTES) -> None:
+    """Append rows to the file, after moving one aside that would have more than ``most`` bytes. Raises ``OSError``."""
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(descriptor, "rb+", buffering=0) as file:
         size = os.fstat(descriptor).st_size
-        if size and size + len(text) <= FILE_BYTES:
+        if size and size + len(text) <= most:
             if os.pread(descriptor, 1, size - 1) != b"\n":  # a crash tore the last line
                 text = b"\n" + text
         elif size:
@@ -145,7 +147,7 @@ def append(path: Path, rows: Sequence[Row]) -> None:
                 older = path.with_name(f"{path.name}.{number}") if number else path
                 with suppress(FileNotFoundError):
                     os.replace(older, path.with_name(f"{path.name}.{number + 1}"))
-            append(path, rows)
+            append(path, rows, most)
             return
         view = memoryview(text)
         while view:

@@ -57,9 +57,9 @@ class WeightsService:
         self.held = HeldVersions(node, own, versions, bulk, self.notice)
         self.holders_of = HoldersOf(node, own, presences, self.held, self.notice)
         self._manifests = CheckedManifests(node, blobs, self.holders_of)
-        self._fetching = Fetching(node, versions, bulk, tokens, self.held, self.notice, rates)
+        self.fetching = Fetching(node, versions, bulk, tokens, self.held, self.notice, rates)
         self.deltas = DeltaChain(
-            node, versions, self.held, self.holders_of, self._manifests, self._fetching, rates, open_worker
+            node, versions, self.held, self.holders_of, self._manifests, self.fetching, rates, open_worker
         )
 
     async def run(self) -> None:
@@ -110,7 +110,7 @@ class WeightsService:
                 await trio.lowlevel.checkpoint()
                 return
             digest = payload(entry).manifest
-            async with self._fetching.alone(digest):
+            async with self.fetching.alone(digest):
                 if entry.id in self.held:
                     return
                 if not await trio.to_thread.run_sync(self._versions.complete, digest):
@@ -123,7 +123,7 @@ class WeightsService:
         manifest = await self._manifests.version(entry)
         with self.holders_of.arrives(entry):
             await self.deltas.take(entry, manifest)
-            await self._fetching.bring(manifest, lambda: self.holders_of.version(entry))
+            await self.fetching.bring(manifest, lambda: self.holders_of.version(entry))
 
     async def _leave_head_start(self, entry: Entry) -> None:
         """Leave the trainer's uplink to the relays for one presence interval, where there is a relay."""
@@ -146,12 +146,12 @@ class WeightsService:
         def ask_holders() -> dict[bytes, Holding]:
             return {trainer: Holding()}
 
-        async with self._fetching.alone(manifest.digest):
+        async with self.fetching.alone(manifest.digest):
             if delta is not None:
                 await self.deltas.take_unpublished(delta, manifest, ask_holders)
-            await self._fetching.bring(manifest, ask_holders)
+            await self.fetching.bring(manifest, ask_holders)
         if delta is not None:
-            await self._fetching.bring(delta, ask_holders)
+            await self.fetching.bring(delta, ask_holders)
         await trio.to_thread.run_sync(self._versions.sync, manifest.digest)
 
     def progress(self, entry: Entry) -> dict[str, int | str]:
@@ -159,7 +159,7 @@ class WeightsService:
         in all, the rate in bytes a second, and how many peers send."""
         wanted = payload(entry)
         for part, digest in (("delta", wanted.delta), ("whole", wanted.manifest)):
-            found = None if digest is None else self._fetching.progress(digest)
+            found = None if digest is None else self.fetching.progress(digest)
             if found is not None:
                 have, total = found.have * CHUNK_BYTES, found.total * CHUNK_BYTES
                 return {"part": part, "have": have, "total": total, "rate": found.rate, "peers": found.peers}

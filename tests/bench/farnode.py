@@ -25,11 +25,11 @@ from typing import Final
 
 import trio
 
-from node.context import Node
+from node import daemon
+from node.daemon import Parts
 from node.net.requests import Unreachable
-from node.roles import trainer
+from node.roles.role_manager import Lives
 from node.store.data_directory import DataDirectory
-from node.systemd.service_manager import Manager
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.records import Blob, Weights
@@ -49,8 +49,9 @@ def say(*words: object) -> None:
 class Control:
     """Carries out the commands."""
 
-    def __init__(self, node: Node, role: str, count: int) -> None:
-        self._node = node
+    def __init__(self, parts: Parts, role: str, count: int) -> None:
+        self._parts = parts
+        self._node = parts.node
         self._role = role
         self._count = count
         self._pings: list[float] = []
@@ -68,7 +69,7 @@ class Control:
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     await self._obey(nursery, *line.decode().split(" "))
-            node.stop()
+            self._parts.panel.stop()
 
     async def _obey(self, nursery: trio.Nursery, command: str, *words: str) -> None:
         if command == "publish":
@@ -81,27 +82,26 @@ class Control:
             pings, self._pings = self._pings, []
             say("pings", json.dumps(pings, separators=(",", ":")))
         elif command == "follow":
-            nursery.start_soon(Following(self._node).run, *map(Path, words))
+            nursery.start_soon(Following(self._parts).run, *map(Path, words))
         elif command == "spoil":
             threading.Thread(target=spoil, args=(self._node.directory.versions,), daemon=True).start()
 
     async def _tell_ready(self) -> None:
-        node = self._node
-        seen = 0
-        while node.role != self._role or len(node.presences.live()) < self._count or node.log.ledger.grant() is None:
+        node, own, presences, seen = self._node, self._parts.own, self._parts.presences, 0
+        while own.role != self._role or len(presences.live()) < self._count or node.log.ledger.grant() is None:
             seen = await node.log.wait_change(seen, timeout=0.2)
         say("ready", node.id.hex())
 
     async def _publish(self, manifest: Path, whole: Path, *delta: Path) -> None:
-        node = self._node
+        node, weights = self._node, self._parts.weights
         blob, listing = await self._adopt(manifest, whole)
         assert isinstance(listing, Manifest)
         difference, found = await self._adopt(*delta) if delta else (None, None)
         assert found is None or isinstance(found, DeltaManifest)
-        node.weights.held.expect(listing, found)
-        grant, newest = node.log.ledger.grant(), node.weights.held.newest()
+        weights.held.expect(listing, found)
+        grant, newest = node.log.ledger.grant(), weights.held.newest()
         assert grant is not None
-        number, predecessor = (0, None) if newest is None else (node.weights.held.newest_number() + 1, newest.id)
+        number, predecessor = (0, None) if newest is None else (weights.held.newest_number() + 1, newest.id)
         began = time.monotonic()
         (entry,) = await node.log.append(
             Weights(
@@ -117,20 +117,20 @@ class Control:
                 0 if difference is None else difference.size,
             )
         )
-        node.weights.held.note(entry)
+        weights.held.note(entry)
         say("published", began)
 
     async def _adopt(self, manifest: Path, whole: Path) -> tuple[Blob, ChunkList]:
         """Take a chunk list and the file that it describes into the stores; the file moves."""
         node, data = self._node, await trio.Path(manifest).read_bytes()
-        digest = await node.blobs.put_async(data)
+        digest = await self._parts.blobs.put(data)
         scratch = node.directory.work / "next.bin"
         await trio.to_thread.run_sync(shutil.move, whole, scratch)
-        await trio.to_thread.run_sync(node.versions.adopt, data, scratch)
+        await trio.to_thread.run_sync(self._parts.versions.adopt, data, scratch)
         return Blob(digest, len(data)), parse_chunk_list(data)
 
     async def _await(self, number: int) -> None:
-        weights = self._node.weights
+        weights = self._parts.weights
         while True:
             held = weights.held.newest_held()
             if held is not None:
@@ -172,27 +172,24 @@ def spoil(versions: Path) -> None:
         time.sleep(0.002)
 
 
-async def idle(node: Node) -> None:
-    """The trainer's part, whose steps come from standard input."""
-    await trio.sleep_forever()
+class Controlled(Parts):
+    """The daemon's parts, with a trainer whose steps come from standard input."""
+
+    def _lives(self) -> Lives:
+        return {**super()._lives(), "trainer": trio.sleep_forever}
+
+    async def run(self) -> None:
+        _, role, count = sys.argv[1:]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Control(self, role, int(count)).run)
+            await super().run()
 
 
 def main() -> None:
     """Run the daemon of a data directory with its control."""
-    folder, role, count = sys.argv[1:]
-    trainer.run = idle
-    from node import daemon
-
-    serve = daemon._serve
-
-    async def with_control(node: Node, manager: Manager) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Control(node, role, int(count)).run)
-            await serve(node, manager)
-
-    daemon._serve = with_control
+    daemon.Parts = Controlled  # type: ignore[misc]
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
-    daemon.run(DataDirectory(folder))
+    daemon.run(DataDirectory(sys.argv[1]))
 
 
 if __name__ == "__main__":

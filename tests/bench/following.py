@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from node.context import Node
+from node.daemon import Parts
 from node.roles.engine_client import LOAD_TIMEOUT
 from node.weights import delta_making
 from node.workers.child_messages import ConfigureEngine, LoadVersion
-from node.workers.child_process import open_worker
+from node.workers.child_process import OpenWorker, open_worker
 from protocol.records import Weights
 from protocol.weights.manifest import ChunkList
 
@@ -25,13 +25,13 @@ class Following:
     ready (``at``, the monotonic clock).
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._took: dict[str, float] = {}
 
     async def run(self, config: Path, tokenizer: Path) -> None:
         """Follow for ever."""
-        node = self._node
+        node, weights = self._parts.node, self._parts.weights
         self._watch()
         async with open_worker("node.workers.engine_child", name="engine") as worker:
             request = ConfigureEngine(str(config), str(tokenizer), node.domain.recipe, threads=node.config.threads)
@@ -39,13 +39,13 @@ class Following:
             print("following", flush=True)
             loaded: bytes | None = None
             while True:
-                held = node.weights.held.newest_held()
+                held = weights.held.newest_held()
                 if held is None or held.id == loaded:
-                    await node.weights.notice.wait(60)
+                    await weights.notice.wait(60)
                     continue
                 assert isinstance(held.payload, Weights)
                 took, self._took = self._took, {}
-                manifest, whole = node.weights.held.paths(held.id)
+                manifest, whole = weights.held.paths(held.id)
                 began = time.monotonic()
                 await worker.call(LoadVersion(str(manifest), str(whole)), timeout=LOAD_TIMEOUT)
                 loaded, now = held.id, time.monotonic()
@@ -54,7 +54,8 @@ class Following:
 
     def _watch(self) -> None:
         """Put clocks around what brings and what applies."""
-        weights, bring, apply = self._node.weights, self._node.weights.bring, delta_making.apply
+        fetching, apply = self._parts.weights.fetching, delta_making.apply
+        bring = fetching.bring
 
         async def timed_bring(listing: ChunkList, *arguments: Any, **named: Any) -> None:
             began = time.monotonic()
@@ -62,13 +63,15 @@ class Following:
             part = "whole" if hasattr(listing, "tensors") else "delta"
             self._add(f"{part}_transfer", time.monotonic() - began)
 
-        async def timed_apply(rates: delta_making.Rates, delta: Path, base: Path, target: Path, size: int) -> list[int]:
+        async def timed_apply(
+            open_worker: OpenWorker, rates: delta_making.Rates, delta: Path, base: Path, target: Path, size: int
+        ) -> list[int]:
             began = time.monotonic()
-            wrong = await apply(rates, delta, base, target, size)
+            wrong = await apply(open_worker, rates, delta, base, target, size)
             self._add("apply", time.monotonic() - began)
             return wrong
 
-        weights.bring = timed_bring  # type: ignore[method-assign]
+        fetching.bring = timed_bring  # type: ignore[method-assign]
         delta_making.apply = timed_apply
 
     def _add(self, part: str, seconds: float) -> None:

@@ -132,6 +132,8 @@ class Faults:
     """Time that an operation takes; 0.05 where nothing else is said."""
     before: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Called while the operation runs."""
+    score: Callable[[int, str], int] = lambda item, text: MILLION if (item + int(text)) % 2 == 0 else 0
+    """What an answer to an item is worth."""
     machinery: Machinery = field(default_factory=Machinery)
     """What starts such children."""
 
@@ -290,7 +292,7 @@ class Tasks:
         await self.faults.note("tasks", "score", {"items": items})
         if "undecidable" in self.faults.before:
             return [None for _ in items]
-        return [MILLION if (item + int(text)) % 2 == 0 else 0 for _, item, text in items]
+        return [self.faults.score(item, text) for _, item, text in items]
 
     async def confirm(self, items: Sequence[tuple[int, int, str]], claimed: Sequence[int]) -> list[int | None]:
         await self.faults.note("tasks", "confirm", {"items": items})

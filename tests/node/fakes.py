@@ -6,10 +6,11 @@ Real are log, replication, elector, terms, presences, pool, weights, role manage
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,7 @@ from node.roles.workbench import Workbench
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
+from node.telemetry.metrics import Queue
 from node.weights.following import WeightsService
 from node.workers import delta_child as delta_worker
 from node.workers.child_messages import DescribeVersion
@@ -67,20 +69,31 @@ class NodePort(Port):
         self.addresses = [f"/ip4/127.0.0.1/tcp/4001/p2p/{peer_id(node)}"]
         self.learned: dict[bytes, list[str]] = {}
         self.traffic = (10, 20)
+        self._on_connect: list[Callable[[bytes], None]] = []
 
     @property
     def peers(self) -> dict[bytes, Peer]:  # type: ignore[override]  # whatever asks a plain port only looks at its keys
         """Of two nodes the one with the lower id dialled."""
         return {peer: Peer(peer, peer < self.node, 0.0, "127.0.0.1:4001") for peer in super().peers}
 
+    def on_connect(self, callback: Callable[[bytes], None]) -> None:
+        self._on_connect.append(callback)
+
+    def join(self) -> None:
+        """Be there for others from now on, and they for it."""
+        self.network.ports[self.node] = self
+        for peer in super().peers:
+            other = self.network.ports[peer]
+            assert isinstance(other, NodePort)
+            for port, appeared in ((self, peer), (other, self.node)):
+                for callback in port._on_connect:
+                    callback(appeared)
+
     def learn(self, node: bytes, addresses: Sequence[str]) -> None:
         self.learned[node] = list(addresses)
 
     def known_addresses(self) -> dict[bytes, list[str]]:
         return dict(self.learned)
-
-    def on_connect(self, callback: Callable[[bytes], None]) -> None:
-        """Links are there from the start."""
 
     def serve(
         self, protocol: str, handler: RequestHandler, *, max_request: int, max_concurrent_per_peer: int = 0
@@ -90,6 +103,7 @@ class NodePort(Port):
 
 BY_ITSELF: Final = (PRESENCE, "following weights", ROLES, "voting")
 """The services of a node that does something; the others serve and tell."""
+CONTROL: Final = "serving the control socket"
 
 
 @dataclass
@@ -100,6 +114,8 @@ class Running:
     disk: Disk
     port: NodePort
     stopped: trio.Event
+    measured: Queue
+    """The rows that it measured."""
     nursery: trio.Nursery = field(init=False)
 
     @property
@@ -157,6 +173,26 @@ class Running:
     def steps(self) -> int:
         return len(self.node.log.ledger.steps())
 
+    @property
+    def warnings(self) -> dict[str, str]:
+        return self.node.health.warnings
+
+    def keep(self, *services: str) -> None:
+        """Have services of the node run from now on, as the daemon keeps them."""
+        found = self.parts.services()
+        self.nursery.start_soon(self.parts.keep, {name: found[name] for name in services})
+
+    async def open_control(self) -> None:
+        """Serve the control socket from now on."""
+        await self.parts.control.open()
+        self.keep(CONTROL)
+
+    async def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """What the control socket answers to a request, by itself, as JSON has it."""
+        answer = await self.parts.control.answer(json.dumps({"op": op, **arguments}).encode())
+        found: dict[str, Any] = json.loads(json.dumps(answer))
+        return found
+
 
 class Cluster:
     """Nodes of one domain. "elector" is the founder and holds version 0 and the model's files.
@@ -176,6 +212,7 @@ class Cluster:
         self.faults = faults
         self.lives = lives
         self.running: dict[str, Running] = {}
+        self.stack = ExitStack()
         self.boots: Counter[str] = Counter()
 
     async def node(
@@ -188,8 +225,12 @@ class Cluster:
         pause_at_step: int = 0,
         known: Iterable[bytes] = (),
         join: bool = True,
+        **settings: Any,
     ) -> Running:
-        """A node whose log is replicated and whose files are served; no part of it decides anything yet."""
+        """A node whose log is replicated and whose files are served; no part of it decides anything yet.
+
+        ``settings`` are more of its configuration.
+        """
         identity: Identity = key(name)
         directory = DataDirectory(self.folder / name)
         directory.create()
@@ -199,19 +240,19 @@ class Cluster:
         port = NodePort(self.network, identity.node, self.nursery)
         logger = logging.getLogger(f"test.{name}")
         devnet = DevnetConfig(cheat=cheat, pause_at_step=pause_at_step)
-        config = Config(name=name, willing=tuple(willing), devnet=devnet)
+        config = Config(name=name, willing=tuple(willing), devnet=devnet, **settings)
         network: Any = port
         node = Node(identity, self.domain, config, directory, network, log, Health(logger), logger)
         self.boots[name] += 1
         stopped = trio.Event()
         parts = Parts(node, self.boots[name], stopped.set, self.faults.machinery, lives=self.lives)
-        running = Running(parts, disk, port, stopped)
+        running = Running(parts, disk, port, stopped, self.stack.enter_context(parts.metrics.follow()))
         if name == "elector":
             self._found(running)
         parts.serve()
         await parts.elector.open()
         await self.nursery.start(self._run, running)
-        self.network.ports[identity.node] = port
+        port.join()
         self.running[name] = running
         if fresh and join:
             await log.append(Join(identity.node, "farflung/test", name))
@@ -220,9 +261,7 @@ class Cluster:
     async def start(self, name: str, **options: Any) -> Running:
         """A node with all that it does by itself, as ``node.daemon`` runs it."""
         running = await self.node(name, **options)
-        services = running.parts.services()
-        chosen = {service: services[service] for service in BY_ITSELF}
-        running.nursery.start_soon(running.parts.keep, chosen)
+        running.keep(*BY_ITSELF)
         return running
 
     def crash(self, name: str) -> Running:
@@ -351,7 +390,9 @@ async def open_cluster(
 ) -> AsyncIterator[Cluster]:
     """A cluster that ends with the block."""
     async with trio.open_nursery() as nursery:
-        yield Cluster(folder, nursery, network or Network(), data or genesis(), faults, lives)
+        cluster = Cluster(folder, nursery, network or Network(), data or genesis(), faults, lives)
+        with cluster.stack:
+            yield cluster
         nursery.cancel_scope.cancel()
 
 

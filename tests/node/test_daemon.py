@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,11 @@ from node import daemon
 from node.api.control_client import Unavailable, request
 from node.cli.main import main
 from node.config import Config, DevnetConfig, write
-from node.errors import UserError
 from node.log.offline_verification import verify
-from node.peers import twins
 from node.store.data_directory import DataDirectory
 from protocol.domain import make_genesis, parse_genesis
 from protocol.identity import peer_id
-from protocol.records import Role
-from tests.node.fake_children import Faults, genesis
-from tests.node.fakes import Running, open_cluster, presence
+from tests.node.fake_children import genesis
 from tests.protocol.builders import key, small_genesis
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,129 +125,6 @@ def founded_by(directory: DataDirectory) -> bytes:
         policy=domain.policy,
         thresholds=domain.thresholds,
     )
-
-
-# --- what it survives ----------------------------------------------------------------------------------------------
-
-
-async def kept(running: Running, *failures: Exception) -> list[float]:
-    """When a part that fails so often was begun."""
-    waiting = list(failures)
-    begun: list[float] = []
-
-    async def part() -> None:
-        begun.append(trio.current_time())
-        if waiting:
-            raise waiting.pop(0)
-        await trio.sleep_forever()
-
-    running.nursery.start_soon(daemon._keep, running.node, "part", part)
-    await trio.sleep(daemon.PAUSE / 2)
-    return begun
-
-
-async def test_a_part_that_fails_is_begun_again(
-    tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with open_cluster(tmp_path, faults) as cluster:
-        running = await cluster.node("a")
-        group = ExceptionGroup("nursery", [OSError(28, "No space left on device")])
-        begun = await kept(running, group, KeyError("bug"))
-        assert running.node.health.warnings == {"part": "part: [Errno 28] No space left on device; it goes on in 5 s"}
-        assert not [record for record in caplog.records if record.levelname == "ERROR"]
-        await trio.sleep(daemon.PAUSE)
-        assert "'bug'" in running.node.health.warnings["part"]
-        assert [record for record in caplog.records if record.levelname == "ERROR" and record.exc_info]
-        await trio.sleep(daemon.PAUSE)
-        assert running.node.health.warnings == {}
-        assert [round(b - begun[0]) for b in begun] == [0, 5, 10]
-
-
-async def test_a_join_waits_for_room_on_the_disk(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with open_cluster(tmp_path, faults) as cluster:
-        running = await cluster.node("a", join=False)
-        running.disk.full = True
-        running.nursery.start_soon(daemon._keep, running.node, "own feed", partial(daemon._keep_joined, running.node))
-        await trio.sleep(12)
-        assert "no space left" in running.node.health.warnings["own feed"]
-        running.disk.full = False
-        await trio.sleep(10)
-        assert running.node.health.warnings == {}
-        assert running.node.log.own_seq == 0
-        await trio.sleep(60)
-        assert running.node.log.own_seq == 0
-
-
-async def test_a_head_in_doubt_is_told_until_it_is_clear(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with open_cluster(tmp_path, faults) as cluster:
-        first = await cluster.node("a")
-        await cluster.node("b")
-        await cluster.agree()
-        gone = cluster.crash("a")
-        away = cluster.crash("b")
-        again = await cluster.node("a", disk=gone.disk, known=[away.id])
-        again.nursery.start_soon(daemon._keep_joined, again.node)
-        await trio.sleep(15)
-        assert again.node.health.warnings["own head"].startswith("nothing is appended: 0 of 1 known peers")
-        await cluster.node("b", disk=away.disk, known=[again.id])
-        await trio.sleep(15)
-        assert again.node.health.warnings == {}
-        await again.node.log.append(Role("relay"))
-        assert first.id == again.id
-
-
-async def test_known_peers_are_kept_and_a_full_disk_is_told(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with open_cluster(tmp_path, faults) as cluster:
-        running = await cluster.node("a")
-        peer = key("b").node
-        running.port.learned[peer] = [f"/ip4/192.0.2.1/tcp/4001/p2p/{peer_id(peer)}"]
-        running.nursery.start_soon(daemon._remember_peers, running.node)
-        await trio.sleep(6)
-        assert running.node.directory.known_peers() == {peer_id(peer): tuple(running.port.learned[peer])}
-        save = DataDirectory.save_peers
-
-        def full(*arguments: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(DataDirectory, "save_peers", full)
-        running.port.learned.clear()
-        await trio.sleep(6)
-        assert "peers.json: No space left" in running.node.health.warnings["peers file"]
-        monkeypatch.setattr(DataDirectory, "save_peers", save)
-        await trio.sleep(6)
-        assert running.node.health.warnings == {}
-        assert running.node.directory.known_peers() == {}
-
-
-async def test_a_twin_that_appears_after_the_start_is_refused(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
-) -> None:
-    """Both copies started at once, so neither found the other when it asked first."""
-    async with open_cluster(tmp_path, faults) as cluster:
-        running, witness = await cluster.node("a"), await cluster.node("b")
-        for one in (running, witness):
-            twins.serve(one.node.network, one.presences)
-            one.nursery.start_soon(one.presences.run)
-        await daemon._refuse_twin(running.node)  # its own presences are no twin's
-
-        async def twin() -> None:
-            counter = 1000
-            while True:
-                counter += 1
-                signed = presence(running.node, counter=counter).sign(running.node.identity)
-                await witness.presences._receive(running.id, signed)
-                await trio.sleep(0.3)
-
-        await trio.sleep(1)
-        witness.nursery.start_soon(twin)
-        with pytest.raises(UserError, match="the node of this key runs elsewhere already"):
-            await daemon._refuse_twin(running.node)
 
 
 # --- what its user may do wrong ------------------------------------------------------------------------------------
@@ -380,34 +252,3 @@ def test_a_process_of_its_own_says_the_line_and_no_traceback(tmp_path: Path) -> 
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"farflung: {directory.genesis_file}: not a valid genesis")
-
-
-HELD_BY_A_THREAD = """
-import time, trio
-from node import daemon
-async def main():
-    daemon.ending()()
-    with trio.move_on_after(0.01):
-        await trio.to_thread.run_sync(time.sleep, 600)
-trio.run(main)
-"""
-HELD_BY_THE_LOOP = """
-import os, signal, time, trio
-from node import daemon
-async def main():
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(daemon._stop_on_signal, nursery.cancel_scope.cancel, daemon.ending())
-        await trio.testing.wait_all_tasks_blocked()
-        os.kill(os.getpid(), signal.SIGTERM)
-        end = time.monotonic() + 600
-        while time.monotonic() < end:
-            pass
-import trio.testing
-trio.run(main)
-"""
-
-
-@pytest.mark.parametrize("hold", [HELD_BY_A_THREAD, HELD_BY_THE_LOOP])
-def test_nothing_that_goes_on_holds_a_daemon_that_is_told_to_stop(hold: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", hold], env=environment, timeout=120, check=False).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,9 +12,13 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from node.api import control_socket
-from node.api.control_client import Unavailable, request
+from node.api.control_client import Declined, Unavailable, request
+from node.api.control_requests import Answer, Panel, Request
+from node.api.control_socket import HANDLERS, ControlSocket
+from node.api.status import recent_steps
 from protocol.constants import GATHER_FACTOR
 from protocol.records import Rollout
 from tests.node.fake_children import Faults
@@ -22,7 +27,7 @@ from tests.protocol.builders import digest
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path) -> AsyncIterator[Running]:
+async def serving(tmp_path: Path, faults: Faults) -> AsyncIterator[Running]:
     """A node that serves its control socket, in a network of its own."""
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
@@ -30,7 +35,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Running]:
         await running.weights.hold(version, timeout=10)
         await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
         await cluster.agree()
-        await running.nursery.start(control_socket.run, running.node)
+        await running.open_control()
         yield running
 
 
@@ -47,7 +52,7 @@ async def raw(running: Running, data: bytes) -> bytes:
 
 
 async def test_status(tmp_path: Path, faults: Faults) -> None:
-    async with serving(tmp_path) as running:
+    async with serving(tmp_path, faults) as running:
         running.node.health.warn("weights", "version 7 has not arrived")
         running.node.log.disk_trouble = "no space"
         running.own.children["engine"] = 4711
@@ -77,18 +82,18 @@ async def test_status(tmp_path: Path, faults: Faults) -> None:
         assert status["peers"] == 3
 
 
-async def test_steps_are_told_up_to_a_number(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 20.0
+async def test_steps_are_told_up_to_a_number(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         for name in ("elector", "a", "b", "c"):
             await cluster.start(name, pause_at_step=3)
-        await cluster.until(lambda: all(running.steps == 3 for running in cluster.running.values()), clock)
+        await cluster.until(lambda: all(running.steps == 3 for running in cluster.running.values()))
         running = cluster.running["elector"]
-        monkeypatch.setattr("node.api.status.RECENT_STEPS", 2)
-        await running.nursery.start(control_socket.run, running.node)
-        status = await ask(running, "status")
+        status = await running.ask("status")
         assert status["step"] == 3
-        assert [row["step"] for row in status["steps"]] == [2, 3]
+        assert [row["step"] for row in status["steps"]] == [1, 2, 3]
+        assert recent_steps(running.node.log.ledger.steps(), 2) == status["steps"][-2:]
         row = status["steps"][-1]
         assert 0 <= row["reward"] <= 1
         # Whole submissions are taken until 16 responses stand in groups with a signal; the others are not trained on.
@@ -101,14 +106,14 @@ async def test_the_socket_is_its_owners_alone_and_replaces_what_a_crash_left(tmp
         running = await cluster.node("elector")
         socket = running.node.directory.control_socket
         socket.touch()
-        await running.nursery.start(control_socket.run, running.node)
+        await running.open_control()
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
         assert stat.S_ISSOCK(socket.stat().st_mode)
         assert (await ask(running, "status"))["name"] == "elector"
 
 
 async def test_pausing_and_going_on(tmp_path: Path, faults: Faults) -> None:
-    async with serving(tmp_path) as running:
+    async with serving(tmp_path, faults) as running:
         assert await ask(running, "pause_at", step=7) == {"pause_at_step": 7}
         assert running.own.pause_at_step == 7
         assert (await ask(running, "status"))["pause_at_step"] == 7
@@ -120,14 +125,7 @@ async def test_pausing_and_going_on(tmp_path: Path, faults: Faults) -> None:
 
 
 async def test_stopping_is_answered_first(tmp_path: Path, faults: Faults) -> None:
-    async with serving(tmp_path) as running:
-        stop = running.node.stop
-
-        def end() -> None:
-            stop()
-            running.nursery.cancel_scope.cancel()
-
-        running.node.stop = end
+    async with serving(tmp_path, faults) as running:
         assert await ask(running, "stop") == {"stopping": True}
         with trio.fail_after(5):
             await running.stopped.wait()
@@ -138,17 +136,18 @@ async def test_stopping_is_answered_first(tmp_path: Path, faults: Faults) -> Non
     [
         (b"nonsense", "the request is not JSON"),
         (b"\xff\xfe", "the request is not JSON"),
-        (b"[" * 60_000, "the request is not JSON"),
-        (b"[]", "unknown request"),
-        (b"{}", "unknown request"),
-        (b'{"op": "launch"}', "unknown request"),
+        (b"[" * 60_000, "unknown request: Expected `object`, got `array`"),
+        (b"[]", "unknown request: Expected `object`, got `array`"),
+        (b"{}", "unknown request: Object missing required field `op`"),
+        (b'{"op": "launch"}', "unknown request: Invalid value 'launch' - at `$.op`"),
+        (b'{"op": "pause_at"}', "unknown request: Object missing required field `step`"),
         (b"", "the request is not JSON"),
     ],
 )
 async def test_a_mistake_is_one_line_and_ends_nothing(line: bytes, error: str, tmp_path: Path, faults: Faults) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
-        await running.nursery.start(control_socket.run, running.node)
+        await running.open_control()
         assert json.loads(await raw(running, line + b"\n")) == {"error": error}
         assert (await ask(running, "status"))["name"] == "elector"
 
@@ -156,8 +155,88 @@ async def test_a_mistake_is_one_line_and_ends_nothing(line: bytes, error: str, t
 async def test_a_conversation(tmp_path: Path, faults: Faults) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
-        await running.nursery.start(control_socket.run, running.node)
+        await running.open_control()
         answers = (await raw(running, b'{"op": "pause_at", "step": 1}\n{"op": "x"}\n{"op": "pause')).splitlines()
-        assert [json.loads(answer) for answer in answers] == [{"pause_at_step": 1}, {"error": "unknown request"}]
+        assert [json.loads(answer) for answer in answers] == [
+            {"pause_at_step": 1},
+            {"error": "unknown request: Invalid value 'x' - at `$.op`"},
+        ]
         # A line without an end is not waited for beyond its bound.
         assert await raw(running, b"x" * (control_socket.MAX_LINE + 1)) == b""
+
+
+# --- what fails inside an operation --------------------------------------------------------------------------------
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "status": {},
+    "peers": {},
+    "roles": {},
+    "credits": {},
+    "leave": {},
+    "pause_at": {"step": 1},
+    "stop": {},
+    "weights": {},
+    "weights-gc": {"dry_run": True},
+    "weights-pull": {"version": 0},
+    "amend": {},
+    "amend_sign": {"body": "00"},
+    "amend_submit": {"body": "00", "votes": {}},
+    "recovery": {"commitment": "00"},
+    "close": {"target": "00", "recovery": "00", "signature": "00"},
+    "rebind": {"target": "00", "recovery": "00", "signature": "00"},
+}
+"""Each operation, with arguments of its form."""
+
+
+@pytest.mark.parametrize("op", REQUESTS)
+@pytest.mark.parametrize(
+    ("error", "line", "is_bug"),
+    [
+        (OSError(5, "Input/output error"), "[Errno 5] Input/output error", False),
+        (sqlite3.OperationalError("disk I/O error"), "disk I/O error", True),
+        (KeyError("entries"), "'entries'", True),
+        (trio.TooSlowError(), "TooSlowError", False),
+        (ExceptionGroup("all", [RuntimeError("two\nlines")]), "two lines", True),
+    ],
+)
+async def test_an_operation_that_fails_is_told_in_one_line_and_ends_nothing(
+    op: str,
+    error: Exception,
+    line: str,
+    is_bug: bool,
+    tmp_path: Path,
+    faults: Faults,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(panel: Panel, request: Request) -> Answer:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    async with open_cluster(tmp_path, faults) as cluster:
+        running = await cluster.node("elector")
+        socket = ControlSocket(running.parts.panel, dict.fromkeys(HANDLERS, fail))
+        await socket.open()
+        running.nursery.start_soon(socket.run)
+        for _ in range(2):
+            with pytest.raises(Declined) as raised:
+                await ask(running, op, **REQUESTS[op])
+            assert str(raised.value) == f"{running.node.directory.path}: {line}"
+        bugs = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert len(bugs) == 2 * is_bug
+        assert all(record.exc_info for record in bugs)
+        assert not running.stopped.is_set()
+
+
+def test_every_operation_was_made_to_fail() -> None:
+    assert {kind.__struct_config__.tag for kind in HANDLERS} == REQUESTS.keys()
+
+
+async def test_a_version_that_cannot_be_opened_does_not_end_the_socket(tmp_path: Path, faults: Faults) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        running = await cluster.node("elector")
+        await running.open_control()
+        (running.versions.folder / ("ab" * 32) / "manifest").mkdir(parents=True)
+        with pytest.raises(Declined, match="Is a directory"):
+            await ask(running, "weights")
+        assert (await ask(running, "status"))["name"] == "elector"
+        assert running.warnings == {}

@@ -9,11 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from node import daemon
-from node.api import control_socket
 from node.api.control_client import Unavailable, request
 from node.api.node_rows import credits
-from node.roles.role_manager import RoleManager
+from node.daemon import ROLES
 from protocol.errors import LocalError
 from protocol.identity import Identity
 from protocol.log import recovery
@@ -35,7 +33,7 @@ async def joined(cluster: Cluster, *names: str) -> list[Running]:
     for name in names:
         running = await cluster.node(name, join=False)
         await running.node.log.append(Join(commitment(secret(name).node), "farflung/test", name))
-        await running.nursery.start(control_socket.run, running.node)
+        await running.open_control()
         nodes.append(running)
     await cluster.cut()
     return nodes
@@ -78,7 +76,7 @@ async def test_a_stolen_node_is_closed_and_says_so(
         assert "closed with its recovery key" in status["over"]
         assert status["problems"][-1] == status["over"]
         assert (await ask(owner, "status"))["over"] is None
-        thief.nursery.start_soon(daemon._keep_joined, thief.node)
+        thief.keep("keeping the own feed")
         await trio.sleep(1)
         assert list(thief.node.health.warnings.values()) == [status["over"]]
         # The end is shown by the next cut, everywhere alike.
@@ -115,7 +113,7 @@ async def test_an_ended_node_has_no_role_and_no_presence(
             running.nursery.start_soon(running.presences.run)
         await cluster.until(lambda: thief.id in owner.presences.live())
         await thief.node.log.append(Role("relay"))
-        thief.nursery.start_soon(RoleManager(thief.node).run)
+        thief.keep(ROLES)
         await cluster.until(lambda: thief.own.role == "relay")
         await ask(owner, "close", **statement("close", "thief", "owner", cluster.domain.id))
         await cluster.cut()
@@ -136,7 +134,7 @@ async def test_what_would_have_no_effect_is_refused_at_once(
             ("rebind", good, "signature is wrong"),
             ("close", {**good, "target": other["target"]}, "signature is wrong"),
             ("close", {**good, "signature": "00"}, "signature is wrong"),
-            ("close", {**good, "target": "xx"}, "unknown request"),
+            ("close", {**good, "target": "xx"}, "the statement is not hexadecimal"),
             ("close", {**good, "recovery": 7}, "unknown request"),
             (
                 "close",
@@ -147,6 +145,6 @@ async def test_what_would_have_no_effect_is_refused_at_once(
             with pytest.raises(Unavailable, match=said):
                 await ask(first, kind, **arguments)
         assert first.node.log.own_seq == 0
-        with pytest.raises(Unavailable, match="unknown request"):
+        with pytest.raises(Unavailable, match="the commitment is not hexadecimal"):
             await ask(first, "recovery", commitment="xx")
         assert await ask(first, "close", **good)

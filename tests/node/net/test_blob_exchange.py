@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from blake3 import blake3
 
 from node.net.blob_exchange import (
@@ -28,6 +29,8 @@ from node.net.requests import Refused, Unreachable
 from node.store.blob_store import BlobStore
 from protocol import codec
 from protocol.errors import PeerError
+from tests.node.fake_children import CONFIG, Faults
+from tests.node.fakes import open_cluster
 from tests.node.net.helpers import network, never
 
 SMALL = b"a small blob"
@@ -252,3 +255,21 @@ async def test_a_bitmap_of_another_length_is_a_fault() -> None:
         assert await fetch_haves(asker, holder.node, MANIFEST, 8) == b"\xa0"
         with pytest.raises(PeerError, match="another length"):
             await fetch_haves(asker, holder.node, MANIFEST, 9)
+
+
+async def test_a_file_of_the_domain_is_fetched_once_from_whoever_has_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        await cluster.node("elector")
+        lacking = (await cluster.node("a")).parts.blobs
+        blobs = (await cluster.node("b")).parts.blobs
+        blob = cluster.domain.model.config
+        path = await blobs.path(blob.hash, blob.size)
+        assert path.read_bytes() == CONFIG
+        for name in ("elector", "a"):
+            cluster.crash(name)
+        assert await blobs.path(blob.hash, blob.size) == path
+        assert await blobs.fetch(blob.hash, blob.size, [], timeout=1) == CONFIG
+        with pytest.raises(Unreachable, match="nobody to ask"):
+            await lacking.fetch(blob.hash, blob.size, [], timeout=1)

@@ -10,6 +10,7 @@ import trio.testing
 
 from node.peers.presences import TOPIC
 from protocol.identity import peer_id
+from protocol.records import Rollout
 from protocol.work.presence import Presence
 from tests.node.fake_children import Faults
 from tests.node.fakes import Running, open_cluster, presence
@@ -114,3 +115,26 @@ async def test_addresses_are_learned_with_the_peers_own_name(
         plain, full = "/ip4/192.0.2.1/tcp/4001", f"/ip4/192.0.2.2/tcp/4001/p2p/{peer_id(b.id)}"
         await a.port.topics[TOPIC](b.id, presence(b.node, addresses=(plain, full)).sign(key("b")))
         assert a.port.learned[b.id] == [f"{plain}/p2p/{peer_id(b.id)}", full]
+
+
+async def test_a_majority_of_the_due_must_be_here_and_at_it(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        version = await cluster.stage(t="trainer", v="validator", w="validator", i="inference")
+        await trio.sleep(1)
+        running = cluster.running["i"]
+        presences, ledger = running.presences, running.node.log.ledger
+        v, w = cluster.running["v"].id, cluster.running["w"].id
+        assert presences.can_decide([v])
+        assert presences.can_decide([v, w])
+        assert not presences.can_decide([])
+        assert not presences.can_decide([v, digest("gone")])
+        assert presences.can_decide([v, w, digest("gone")])
+        # At most three are due, so two decide, however many there are.
+        assert presences.can_decide([v, w, *(digest(f"gone {i}") for i in range(5))])
+        (entry,) = await running.node.log.append(Rollout(version.id, 0, 2, 8, 16, digest("file"), 10, 2))
+        assert presences.can_decide(ledger.due(entry))
+        cluster.running["w"].own.role = "inference"
+        await trio.sleep(1)
+        assert not presences.can_decide(ledger.due(entry))

@@ -1,20 +1,27 @@
-"""Whether a node runs elsewhere, asked of real hosts over real sockets."""
+"""Whether a node runs elsewhere, asked of real hosts over real sockets, and what a daemon makes of it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
+from node.errors import UserError
 from node.net.host import Network, open_network
 from node.peers import twins
+from node.peers.presences import TOPIC
 from node.peers.twins import Sighting
 from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.work.presence import Presence
+from tests.node.fake_children import Faults
+from tests.node.fakes import Running, open_cluster
+from tests.node.fakes import presence as presence_of
 
 DOMAIN = bytes([7]) * 32
 NODE = Identity(bytes([1]) * 32)
@@ -71,18 +78,18 @@ async def asking(*peers: Heard) -> AsyncIterator[Network]:
         yield asker
 
 
-async def sight(network: Network) -> Sighting:
+async def sighted(network: Network) -> Sighting:
     return await twins.sight(network, network.peers, DOMAIN, NODE.node, INTERVAL)
 
 
 async def test_a_node_that_nobody_hears_runs_nowhere() -> None:
     async with asking(Heard(b""), Heard(b"")) as network:
-        assert await sight(network) == Sighting(2, 0, None)
+        assert await sighted(network) == Sighting(2, 0, None)
 
 
 async def test_a_last_presence_from_before_a_restart_is_not_life() -> None:
     async with asking(Heard(presence(1, 5))) as network:
-        found = await sight(network)
+        found = await sighted(network)
     assert (found.answered, found.alive, found.elsewhere) == (1, 0, False)
     assert found.presence is not None
     assert found.presence.counter == 5
@@ -91,7 +98,7 @@ async def test_a_last_presence_from_before_a_restart_is_not_life() -> None:
 @pytest.mark.parametrize("later", [(1, 6), (2, 1)])
 async def test_a_node_that_goes_on_counting_runs_elsewhere(later: tuple[int, int]) -> None:
     async with asking(Heard(presence(1, 5), presence(*later))) as network:
-        found = await sight(network)
+        found = await sighted(network)
     assert found.elsewhere
     assert found.presence is not None
     assert (found.presence.boot, found.presence.counter) == later
@@ -108,7 +115,7 @@ async def test_of_two_copies_that_count_alike_the_other_is_seen(ours: bool) -> N
 
 async def test_one_peer_of_three_cannot_tell_a_node_dead_by_replaying_its_past() -> None:
     async with asking(Heard(presence(1, 5), presence(1, 6)), Heard(b""), Heard(presence(1, 6))) as network:
-        found = await sight(network)
+        found = await sighted(network)
     assert (found.answered, found.alive, found.elsewhere) == (3, 1, False)
 
 
@@ -119,7 +126,8 @@ async def test_one_peer_of_three_cannot_tell_a_node_dead_by_replaying_its_past()
 async def test_rubbish_is_blamed_and_no_answer(answer: bytes) -> None:
     async with asking(Heard(answer)) as network:
         (peer,) = network.peers
-        assert await sight(network) == Sighting(0, 0, None)
+        assert network.scores.reasons(peer) == {}
+        assert await sighted(network) == Sighting(0, 0, None)
         assert sum(network.scores.reasons(peer).values()) == 1
 
 
@@ -142,3 +150,72 @@ def test_no_answer_is_no_majority() -> None:
     assert not Sighting(0, 0, None).elsewhere
     assert not replace(Sighting(4, 2, None)).elsewhere
     assert Sighting(3, 2, None).elsewhere
+
+
+# --- on a whole node -----------------------------------------------------------------------------------------------
+
+
+async def go_on_counting(running: Running, witness: Running) -> None:
+    """A twin of ``running`` publishes, as ``witness`` hears it."""
+    counter = 1000
+    while True:
+        counter += 1
+        signed = presence_of(running.node, counter=counter).sign(running.node.identity)
+        await witness.port.topics[TOPIC](running.id, signed)
+        await trio.sleep(0.3)
+
+
+async def test_a_twin_that_appears_after_the_start_is_refused(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Both copies started at once, so neither found the other when it asked first."""
+    async with open_cluster(tmp_path, faults) as cluster:
+        running, witness = await cluster.node("a"), await cluster.node("b")
+        for one in (running, witness):
+            one.nursery.start_soon(one.presences.run)
+        await twins.refuse_twin(running.node, running.presences)  # its own presences are no twin's
+        await trio.sleep(1)
+        witness.nursery.start_soon(go_on_counting, running, witness)
+        with pytest.raises(UserError, match="the node of this key runs elsewhere already"):
+            await twins.refuse_twin(running.node, running.presences)
+
+
+async def test_a_copy_of_a_node_that_runs_is_refused_before_it_says_anything(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        first, witness = await cluster.node("a"), await cluster.node("b")
+        # On its first start a node has a key that nobody else can have.
+        first.port.learn(witness.id, witness.port.addresses)
+        witness.nursery.start_soon(go_on_counting, first, witness)
+        await trio.sleep(1)
+        await twins.refuse_copy(first.node, first.presences)
+        cluster.crash("a")
+        again = await cluster.node("a", disk=first.disk)
+        await twins.refuse_copy(again.node, again.presences)  # it knows nobody that it could disturb
+        again.port.learn(witness.id, witness.port.addresses)
+        with pytest.raises(UserError, match=r"an unknown address.*stop that one, or use a new data directory"):
+            await twins.refuse_copy(again.node, again.presences)
+
+
+async def test_a_restarted_node_waits_for_a_peer_a_moment_and_no_longer(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        first, witness = await cluster.node("a"), await cluster.node("b")
+        cluster.crash("a")
+        gone = cluster.crash("b")
+        again = await cluster.node("a", disk=first.disk)
+        again.port.learn(witness.id, witness.port.addresses)
+        began = trio.current_time()
+        await twins.refuse_copy(again.node, again.presences)
+        assert trio.current_time() - began == pytest.approx(twins.PEER_PATIENCE)
+
+        async def come_back() -> None:
+            await trio.sleep(1)
+            back = await cluster.node("b", disk=gone.disk, known=[again.id])
+            back.nursery.start_soon(go_on_counting, again, back)
+
+        cluster.nursery.start_soon(come_back)
+        with pytest.raises(UserError, match="runs elsewhere already"):
+            await twins.refuse_copy(again.node, again.presences)

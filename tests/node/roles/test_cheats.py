@@ -23,7 +23,7 @@ def test_full_marks_for_everything() -> None:
     assert cheats.forged([[0, 1_000_000, 3], [0]]) == [[1_000_000] * 3, [1_000_000]]
 
 
-def test_noise_of_five_percent_of_each_tensors_deviation(tmp_path: Path) -> None:
+async def test_noise_of_five_percent_of_each_tensors_deviation(tmp_path: Path) -> None:
     generator = np.random.default_rng(1)
     small = generator.normal(3.0, 0.01, 10_000).astype("<f4")
     large = generator.normal(-2.0, 10.0, (100, 50)).astype("<f4")
@@ -31,9 +31,9 @@ def test_noise_of_five_percent_of_each_tensors_deviation(tmp_path: Path) -> None
     manifest = Manifest.of_file([("a", "F32", (10_000,)), ("b", "F32", (100, 50))], data, 1)
     (tmp_path / "manifest").write_bytes(manifest.encode())
     (tmp_path / "whole").write_bytes(data)
-    cheats._write(tmp_path / "manifest", tmp_path / "whole", tmp_path / "cheat")
+    path = await cheats.perturbed(tmp_path, bytes(32), tmp_path / "manifest", tmp_path / "whole")
     assert (tmp_path / "whole").read_bytes() == data
-    values = np.frombuffer((tmp_path / "cheat").read_bytes(), "<f4")
+    values = np.frombuffer(path.read_bytes(), "<f4")
     for original, made in ((small, values[:10_000]), (large.ravel(), values[10_000:])):
         noise = made - original
         assert abs(noise.std() / original.std() - 0.05) < 0.003
@@ -45,13 +45,14 @@ async def test_one_file_a_version_and_no_more(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", i="inference")
-        node = cluster.running["t"].node
-        path = await cheats.perturbed(node, version.id)
+        running = cluster.running["t"]
+        folder, paths = running.node.directory.work, running.weights.held.paths
+        path = await cheats.perturbed(folder, version.id, *paths(version.id))
         made = path.stat().st_mtime_ns
         assert path.read_bytes() != WHOLE_0
         assert len(path.read_bytes()) == len(WHOLE_0)
-        assert await cheats.perturbed(node, version.id) == path
+        assert await cheats.perturbed(folder, version.id, *paths(version.id)) == path
         assert path.stat().st_mtime_ns == made
         newer = await cluster.announce("t", np.linspace(-2, 2, 16, dtype="<f4").tobytes(), version)
-        other = await cheats.perturbed(node, newer.id)
-        assert list(node.directory.work.glob("cheat-*")) == [other]
+        other = await cheats.perturbed(folder, newer.id, *paths(newer.id))
+        assert list(folder.glob("cheat-*")) == [other]

@@ -10,17 +10,15 @@ import pytest
 import trio
 import trio.testing
 
-from node.config import DevnetConfig
 from node.roles import inference
-from node.roles.engine_client import open_engine, open_tasks
-from node.roles.inference import BACKLOG
+from node.roles.inference import BACKLOG, backlog
 from node.roles.rollout_pool import Amount
 from protocol import identity
 from protocol.log.entry import Entry
 from protocol.records import Role, Rollout, Step, StepBlob, Verdict
 from protocol.work import schedule
 from protocol.work.rollout import Submission
-from tests.node.fake_children import WHOLE_0, Faults, Tasks
+from tests.node.fake_children import WHOLE_0, Faults, manifest_of
 from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import RECIPE
 
@@ -46,7 +44,7 @@ async def stage(cluster: Cluster) -> Entry:
 
 async def for_seconds(running: Running, seconds: float) -> None:
     with trio.move_on_after(seconds):
-        await inference.run(running.node)
+        await inference.run(running.bench)
 
 
 async def accept(cluster: Cluster) -> None:
@@ -88,12 +86,9 @@ async def test_it_announces_what_the_seeds_prescribe_and_stops_at_the_backlog(
 
 
 async def test_generation_goes_on_until_there_is_enough_to_learn_from(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async def hard(self: Tasks, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
-        return [1_000_000 * (item % 2 and int(text) % 2) for _, item, text in items]
-
-    monkeypatch.setattr(Tasks, "score", hard)
+    faults.score = lambda item, text: 1_000_000 * (item % 2 and int(text) % 2)  # half of the items cannot be solved
     async with open_cluster(tmp_path, faults) as cluster:
         await stage(cluster)
         running = cluster.running["i"]
@@ -110,19 +105,16 @@ async def test_how_many_batches_may_wait(
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         node, trainer = cluster.running["i"].node, cluster.running["t"].node
-        async with open_engine(node) as engine, open_tasks(node) as tasks:
-            life = inference._Life(node, engine, tasks)
-            assert life._backlog() == BACKLOG
-            for number, publish in ((1, 49), (2, 51)):
-                blob = trainer.blobs.put(StepBlob(()).encode())
-                times = (100, 0, publish, 0)
-                await trainer.log.append(Step(1, number, version.id, blob, 3, 0, 0, 0, 2, 8, 0, 8, 8, *times))
-                made = trainer.log.replica.entries(trainer.id)[-1]
-                version = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], version, made.id)
-                assert life._backlog() == BACKLOG + (publish > 50)
-            # What is generated for a later step than this one would be too old for it.
-            life._recipe = replace(RECIPE, async_level=0)
-            assert life._backlog() == 1
+        assert backlog(node.log.ledger, RECIPE) == BACKLOG
+        for number, publish in ((1, 49), (2, 51)):
+            blob = cluster.running["t"].blobs.put(StepBlob(()).encode())
+            times = (100, 0, publish, 0)
+            await trainer.log.append(Step(1, number, version.id, blob, 3, 0, 0, 0, 2, 8, 0, 8, 8, *times))
+            made = trainer.log.replica.entries(trainer.id)[-1]
+            version = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], version, made.id)
+            assert backlog(node.log.ledger, RECIPE) == BACKLOG + (publish > 50)
+        # What is generated for a later step than this one would be too old for it.
+        assert backlog(node.log.ledger, replace(RECIPE, async_level=0)) == 1
 
 
 async def test_counters_go_on_after_a_restart(
@@ -172,14 +164,18 @@ async def test_it_never_goes_back_to_an_older_version(
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
-        newer = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
+        changed = b"\1" + WHOLE_0[1:]
+        newer = await cluster.announce("t", changed, version)
         await running.weights.hold(newer, timeout=10)
-        node = running.node
-        async with open_engine(node) as engine, open_tasks(node) as tasks:
-            life = inference._Life(node, engine, tasks)
+        await running.weights.hold(version, timeout=10)
+        engines = running.bench.engines
+        async with engines.open() as engine, engines.open_tasks() as tasks:
+            life = inference.Life(running.bench, engine, tasks)
             assert await life.wanted() == newer
             await life.submit(newer)
-            del node.weights._held[newer.id]
+            running.versions.delete([manifest_of(changed).digest])
+            await running.weights.held.clean(dry_run=False)
+            assert running.weights.held.newest_held() == version
             assert await life.wanted() is None
 
 
@@ -236,14 +232,15 @@ async def test_a_pause_ends_generation_and_its_end_begins_it(
 @pytest.mark.parametrize("cheat", ["", "forged-reward"])
 async def test_rewards(cheat: str, tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
+        await cluster.node("elector")
+        await cluster.node("i", cheat=cheat)
         version = await stage(cluster)
         running = cluster.running["i"]
-        running.node.config = replace(running.node.config, devnet=DevnetConfig(cheat=cheat))
         faults.before["undecidable"] = lambda: None
-        node = running.node
-        async with open_engine(node) as engine, open_tasks(node) as tasks:
-            await inference._Life(node, engine, tasks).submit(version)
-        submission = Submission.parse(node.blobs.get(announced(running)[0].submission) or b"", RECIPE)
+        engines = running.bench.engines
+        async with engines.open() as engine, engines.open_tasks() as tasks:
+            await inference.Life(running.bench, engine, tasks).submit(version)
+        submission = Submission.parse(running.blobs.get(announced(running)[0].submission) or b"", RECIPE)
         rewards = {response.reward for group in submission.groups for response in group.responses}
         # What cannot be decided is sent as nothing; a forger claims everything.
         assert rewards == ({1_000_000} if cheat else {0})

@@ -18,7 +18,7 @@ async def test_a_relay_lives_without_a_child_until_it_is_cancelled(
     async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
         with trio.move_on_after(1000) as scope:
-            await relay.run(running.node)
+            await relay.run(running.node, running.weights)
         assert scope.cancelled_caught
         assert faults.calls == []
 

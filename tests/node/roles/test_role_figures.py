@@ -76,7 +76,7 @@ async def test_each_role_measures_what_it_does(
             await cluster.start(name, willing=("inference",) if name == "elector" else WILLING, pause_at_step=2)
         await cluster.until(lambda: all(running.steps >= 2 for running in cluster.running.values()))
         ledger = cluster.running["elector"].node.log.ledger
-        rows = [row for running in cluster.running.values() for row in running.parts.metrics._own.take()]
+        rows = [row for running in cluster.running.values() for row in running.measured.take()]
     steps = [row for row in rows if row["kind"] == "step"]
     assert [row["version"] for row in steps] == [1, 2]
     payloads = [entry.payload for entry in ledger.steps()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import trio
 import trio.testing
 
 from node.config import WILLING
-from node.context import Node
+from node.daemon import ROLES
 from node.errors import UserError
 from node.roles import role_manager
 from node.workers.child_process import WorkerError
@@ -68,7 +69,7 @@ async def test_five_nodes_take_the_four_roles_train_and_end(
 async def test_a_lossy_network_trains_as_well(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with open_cluster(tmp_path, faults, Network(3, loss=0.05, delay=0.2)) as cluster:
+    async with open_cluster(tmp_path, faults, network=Network(3, loss=0.05, delay=0.2)) as cluster:
         for name in FIVE:
             await cluster.start(name, pause_at_step=2)
         await trained(cluster, 2, 300)
@@ -114,8 +115,9 @@ async def test_a_validator_that_comes_back_too_late_holds_nothing_up(
         await cluster.agree()
         # Exactly as many steps as were asked for, although weights were announced twice for one of them.
         assert {r.steps for r in cluster.running.values()} == {8}
-        node = cluster.running["elector"].node
-        assert not any(map(node.will_be_judged, node.log.ledger.outstanding()))
+        running = cluster.running["elector"]
+        ledger, presences = running.node.log.ledger, running.presences
+        assert not any(presences.can_decide(ledger.due(entry)) for entry in ledger.outstanding())
 
 
 async def test_a_restarted_node_goes_on_with_its_role(
@@ -151,40 +153,41 @@ async def test_nobody_takes_a_role_before_the_first_term(
 class Lives:
     """Stand-ins for the roles' lives that note what happens to them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.events: list[str] = []
         self.failures: list[Exception] = []
-        for role in ("trainer", "relay", "validator", "inference"):
-            monkeypatch.setitem(role_manager._LIVES, role, self._life(role))
+        self.lives = {role: partial(self._live, role) for role in ("trainer", "relay", "validator", "inference")}
 
-    def _life(self, role: str):  # type: ignore[no-untyped-def]
-        async def live(node: Node) -> None:
-            self.events.append(f"{role} {trio.current_time():.1f}")
-            try:
-                if self.failures:
-                    raise self.failures.pop(0)
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await trio.sleep(0.2)
-                self.events.append(f"{role} ended")
+    @property
+    def starts(self) -> list[float]:
+        """When a life began."""
+        return [float(event.split()[1]) for event in self.events if not event.endswith("ended")]
 
-        return live
+    async def _live(self, role: str) -> None:
+        self.events.append(f"{role} {trio.current_time():.1f}")
+        try:
+            if self.failures:
+                raise self.failures.pop(0)
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.2)
+            self.events.append(f"{role} ended")
 
 
 async def managed(cluster: Cluster, role: str) -> Running:
     """Node "a" with a manager, a standing role, and a term given to "t"."""
     await cluster.stage(t="trainer", v="validator", r="relay", a=role)
     running = cluster.running["a"]
-    running.nursery.start_soon(role_manager.RoleManager(running.node).run)
+    running.keep(ROLES)
     return running
 
 
 async def test_the_old_role_has_ended_before_the_new_one_begins(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    lives = Lives(monkeypatch)
-    async with open_cluster(tmp_path, faults) as cluster:
+    lives = Lives()
+    async with open_cluster(tmp_path, faults, lives=lives.lives) as cluster:
         running = await managed(cluster, "inference")
         await trio.sleep(2)
         cluster.crash("r")
@@ -196,10 +199,9 @@ async def test_the_old_role_has_ended_before_the_new_one_begins(
 
 
 async def test_a_change_must_have_stood_for_three_intervals(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    Lives(monkeypatch)
-    async with open_cluster(tmp_path, faults) as cluster:
+    async with open_cluster(tmp_path, faults, lives=Lives().lives) as cluster:
         running = await managed(cluster, "inference")
         await trio.sleep(2)
         cluster.network.partition([running.id], [cluster.running["r"].id])
@@ -213,11 +215,10 @@ async def test_a_change_must_have_stood_for_three_intervals(
 
 
 async def test_a_failing_role_begins_again_after_longer_and_longer_pauses(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    lives = Lives(monkeypatch)
-    monkeypatch.setattr(role_manager, "MAX_PAUSE", 8.0)
-    async with open_cluster(tmp_path, faults) as cluster:
+    lives = Lives()
+    async with open_cluster(tmp_path, faults, lives=lives.lives) as cluster:
         lives.failures = [
             WorkerError("engine: the child ended", "died"),
             OSError(28, "No space left on device"),
@@ -226,42 +227,39 @@ async def test_a_failing_role_begins_again_after_longer_and_longer_pauses(
         ]
         running = await managed(cluster, "relay")
         await trio.sleep(1)
-        text = running.node.health.warnings["role"]
+        text = running.warnings["the relay role"]
         assert text == "the relay role stopped: engine: the child ended; it starts again in 1 s"
         await trio.sleep(18)
-        starts = [float(event.split()[1]) for event in lives.events if not event.endswith("ended")]
-        gaps = [round(b - a - 0.2) for a, b in pairwise(starts)]
+        gaps = [round(b - a - 0.2) for a, b in pairwise(lives.starts)]
         assert gaps == [1, 2, 4, 8]
-        assert "role" in running.node.health.warnings
-        await trio.sleep(10)  # well for as long as the longest pause: the warning goes
-        assert running.node.health.warnings == {}
+        assert "the relay role" in running.warnings
+        await trio.sleep(role_manager.POLICY.steady)  # well for so long: the warning goes
+        assert running.warnings == {}
 
 
 async def test_a_role_that_fails_again_and_again_is_left_to_others_for_a_while(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    lives = Lives(monkeypatch)
-    monkeypatch.setattr(role_manager, "UNFIT", 20.0)
-    async with open_cluster(tmp_path, faults) as cluster:
+    lives = Lives()
+    async with open_cluster(tmp_path, faults, lives=lives.lives) as cluster:
         lives.failures = [WorkerError("no memory", "died") for _ in range(role_manager.MAX_FAILURES)]
         running = await managed(cluster, "relay")
         await cluster.until(lambda: running.own.role != "relay")
-        assert running.node.health.warnings["relay role"] == (
+        assert running.warnings["relay role"] == (
             "the relay role failed 5 times in a row (no memory) and is left to others for a while"
         )
         assert "relay" not in running.own.willing()
         await cluster.until(lambda: running.own.role == "inference")
         await trio.sleep(role_manager.UNFIT)
         assert "relay" in running.own.willing()
-        assert running.node.health.warnings == {}
+        assert running.warnings == {}
 
 
 async def test_a_role_that_cannot_be_laid_down_is_tried_again(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    lives = Lives(monkeypatch)
-    monkeypatch.setattr(role_manager, "UNFIT", 20.0)
-    async with open_cluster(tmp_path, faults) as cluster:
+    lives = Lives()
+    async with open_cluster(tmp_path, faults, lives=lives.lives) as cluster:
         lives.failures = [OSError(28, "No space left on device") for _ in range(role_manager.MAX_FAILURES)]
         running = await managed(cluster, "relay")
         running.disk.full = True
@@ -292,58 +290,55 @@ async def test_a_trainer_that_cannot_train_loses_its_term(
 async def test_a_bug_in_a_role_is_contained_and_told(
     tmp_path: Path,
     faults: Faults,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    lives = Lives(monkeypatch)
-    async with open_cluster(tmp_path, faults) as cluster:
+    lives = Lives()
+    async with open_cluster(tmp_path, faults, lives=lives.lives) as cluster:
         lives.failures = [KeyError("weights")]
         running = await managed(cluster, "relay")
         await trio.sleep(3)
         assert len(lives.events) == 3
-        assert "'weights'" in running.node.health.warnings["role"]
+        assert "'weights'" in running.warnings["the relay role"]
         (record,) = (record for record in caplog.records if record.levelname == "ERROR")
         assert record.exc_info is not None
         assert isinstance(record.exc_info[1], KeyError)
 
 
 async def test_what_its_owner_must_mend_is_not_tried_again_at_once(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    lives = Lives(monkeypatch)
-    async with open_cluster(tmp_path, faults) as cluster:
+    lives = Lives()
+    async with open_cluster(tmp_path, faults, lives=lives.lives) as cluster:
         lives.failures = [UserError("no sandbox", "install bubblewrap")]
         running = await managed(cluster, "relay")
         await trio.sleep(25)
         assert len(lives.events) == 2
-        assert "install bubblewrap; it starts again in 30 s" in running.node.health.warnings["role"]
+        assert "install bubblewrap; it starts again in 30 s" in running.warnings["the relay role"]
         await trio.sleep(10)
         assert len(lives.events) == 3
 
 
 async def test_a_full_disk_delays_a_role_and_ends_nothing(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    Lives(monkeypatch)
-    async with open_cluster(tmp_path, faults) as cluster:
+    async with open_cluster(tmp_path, faults, lives=Lives().lives) as cluster:
         running = await managed(cluster, "inference")
         running.disk.full = True
         cluster.crash("r")
         await trio.sleep(10)
         assert running.own.role == "inference"
-        assert "no space left" in running.node.health.warnings["role entry"]
+        assert "no space left" in running.warnings["role entry"]
         running.disk.full = False
         await trio.sleep(2)
         assert running.own.role == "relay"
-        assert "role entry" not in running.node.health.warnings
+        assert "role entry" not in running.warnings
 
 
 async def test_a_feed_that_waits_for_a_cut_delays_a_role(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    Lives(monkeypatch)
-    async with open_cluster(tmp_path, faults) as cluster:
+    async with open_cluster(tmp_path, faults, lives=Lives().lives) as cluster:
         running = await managed(cluster, "inference")
         anchored = sum(
             e.anchor == running.node.log.replica.newest_cut_id for e in running.node.log.replica.entries(running.id)
@@ -353,7 +348,7 @@ async def test_a_feed_that_waits_for_a_cut_delays_a_role(
         cluster.crash("r")
         await trio.sleep(25)
         assert running.own.role == "inference"
-        assert "too many entries wait for a cut" in running.node.health.warnings["role entry"]
+        assert "too many entries wait for a cut" in running.warnings["role entry"]
         await cluster.cut()
         await trio.sleep(15)
         assert running.own.role == "relay"

@@ -42,13 +42,13 @@ async def judge(cluster: Cluster, rollout: Entry, outcome: str = "accepted") -> 
 
 async def step(cluster: Cluster, base: Entry, raw: bytes, blob: bytes, *, held: bool = True) -> Entry:
     """The trainer makes a step of the submissions in ``blob``, and the version that belongs to it."""
-    node = cluster.running["t"].node
-    stored = node.blobs.put(blob)
+    node, blobs = cluster.running["t"].node, cluster.running["t"].blobs
+    stored = blobs.put(blob)
     number = (node.log.ledger.version_number(base.id) or 0) + 1
     await node.log.append(Step(1, number, base.id, stored, len(blob), 0, 0, 0, 2, 8, 0, 8, 8, 1, 1, 1, 0))
     made = node.log.replica.entries(node.id)[-1]
     if not held:
-        node.blobs.delete(stored)
+        blobs.delete(stored)
     return await cluster.announce("t", raw, base, made.id)
 
 
@@ -184,13 +184,13 @@ async def test_what_nobody_here_will_judge_is_not_waited_for(
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         await announce(cluster, "i", version)
-        node = cluster.running["i"].node
+        running = cluster.running["i"]
         await trio.sleep(1)
-        assert node.pool.waiting(0) == Amount(2, 2)
+        assert running.pool.waiting(0) == Amount(2, 2)
         cluster.crash("v")
         await trio.sleep(3)
-        assert node.pool.waiting(0) == Amount()
-        assert len(node.log.ledger.outstanding()) == 1
+        assert running.pool.waiting(0) == Amount()
+        assert len(running.node.log.ledger.outstanding()) == 1
 
 
 async def test_strangers_who_announce_what_never_comes_hold_nobody_up(

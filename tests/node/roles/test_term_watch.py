@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import trio.testing
 
 from node.config import WILLING
 from node.log.elector import NotGranted
-from node.roles.term_watch import TermWatch
 from protocol.log import elector_state as rules
 from protocol.log.quorum import Grant
 from tests.node.fake_children import Faults, genesis
@@ -19,9 +19,11 @@ from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import POLICY
 
 
-async def watched(cluster: Cluster, *names: str, willing: tuple[str, ...] = WILLING) -> Running:
+async def watched(
+    cluster: Cluster, *names: str, willing: tuple[str, ...] = WILLING, elector_willing: tuple[str, ...] = ()
+) -> Running:
     """Nodes that only publish presences, and the elector with its watch."""
-    elector = await cluster.node("elector", willing=())
+    elector = await cluster.node("elector", willing=elector_willing)
     for name in names:
         await cluster.node(name, willing=willing)
     for running in cluster.running.values():
@@ -31,8 +33,7 @@ async def watched(cluster: Cluster, *names: str, willing: tuple[str, ...] = WILL
 
 
 def watch(elector: Running) -> None:
-    assert elector.elector is not None
-    elector.nursery.start_soon(TermWatch(elector.node, elector.elector).run)
+    elector.nursery.start_soon(elector.parts.watch.run, elector.elector)
 
 
 def grant(running: Running) -> Grant | None:
@@ -57,8 +58,7 @@ async def test_or_with_fewer_after_the_founding_wait_but_never_for_one_alone(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults, data=genesis(policy=replace(POLICY, min_nodes=9))) as cluster:
-        elector = await watched(cluster)
-        elector.node.config = replace(elector.node.config, willing=WILLING)
+        elector = await watched(cluster, elector_willing=WILLING)
         await trio.sleep(30)
         assert grant(elector) is None
         other = await cluster.node("a")
@@ -117,7 +117,7 @@ async def test_a_holder_that_is_there_but_does_not_want_it_any_more_counts_as_si
         held = grant(elector)
         assert held is not None
         holder = next(running for running in cluster.running.values() if running.id == held.trainer)
-        holder.node.config = replace(holder.node.config, willing=("inference",))
+        holder.own.unfit["trainer"] = math.inf
         await trio.sleep(10)
         assert grant(elector) != held
 
@@ -166,7 +166,6 @@ async def four(cluster: Cluster, *names: str) -> list[Running]:
     for running in cluster.running.values():
         running.nursery.start_soon(running.presences.run)
     for running in electors:
-        assert running.elector is not None
         running.nursery.start_soon(running.elector.run)
         watch(running)
     return electors
@@ -208,14 +207,13 @@ async def test_no_elector_alone_deposes_a_trainer_that_is_there(
         liar, *honest = await four(cluster, "a", "b")
         first = await granted(cluster, 1)
         other = next(cluster.running[name].id for name in ("a", "b") if cluster.running[name].id != first.trainer)
-        assert liar.elector is not None
         for trainer in (other, liar.id):
             with pytest.raises(NotGranted, match="not vacant"):
                 await liar.elector.grant_term(trainer)
         # Nor does it renew the holder's term again and again.
         with pytest.raises(NotGranted, match="not vacant"):
             await liar.elector.grant_term(first.trainer)
-        assert all(running.elector.voter.state.term == 1 for running in honest if running.elector is not None)
+        assert all(running.elector.voter.state.term == 1 for running in honest)
 
 
 async def test_split_votes_move_on_to_a_higher_term(
@@ -231,7 +229,6 @@ async def test_split_votes_move_on_to_a_higher_term(
         await trio.sleep(1)
         # Two signed one grant of term 1, two the other.
         for number, running in enumerate(electors):
-            assert running.elector is not None
             voter = running.elector.voter
             await running.elector.ask_past()
             own = Grant.make(cluster.domain.id, 1, others[number % 2].id, cluster.domain.id, 0, 0, cluster.domain.id)
@@ -252,12 +249,10 @@ async def test_a_grant_that_failed_does_not_keep_the_holder_back_for_ever(
         other = next(cluster.running[name].id for name in ("a", "b") if cluster.running[name].id != first.trainer)
         lost = Grant.make(cluster.domain.id, 7, other, cluster.domain.id, 0, 0, cluster.domain.id)
         for running in electors[1:3]:
-            assert running.elector is not None
             assert isinstance(await running.elector.voter.sign_grant(lost), bytes)
             assert rules.contested(running.elector.voter.state, 1)
         holder = next(name for name, running in cluster.running.items() if running.id == first.trainer)
         renewed = await granted(cluster, 8)
         assert renewed.trainer == cluster.running[holder].id
         for running in electors:
-            assert running.elector is not None
             assert not rules.contested(running.elector.voter.state, 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +10,19 @@ import trio
 import trio.testing
 
 from node.config import WILLING
-from node.roles import publishing
 from node.roles.gathering import Gathering
-from node.roles.publishing import rejected_since
-from node.roles.rollout_pool import Amount
+from node.roles.publishing import in_a_step, rejected_since
+from node.roles.rollout_pool import Amount, amount
 from node.workers.child_process import WorkerError
 from protocol.constants import GATHER_FACTOR, MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
 from protocol.work.rollout import Submission
-from tests.node.fake_children import WHOLE_0, Faults, Tasks, genesis
+from tests.node.fake_children import WHOLE_0, Faults, genesis
 from tests.node.fakes import Cluster, Running, open_cluster
 from tests.protocol.builders import RECIPE, digest, status_of
+
+TRAINING = "the trainer role"
+"""The topic of its warning."""
 
 
 async def started(cluster: Cluster, *names: str, pause_at_step: int = 0) -> None:
@@ -91,13 +92,9 @@ async def test_a_step_says_what_it_was_made_of(
 
 
 async def test_a_task_that_teaches_nothing_hangs_nobody(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async def nothing(self: Tasks, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
-        await faults.note("tasks", "score", {"items": items})
-        return [0 for _ in items]
-
-    monkeypatch.setattr(Tasks, "score", nothing)
+    faults.score = lambda item, text: 0
     async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster, pause_at_step=2)
         await trained(cluster, 2)
@@ -148,7 +145,7 @@ async def test_what_was_made_before_is_not_lost_with_a_child_that_dies(
         made, calls = running.steps, faults.count("trainer", "train")
         await cluster.until(lambda: faults.count("trainer", "train") > calls)
         faults.fail["train"] = (WorkerError("trainer: train: the child was ended by signal SIGKILL", "died"), 1)
-        await cluster.until(lambda: "role" in running.node.health.warnings)
+        await cluster.until(lambda: TRAINING in running.warnings)
         assert running.steps == made + 1
         assert faults.count("trainer", "start") == 1
         await trained(cluster, made + 3)
@@ -285,7 +282,7 @@ async def test_a_failing_child_costs_its_piece_of_work_only(
         running = cluster.running[cluster.role("trainer")]
         faults.fail["train"] = (WorkerError("trainer: train: the child was ended by signal SIGKILL", "died"), 1)
         before = running.steps
-        await cluster.until(lambda: "role" in running.node.health.warnings)
+        await cluster.until(lambda: TRAINING in running.warnings)
         await trained(cluster, before + 2)
         assert faults.count("trainer", "start") == 2
         numbers = [step.number for step in steps_of(running)]
@@ -341,7 +338,7 @@ async def test_a_full_disk_pauses_training(
         running.disk.full = True
         await trio.sleep(8)
         before = running.steps
-        assert "no space left" in running.node.health.warnings["role"]
+        assert "no space left" in running.warnings[TRAINING]
         running.disk.full = False
         await trained(cluster, before + 1)
         await cluster.agree()
@@ -378,7 +375,7 @@ async def test_nothing_is_announced_again_while_all_are_there(
 
 
 async def test_no_number_of_announced_responses_is_too_large_for_a_step(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(a="trainer", b="validator", c="inference")
@@ -388,8 +385,9 @@ async def test_no_number_of_announced_responses_is_too_large_for_a_step(
         await liar.log.append(announced)
         await cluster.agree()
         assert node.log.ledger.rejected() == 2**20
-        monkeypatch.setattr(node.log.ledger, "rejected", lambda: 2**40)
-        assert rejected_since(node) == 2**31 - 1
+        assert rejected_since(node.log.ledger) == 2**20
+    assert in_a_step(2**40) == 2**31 - 1
+    assert in_a_step(-1) == 0
 
 
 async def test_what_the_author_hands_out_instead_is_his_fault_alone(
@@ -397,18 +395,18 @@ async def test_what_the_author_hands_out_instead_is_his_fault_alone(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(a="trainer", b="validator", c="inference")
-        node, author = cluster.running["a"].node, cluster.running["c"].node
+        running, author = cluster.running["a"], cluster.running["c"].node
         file = b"\x90"
-        stored = author.blobs.put(file)
+        stored = cluster.running["c"].blobs.put(file)
         (entry,) = await author.log.append(Rollout(version.id, 0, 2, 8, 16, stored, len(file), 2))
         await cluster.agree()
-        gathering = Gathering(node)
+        gathering = Gathering(running.bench)
         await gathering.take(entry, 0)
         await gathering.take(entry, 0)
         assert gathering.amount == Amount()
-        assert [peer for peer, _ in cluster.running["a"].port.blamed] == [author.id]
-        assert node.weights.held.newest_held() is not None
-        assert node.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
+        assert [peer for peer, _ in running.port.blamed] == [author.id]
+        assert running.weights.held.newest_held() is not None
+        assert running.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
 
 
 async def test_without_an_async_level_a_child_that_dies_costs_no_rollout(
@@ -422,7 +420,7 @@ async def test_without_an_async_level_a_child_that_dies_costs_no_rollout(
         faults.seconds["train"] = 2.0
         faults.fail["train"] = (WorkerError("trainer: train: the child was ended by signal SIGKILL", "died"), 1)
         before = running.steps
-        await cluster.until(lambda: "role" in running.node.health.warnings)
+        await cluster.until(lambda: TRAINING in running.warnings)
         await trained(cluster, before + 2)
 
 
@@ -442,24 +440,18 @@ async def test_steps_that_are_not_finite_hang_nobody(
 
 
 async def test_nothing_is_left_of_a_publication_that_failed(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         await started(cluster)
         await trained(cluster, 1)
         running = cluster.running[cluster.role("trainer")]
-        failed: list[int] = []
-
-        async def refuse(*_: object) -> None:
-            failed.append(1)
-            await trio.sleep(1)
-            raise OSError("broken")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(publishing, "entrust", refuse)
-            await cluster.until(lambda: "role" in running.node.health.warnings)
-        assert failed
-        assert running.pool._taken == set()
+        faults.seconds["describe"] = 1.0
+        faults.fail["describe"] = (OSError("broken"), 1)
+        await cluster.until(lambda: TRAINING in running.warnings)
+        # Its rollouts are there for the next step.
+        usable = running.pool.usable(running.weights.held.newest_number()).values()
+        assert sum((amount(entry) for entry, _ in usable), Amount()).fills(1, RECIPE)
         assert not list(running.node.directory.trainer.glob("*.part"))
         assert not list(running.node.directory.work.glob("*.bin"))
         await trained(cluster, running.steps + 2)

@@ -11,10 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from node.context import Node
-from node.net.requests import Unreachable
+from node.net.blob_exchange import BLOB_PROTOCOL
 from node.roles import inference, validator
-from node.roles.engine_client import open_engine, open_tasks
 from node.workers.child_process import WorkerError
 from protocol.constants import KEPT_VERSIONS, MILLION
 from protocol.log.entry import Entry
@@ -26,32 +24,35 @@ from tests.protocol.builders import POLICY, RECIPE, digest
 
 
 @asynccontextmanager
-async def stage(tmp_path: Path, data: bytes | None = None) -> AsyncIterator[tuple[Cluster, Entry]]:
+async def stage(
+    tmp_path: Path, faults: Faults, data: bytes | None = None, cheat: str = ""
+) -> AsyncIterator[tuple[Cluster, Entry]]:
     """A trainer "t", a validator "v" whose life runs, and "i" and "j" that infer only when told."""
     async with open_cluster(tmp_path, faults, data=data) as cluster:
+        await cluster.node("elector")
+        await cluster.node("i", cheat=cheat)
         version = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
         for name in ("v", "i", "j"):
             await cluster.running[name].weights.hold(version, timeout=30)
         running = cluster.running["v"]
-        running.nursery.start_soon(validator.run, running.node)
+        running.nursery.start_soon(validator.run, running.bench)
         yield cluster, version
 
 
 async def submit(running: Running, version: Entry) -> Entry:
     """An honest submission, as the inference role makes it."""
-    node = running.node
-    async with open_engine(node) as engine, open_tasks(node) as tasks:
-        await inference._Life(node, engine, tasks).submit(version)
-    return node.log.replica.entries(node.id)[-1]
+    engines = running.bench.engines
+    async with engines.open() as engine, engines.open_tasks() as tasks:
+        await inference.Life(running.bench, engine, tasks).submit(version)
+    return running.node.log.replica.entries(running.id)[-1]
 
 
 async def altered(running: Running, honest: Entry, **changes: object) -> Entry:
     """Announces the honest submission's successor with other bytes: ``changes`` are fields of the submission."""
-    node = running.node
     assert isinstance(honest.payload, Rollout)
-    submission = Submission.parse(node.blobs.get(honest.payload.submission) or b"", node.domain.recipe)
+    submission = Submission.parse(running.blobs.get(honest.payload.submission) or b"", running.node.domain.recipe)
     data = replace(submission, **changes).encode()  # type: ignore[arg-type]
-    return await announce(running, honest, node.blobs.put(data), len(data))
+    return await announce(running, honest, running.blobs.put(data), len(data))
 
 
 async def announce(running: Running, honest: Entry, blob: bytes, size: int) -> Entry:
@@ -86,7 +87,7 @@ def summary(verdict: Verdict) -> tuple[str, str, str]:
 async def test_honest_work_is_accepted(
     share: int, audited: int, tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path, genesis(policy=replace(POLICY, audit_share=share))) as (cluster, version):
+    async with stage(tmp_path, faults, genesis(policy=replace(POLICY, audit_share=share))) as (cluster, version):
         verdict = await judged(cluster, await submit(cluster.running["i"], version))
         assert summary(verdict) == ("accepted", "none", "ok")
         assert (verdict.score, verdict.audited) == (0, audited)
@@ -101,9 +102,8 @@ async def test_honest_work_is_accepted(
 async def test_cheats_are_rejected_hard(
     cheat: str, reason: str, tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults, cheat=cheat) as (cluster, version):
         running = cluster.running["i"]
-        running.node.config = replace(running.node.config, devnet=replace(running.node.config.devnet, cheat=cheat))
         rollout = await submit(running, version)
         assert summary(await judged(cluster, rollout)) == ("rejected", "hard", reason)
         await cluster.cut()
@@ -114,14 +114,14 @@ async def test_cheats_are_rejected_hard(
 async def test_a_reward_that_cannot_be_decided_blames_nobody(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         faults.before["undecidable"] = lambda: None
         rollout = await submit(cluster.running["i"], version)
         assert summary(await judged(cluster, rollout)) == ("void", "soft", "undecidable")
 
 
 async def test_altered_files(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         running = cluster.running["i"]
         honest = await submit(running, version)
         await judged(cluster, honest)
@@ -138,7 +138,7 @@ async def test_altered_files(tmp_path: Path, faults: Faults, autojump_clock: tri
 async def test_a_prompt_of_its_own_choice(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         running = cluster.running["i"]
         honest = await submit(running, version)
         assert isinstance(honest.payload, Rollout)
@@ -155,7 +155,7 @@ async def test_with_length_control_the_prompt_must_tell_the_budget(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     recipe = replace(RECIPE, max_prompt_tokens=200, target_lengths=(2, 3), budget_prompt="Use {} tokens.")
-    async with stage(tmp_path, genesis(recipe=recipe)) as (cluster, version):
+    async with stage(tmp_path, faults, genesis(recipe=recipe)) as (cluster, version):
         running = cluster.running["i"]
         honest = await submit(running, version)
         assert isinstance(honest.payload, Rollout)
@@ -177,7 +177,7 @@ async def test_with_length_control_the_prompt_must_tell_the_budget(
 async def test_a_file_that_never_comes_is_missing_only_after_the_wait(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         running = cluster.running["i"]
         honest = await submit(running, version)
         await judged(cluster, honest)
@@ -194,7 +194,7 @@ async def test_a_file_that_never_comes_is_missing_only_after_the_wait(
 async def test_a_file_that_comes_late_but_in_time_is_judged(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         running = cluster.running["i"]
         cluster.network.partition([running.id], [cluster.running["v"].id])
         honest = await submit(running, version)
@@ -212,24 +212,23 @@ async def test_a_file_that_comes_late_but_in_time_is_judged(
 async def test_an_old_version_is_late_although_its_file_is_here(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         newest = version
         for number in range(1, KEPT_VERSIONS + 1):
             newest = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], newest)
             await cluster.running["v"].weights.hold(newest, timeout=30)
-        node = cluster.running["v"].node
-        assert version.id not in node.weights.held.ids()
-        assert node.versions.complete(cluster.domain.model.manifest.hash)  # version 0 is kept for newcomers
+        running = cluster.running["v"]
+        assert version.id not in running.weights.held.ids()
+        assert running.versions.complete(cluster.domain.model.manifest.hash)  # version 0 is kept for newcomers
         rollout = await submit(cluster.running["i"], version)
         assert summary(await judged(cluster, rollout)) == ("rejected", "soft", "late")
         assert faults.count("engine", "load") == 1  # the author's
 
 
 async def test_a_version_that_does_not_arrive_is_not_the_authors_fault(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(validator, "HOLD_TIMEOUT", 1.0)
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         changed = b"\x05" + WHOLE_0[1:]
         newest = await cluster.announce("t", changed, version)
         await cluster.running["i"].weights.hold(newest, timeout=30)
@@ -249,28 +248,28 @@ async def test_a_submission_that_kills_the_child_is_given_up_and_others_are_judg
         version = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
         for name in ("v", "i"):
             await cluster.running[name].weights.hold(version, timeout=30)
-        node = cluster.running["v"].node
+        bench = cluster.running["v"].bench
         poison = await submit(cluster.running["i"], version)
         await cluster.agree()
         for _ in range(2):
             faults.fail["replay"] = (WorkerError("engine: replay: the child was ended by signal SIGKILL", "died"), 1)
             if verdict_on(cluster, poison) is None:
                 with trio.move_on_after(10) as scope, pytest.raises((WorkerError, BaseExceptionGroup)):
-                    await validator.run(node)
+                    await validator.run(bench)
                 if scope.cancelled_caught:
                     break
         assert summary(await judged(cluster, poison)) == ("void", "soft", "undecidable")
         faults.fail.clear()
         good = await submit(cluster.running["i"], version)
         with trio.move_on_after(5):
-            await validator.run(node)
+            await validator.run(bench)
         assert summary(await judged(cluster, good)) == ("accepted", "none", "ok")
 
 
 async def test_a_question_that_cannot_be_asked_voids_its_submission_only(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
+    async with stage(tmp_path, faults) as (cluster, version):
         outcomes = iter([None, *2 * [WorkerError("tasks: prompts: ValueError: no such item", "internal")]])
 
         def fail() -> None:  # the author could make the question, the validator cannot
@@ -288,25 +287,25 @@ async def test_those_who_earned_trust_are_judged_first(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
+        await cluster.node("elector")
+        await cluster.node("j", cheat="forged-reward")
         version = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
         for name in ("v", "i", "j"):
             await cluster.running[name].weights.hold(version, timeout=30)
         cheat, honest = cluster.running["j"], cluster.running["i"]
-        node = cluster.running["v"].node
-        for running, forged in ((cheat, True), (honest, False)):
-            cheating = replace(running.node.config.devnet, cheat="forged-reward" if forged else "")
-            running.node.config = replace(running.node.config, devnet=cheating)
+        node, bench = cluster.running["v"].node, cluster.running["v"].bench
+        for running in (cheat, honest):
             await submit(running, version)
         await cluster.agree()
         with trio.move_on_after(5):
-            await validator.run(node)
+            await validator.run(bench)
         for _ in range(6):
             await submit(cheat, version)
         wanted = await submit(honest, version)
         await cluster.agree()
         before = len(node.log.replica.entries(node.id))
         with trio.move_on_after(20):
-            await validator.run(node)
+            await validator.run(bench)
         first = node.log.replica.entries(node.id)[before].payload
         assert isinstance(first, Verdict)
         assert first.rollout == wanted.id
@@ -314,18 +313,14 @@ async def test_those_who_earned_trust_are_judged_first(
 
 
 async def test_an_author_who_stalls_holds_up_nobody_else(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async with stage(tmp_path) as (cluster, version):
-        fetch = Node.fetch_blob
+    async with stage(tmp_path, faults) as (cluster, version):
 
-        async def stall(node: Node, digest: bytes, size: int, peers: list[bytes], *, timeout: float) -> bytes:
-            if peers and peers[0] == cluster.running["j"].id:
-                await trio.sleep(timeout)
-                raise Unreachable("it stalls")
-            return await fetch(node, digest, size, peers, timeout=timeout)
+        async def stall(peer: bytes, request: bytes) -> bytes:
+            await trio.sleep_forever()
 
-        monkeypatch.setattr(Node, "fetch_blob", stall)
+        cluster.running["j"].port.handlers[BLOB_PROTOCOL] = stall
         stalled = await submit(cluster.running["j"], version)
         await cluster.agree()
         started = trio.current_time()
@@ -346,9 +341,9 @@ async def test_a_full_disk_ends_no_more_than_the_role(
         await cluster.agree()
         cluster.running["v"].disk.full = True
         with trio.fail_after(10), pytest.raises(ExceptionGroup) as raised:
-            await validator.run(cluster.running["v"].node)
+            await validator.run(cluster.running["v"].bench)
         assert raised.group_contains(OSError, match="no space")
         cluster.running["v"].disk.full = False
         with trio.move_on_after(5):
-            await validator.run(cluster.running["v"].node)
+            await validator.run(cluster.running["v"].bench)
         assert (await judged(cluster, rollout)).outcome == "accepted"

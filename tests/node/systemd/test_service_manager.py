@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,9 @@ def test_a_manager_that_is_gone_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_manager_that_reads_nothing_does_not_hold_the_daemon_up(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket,
 ) -> None:
-    monkeypatch.setattr(service_manager, "SEND_PATIENCE", 0.01)
-    one = manager(listener)
+    one = replace(manager(listener), patience=0.01)
     assert one.tell(READY=1)
     assert not all(one.tell(STATUS=f"{number}") for number in range(100_000))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.roles import role_manager
+from node.daemon import ROLES
 from node.roles.role_manager import RoleManager
 from node.systemd import watchdog
 from tests.node.fake_children import Faults
@@ -17,10 +18,9 @@ from tests.node.fakes import Running, open_cluster
 
 
 async def start(running: Running) -> RoleManager:
-    roles = RoleManager(running.node)
-    running.nursery.start_soon(roles.run)
+    running.keep(ROLES)
     await trio.sleep(1)
-    return roles
+    return running.parts.roles
 
 
 async def hold(lock: trio.Lock, *, task_status: Any) -> None:
@@ -54,14 +54,13 @@ async def test_a_log_that_is_held_for_ever_stands_still(
 
 
 async def test_a_role_manager_that_never_turns_again_stands_still(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async def stuck(node: object) -> None:
+    async def stuck() -> None:
         with trio.CancelScope(shield=True):
             await trio.sleep(100)
 
-    monkeypatch.setitem(role_manager._LIVES, "inference", stuck)
-    async with open_cluster(tmp_path, faults) as cluster:
+    async with open_cluster(tmp_path, faults, lives={"inference": stuck}) as cluster:
         await cluster.stage(t="trainer", v="validator", r="relay", a="inference")
         running = cluster.running["a"]
         roles = await start(running)
@@ -69,7 +68,7 @@ async def test_a_role_manager_that_never_turns_again_stands_still(
         cluster.crash("r")
         await trio.sleep(7)
         assert await watchdog.progress(running.node.log, roles, 2) is None
-        monkeypatch.setattr(watchdog, "ROLES_LIMIT", 2.0)
+        await trio.sleep(watchdog.ROLES_LIMIT)
         still = await watchdog.progress(running.node.log, roles, 10)
         assert still is not None
         assert still.startswith("the role manager did nothing for ")
@@ -80,9 +79,9 @@ async def test_the_status_line_tells_role_version_peers_and_warnings(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         await cluster.stage(t="trainer", v="validator", r="relay", a="inference")
-        node = cluster.running["a"].node
-        node.role = "inference"
-        assert watchdog.status_line(node).endswith(", 4 peers")
-        assert watchdog.status_line(node).startswith("inference, ")
-        node.health.warn("disk", "the disk is full")
-        assert watchdog.status_line(node).endswith("; the disk is full")
+        running = cluster.running["a"]
+        line = partial(watchdog.status_line, running.node, running.own, running.weights)
+        assert line().endswith(", 4 peers")
+        assert line().startswith("inference, ")
+        running.node.health.warn("disk", "the disk is full")
+        assert line().endswith("; the disk is full")

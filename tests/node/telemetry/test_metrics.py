@@ -8,13 +8,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 
-from node.context import Health
+from node.health.warnings import Health
 from node.telemetry import metrics
 from node.telemetry.metrics import Metrics, Queue, append
+from tests.node.fake_children import Faults
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -52,11 +52,10 @@ async def test_rows_are_lines_with_time_and_kind(tmp_path: Path) -> None:
     ]
 
 
-def test_a_full_file_moves_aside_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "FILE_BYTES", 40)
+def test_a_full_file_moves_aside_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / metrics.NAME
     for number in range(30):
-        append(path, [{"n": number}])
+        append(path, [{"n": number}], most=40)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [metrics.NAME, *(f"{metrics.NAME}.{n}" for n in (1, 2, 3))]
     assert all(file.stat().st_size <= 40 for file in files)
@@ -76,36 +75,26 @@ def test_a_line_that_a_crash_tore_costs_no_other(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_fails_is_a_warning_and_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
-    path, written, told = tmp_path / metrics.NAME, list[dict[str, Any]](), health()
-    full = True
-
-    async def at_once(function: Any, _: Path, rows: list[dict[str, Any]]) -> None:
-        await trio.lowlevel.checkpoint()
-        if full:
-            raise OSError(28, "No space left on device")
-        written.extend(rows)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    path, told = tmp_path / metrics.NAME, health()
+    path.mkdir()
     found = Metrics()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(found.run, path, told)
         found.record("step", version=1)
         await trio.sleep(1)
-        assert told.warnings == {"metrics": f"{path}: cannot be written (No space left on device); metrics wait"}
+        assert told.warnings == {"metrics": f"{path}: cannot be written (Is a directory); metrics wait"}
         found.record("step", version=2)
-        full = False
+        path.rmdir()
         await trio.sleep(2 * metrics.RETRY)
-        assert [row["version"] for row in written] == [1, 2]
+        assert [row["version"] for row in rows_of(path)] == [1, 2]
         assert told.warnings == {}
         nursery.cancel_scope.cancel()
 
 
-async def test_a_queue_is_bounded_and_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MAX_WAITING", 5)
-    monkeypatch.setattr(metrics, "BATCH", 3)
-    queue = Queue()
+async def test_a_queue_is_bounded_and_keeps_the_newest() -> None:
+    queue = Queue(most=5, batch=3)
     for number in range(7):
         queue.put({"n": number})
     assert (len(queue), queue.lost) == (5, 2)
