@@ -24,7 +24,7 @@ from node.log.elector import Elector
 from node.log.log_opening import load
 from node.log.replicated_log import LogService
 from node.net.host import Peer
-from node.net.requests import Handler
+from node.net.requests import RequestHandler
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles.role_manager import Lives
@@ -82,7 +82,9 @@ class NodePort(Port):
     def on_connect(self, callback: Callable[[bytes], None]) -> None:
         """Links are there from the start."""
 
-    def serve(self, protocol: str, handler: Handler, *, max_request: int, max_concurrent_per_peer: int = 0) -> None:
+    def serve(
+        self, protocol: str, handler: RequestHandler, *, max_request: int, max_concurrent_per_peer: int = 0
+    ) -> None:
         super().serve(protocol, handler, max_request=max_request)
 
 
