@@ -192,12 +192,12 @@ def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:
     """The upper confidence bound of a probability (Clopper and Pearson) of which ``events`` of ``trials`` happened."""
     if events >= trials:
         return 1.0
+    chances = [math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1) for n in range(events + 1)]
     low, high = events / trials, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        term = total = (1 - middle) ** trials
-        for count in range(1, events + 1):
-            term *= (trials - count + 1) / count * middle / (1 - middle)
-            total += term
+        # In logarithms: the chance that nothing happens in many trials is no float.
+        yes, no = math.log(middle), math.log1p(-middle)
+        total = math.fsum(math.exp(log + n * yes + (trials - n) * no) for n, log in enumerate(chances))
         low, high = (middle, high) if total > 1 - confidence else (low, middle)
     return high

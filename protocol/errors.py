@@ -25,7 +25,7 @@ class PeerError(Error):
 class Evidence(Error):
     """A peer signed something that proves misbehaviour.
 
-    ``proof`` is the encoded proof object (for a fork, see ``protocol.log.feed.ForkProof``).
+    ``proof`` is the encoded proof object (for a fork, see ``protocol.log.fork_proof.ForkProof``).
     """
 
     def __init__(self, message: str, proof: bytes) -> None:

@@ -25,7 +25,6 @@ NETWORKS = (
     "tests/test_join.py",
     "tests/test_private.py",
     "tests/node/cli/test_domain.py",
-    "tests/node/cli/test_eval.py",
 )
 
 
@@ -42,6 +41,7 @@ class _ByModule(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no ty
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByModule:
+    assert all((config.rootpath / path).exists() for path in NETWORKS), "a module of NETWORKS is elsewhere"
     return _ByModule(config, log)
 
 

@@ -15,16 +15,17 @@ from typing import Any
 import trio
 
 from node.log.elector import Elector, open_elector
-from node.log.log_opening import load
+from node.log.log_opening import SNAPSHOT_ENTRIES, load
 from node.log.replicated_log import LogService
 from node.log.replication import Handler, LogSync
 from node.net.requests import Refused, Unreachable
 from node.store.log_rows import Item
+from node.store.log_store import LogStore
 from protocol.domain import Domain
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
 from protocol.log.entry import Entry
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Join
@@ -32,9 +33,10 @@ from protocol.records import Join
 Listener = Callable[[bytes, bytes], Awaitable[None]]
 
 
-@dataclass(slots=True)
-class Disk:
-    """A store in memory. ``full`` makes it refuse; ``before`` and ``after`` run around each durable write."""
+@dataclass
+class Disk(LogStore):
+    """A store in memory. ``full`` makes it refuse writes and ``broken`` reads; ``before`` and ``after`` run around each
+    durable write."""
 
     items: list[Item] = field(default_factory=list)
     values: dict[str, bytes] = field(default_factory=dict)
@@ -42,11 +44,20 @@ class Disk:
     pruned: set[bytes] = field(default_factory=set)
     summary: tuple[int, bytes] | None = None
     full: bool = False
+    broken: bool = False
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
 
-    async def read(self, after: int) -> tuple[Sequence[Item], int]:
+    unreadable: str | None = None
+
+    async def _reading(self) -> None:
         await trio.lowlevel.checkpoint()
+        if self.broken:
+            self.unreadable = "the simulated device cannot be read"
+            raise OSError(self.unreadable)
+
+    async def read(self, after: int) -> tuple[list[Item], int]:
+        await self._reading()
         held = [item for item in self.items[after:] if not (isinstance(item, Entry) and item.id in self.pruned)]
         return held, len(self.items)
 
@@ -66,11 +77,11 @@ class Disk:
         self.after()
 
     async def meta(self, key: str) -> bytes | None:
-        await trio.lowlevel.checkpoint()
+        await self._reading()
         return self.values.get(key)
 
     async def snapshot(self) -> tuple[int, bytes] | None:
-        await trio.lowlevel.checkpoint()
+        await self._reading()
         return self.summary
 
     async def save_snapshot(self, data: bytes) -> None:
@@ -83,30 +94,30 @@ class Disk:
         await trio.lowlevel.checkpoint()
         self.summary = None
 
-    async def sides(self) -> Sequence[CertifiedGrant | ForkProof]:
-        await trio.lowlevel.checkpoint()
+    async def sides(self) -> list[CertifiedGrant | ForkProof]:
+        await self._reading()
         return [item for item in self.items if isinstance(item, CertifiedGrant | ForkProof)]
 
-    async def entries_by_id(self, ids: Sequence[bytes]) -> Sequence[Entry]:
-        await trio.lowlevel.checkpoint()
+    async def entries_by_id(self, ids: Sequence[bytes]) -> list[Entry]:
+        await self._reading()
         wanted = set(ids) - self.pruned
         return [item for item in self.items if isinstance(item, Entry) and item.id in wanted]
 
-    async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], Sequence[Entry]]:
-        await trio.lowlevel.checkpoint()
+    async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], list[Entry]]:
+        await self._reading()
         found: dict[tuple[bytes, int], list[Entry]] = {}
         for item in self.items:
             if isinstance(item, Entry) and (item.author, item.seq) in places and item.id not in self.pruned:
                 found.setdefault((item.author, item.seq), []).append(item)
         return found
 
-    async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> Mapping[tuple[bytes, int], bytes]:
-        await trio.lowlevel.checkpoint()
+    async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], bytes]:
+        await self._reading()
         held = {(item.author, item.seq): item.id for item in reversed(self.items) if isinstance(item, Entry)}
         return {place: held[place] for place in places if place in held}
 
-    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> Sequence[Sequence[bytes]]:
-        await trio.lowlevel.checkpoint()
+    async def ranges(self, wanted: Sequence[RangeRequest], most: int) -> list[list[bytes]]:
+        await self._reading()
         found: list[list[bytes]] = []
         for one in wanted:
             found.append([])
@@ -117,8 +128,8 @@ class Disk:
                     most -= len(found[-1][-1])
         return found
 
-    async def cuts(self, after: int, most: int, room: int) -> Sequence[bytes]:
-        await trio.lowlevel.checkpoint()
+    async def cuts(self, after: int, most: int, room: int) -> list[bytes]:
+        await self._reading()
         cuts = {item.cut.height: item for item in self.items if isinstance(item, CertifiedCut)}
         return [cuts[height].encode() for height in sorted(cuts) if height > after][:most]
 
@@ -247,10 +258,11 @@ class SimNode:
 class World:
     """Starts and crashes nodes of one domain."""
 
-    def __init__(self, domain: Domain, network: Network, nursery: trio.Nursery) -> None:
+    def __init__(self, domain: Domain, network: Network, nursery: trio.Nursery, snapshot_entries: int) -> None:
         self.domain = domain
         self.network = network
         self.nursery = nursery
+        self.snapshot_entries = snapshot_entries
 
     async def start(
         self,
@@ -265,8 +277,17 @@ class World:
         """Run a node on ``disk``; on a new one its key counts as new, and it joins."""
         fresh = disk is None
         disk = disk if disk is not None else Disk()
-        log = await load(disk, self.domain)
-        service = LogService(identity, log, disk, known=known, fresh=fresh, thread_from=1 << 30, archive=archive)
+        log = await load(disk, self.domain, self.snapshot_entries)
+        service = LogService(
+            identity,
+            log,
+            disk,
+            known=known,
+            fresh=fresh,
+            thread_from=1 << 30,
+            archive=archive,
+            snapshot_entries=self.snapshot_entries,
+        )
         scope = trio.CancelScope()
         port = Port(self.network, identity.node, self.nursery)
         sync = LogSync(service, port, interval=1.0)
@@ -297,10 +318,12 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(domain: Domain, network: Network) -> AsyncIterator[World]:
-    """A world that ends with the block."""
+async def open_world(
+    domain: Domain, network: Network, snapshot_entries: int = SNAPSHOT_ENTRIES
+) -> AsyncIterator[World]:
+    """A world that ends with the block; its nodes take snapshots for so many entries."""
     async with trio.open_nursery() as nursery:
-        yield World(domain, network, nursery)
+        yield World(domain, network, nursery, snapshot_entries)
         nursery.cancel_scope.cancel()
 
 

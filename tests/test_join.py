@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,12 @@ class World:
         """The status of each of the devnet's nodes that answers."""
         return {name: found for number in range(1, 5) if (found := status(self.devnet / (name := f"node-{number}")))}
 
+    def rest(self) -> None:
+        """Have the devnet make no further step: what is tested from now on needs its nodes and not their work."""
+        for name in self.nodes():
+            directory = DataDirectory(self.devnet / name)
+            trio.run(partial(request, directory, "pause_at", step=1, timeout=10))
+
 
 def ready(world: World) -> Path | None:
     """Once all roles are taken: the node to join at. Not the elector, without which nothing goes on."""
@@ -181,6 +188,7 @@ def test_it_joins_with_the_address_alone_takes_a_role_and_earns(world: World, ad
     assert found["account"]["accepted"] > 0
     # Every other node knows of it as well, from its own log.
     wait(lambda: all(now["credit"].get(found["node"]) for now in world.nodes().values()), "the others' knowledge")
+    world.rest()
 
 
 def test_the_commands_tell_how_it_is(world: World) -> None:

@@ -16,7 +16,7 @@ from protocol.domain import parse_genesis
 from protocol.errors import PeerError
 from protocol.log import entry, recovery
 from protocol.log.entry_proof import LogProof
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import Head
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, PreparedCut
 from protocol.log.replica import Replica

@@ -11,48 +11,48 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import fields
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-import shtab
-
+from node.api.control_client import Declined, Unavailable
 from node.cli import options
+from node.cli.node_reading import ask
 from node.errors import UserError
+from node.store.durable_files import read_named, write_atomic, write_new
+from protocol.constants import MILLION
+from protocol.domain import Thresholds
+from protocol.errors import LocalError, PeerError
+from protocol.identity import node_id
+from protocol.log.amendment import Amendment
 
-if TYPE_CHECKING:
-    from protocol.log.amendment import Amendment
+MAX_BYTES: Final = 1 << 20
+"""A longer file is no amendment."""
 
 
-def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(actions: options.Parsers) -> None:
     """Add the action's parser to ``farflung domain``."""
-    parser = actions.add_parser(
+    steps = options.add_group(
+        actions,
         "amend",
+        metavar="STEP",
         help="change a domain's electors and thresholds",
         description="Make an amendment, have a quorum of the electors sign it, and carry it into the log. It is in "
         "force from the second cut on that is made then. An elector signs one text of each number, and numbers leave "
         "no gap: agree on the text before anybody signs, or the domain can never be amended again.",
     )
-    steps = parser.add_subparsers(metavar="STEP", required=True)
-    make = steps.add_parser("make", help="write an amendment into a new file")
-    make.add_argument("file", type=Path, metavar="FILE", help="the new file")
+    make = options.add_command(steps, "make", _make, help="write an amendment into a new file")
+    options.add_file(make, "file", help="the new file")
     make.add_argument("--elector", action="append", metavar="NODE", help="an elector; once each, all of them")
     make.add_argument("--threshold", action="append", metavar="NAME=VALUE", default=[], help="a threshold that changes")
-    options.add_data_dir(make)
-    make.set_defaults(command=_make)
-    sign = steps.add_parser("sign", help="have this node's elector sign the file; each number once")
-    submit = steps.add_parser("submit", help="carry the signed file into the log")
-    for step, command in ((sign, _sign), (submit, _submit)):
-        options.complete(step.add_argument("file", type=Path, metavar="FILE", help="the amendment"), shtab.FILE)
-        options.add_data_dir(step)
-        step.set_defaults(command=command)
+    sign = options.add_command(steps, "sign", _sign, help="have this node's elector sign the file; each number once")
+    submit = options.add_command(steps, "submit", _submit, help="carry the signed file into the log")
+    for step in (sign, submit):
+        options.add_file(step, "file", help="the amendment")
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from node.store.durable_files import write_new
-    from protocol.domain import Thresholds
-    from protocol.errors import LocalError
-    from protocol.log.amendment import Amendment
-
     now = _ask(arguments, "amend")
     electors = [bytes.fromhex(elector) for elector in now["electors"]]
     if arguments.elector:
@@ -78,8 +78,6 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from node.store.durable_files import write_atomic
-
     made, votes = _read(arguments.file)
     print("\n".join(_lines(made)))
     answer = _ask(arguments, "amend_sign", body=made.body.hex())
@@ -98,30 +96,19 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
-    from node.api.control_client import Declined, Unavailable
-    from node.cli.node_reading import ask
-
     try:
         return ask(options.existing_directory(arguments), op, **more)
-    except Declined as error:
-        raise UserError(str(error), "docs/OPERATING.md says how a domain is amended") from None
     except Unavailable as error:
-        raise UserError(str(error), "the node's daemon must run: farflung run") from None
+        how = "docs/OPERATING.md says how a domain is amended"
+        remedy = how if isinstance(error, Declined) else "the node's daemon must run: farflung run"
+        raise UserError(str(error), remedy) from None
 
 
 def _names() -> tuple[str, ...]:
-    from dataclasses import fields
-
-    from protocol.domain import Thresholds
-
     return tuple(field.name for field in fields(Thresholds))
 
 
 def _micro(change: str, value: str) -> int:
-    from decimal import Decimal
-
-    from protocol.constants import MILLION
-
     try:
         scaled = Decimal(value) * MILLION
         if scaled != scaled.to_integral_value():
@@ -132,9 +119,6 @@ def _micro(change: str, value: str) -> int:
 
 
 def _node(text: str) -> bytes:
-    from protocol.errors import PeerError
-    from protocol.identity import node_id
-
     try:
         return bytes.fromhex(text) if len(text) == 64 else node_id(text)
     except (ValueError, PeerError):
@@ -144,8 +128,6 @@ def _node(text: str) -> bytes:
 
 
 def _lines(made: Amendment) -> list[str]:
-    from protocol.constants import MILLION
-
     thresholds = zip(_names(), made.thresholds.to_value(), strict=True)
     return [
         f"amendment {made.number} of domain {made.domain.hex()}",
@@ -164,15 +146,10 @@ def _text(made: Amendment, votes: dict[bytes, bytes]) -> bytes:
 
 
 def _read(path: Path) -> tuple[Amendment, dict[bytes, bytes]]:
-    from protocol.errors import PeerError
-    from protocol.log.amendment import Amendment
-
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_named(path, MAX_BYTES, "name an amendment's file"))
         made = Amendment.parse(bytes.fromhex(value["body"]))
         votes = {bytes.fromhex(elector): bytes.fromhex(vote) for elector, vote in value["signatures"].items()}
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "name an amendment's file") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PeerError) as error:
         raise UserError(f"{path}: not an amendment ({error})", "make a new one: farflung domain amend make") from None
     return made, votes

@@ -5,25 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 
+import shtab
+
+from node.cli import options
+
 SHELLS = ("bash", "zsh")
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "completion",
-        help="a script that completes commands in bash or zsh",
+        _completion,
+        help=phrase,
         description="Print a completion script. bash: put it into ~/.local/share/bash-completion/completions/farflung. "
         "zsh: put it as _farflung into a folder of $fpath.",
+        data_dir=False,
     )
     parser.add_argument("shell", choices=SHELLS, help="the shell")
-    parser.set_defaults(command=_completion)
 
 
 def _completion(arguments: argparse.Namespace) -> int:
-    import shtab
-
-    from node.cli import main
-
-    sys.stdout.write(shtab.complete(main.parser(), arguments.shell))
+    sys.stdout.write(shtab.complete(arguments.whole_parser(), arguments.shell))
     return 0

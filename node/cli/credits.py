@@ -6,57 +6,49 @@ import argparse
 from collections.abc import Iterator
 from typing import Any, Final
 
+from node.api.node_rows import credits
 from node.cli import options, tables
+from node.cli.node_reading import daemon_or_log
 
 NUMBERS: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
 COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    options.add_command(
+        commands,
         "credits",
-        help="what everybody earned",
+        _credits,
+        help=phrase,
         description="List every node's credit and reputation, from final entries only. Credit is the sum of generated "
         "(responses of accepted submissions), audited (a quarter of the responses it replayed, where its verdict was "
         "that of the majority) and trained (responses of its training steps). Accepted, rejected, void and pending "
         "count its submissions. Where no daemon runs, what the folder's own log says.",
+        json=True,
     )
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_credits)
 
 
 def _credits(arguments: argparse.Namespace) -> int:
-    from node.cli.node_reading import ask_or_none, offline
-
-    directory = options.existing_directory(arguments)
-    answer = ask_or_none(directory, "credits")
-    source = "daemon"
-    problems: tuple[str, ...] = ()
-    if answer is None:
-        from node.api.node_rows import credits
-
-        ledger, problems = offline(directory)
-        source, answer = "log", credits(ledger)
+    answer, code = daemon_or_log(options.existing_directory(arguments), "credits", credits)
     if arguments.json:
-        options.print_json({"source": source, **answer})
-    else:
-        tables.table(
-            COLUMNS,
-            [
-                (
-                    row["node"][:8],
-                    row["name"],
-                    row["role"],
-                    *(str(row[key]) for key in NUMBERS),
-                    f"{row['reputation'] / 1e6:.3f}",
-                    "; ".join(_notes(row)),
-                )
-                for row in answer["nodes"]
-            ],
-        )
-    return 1 if problems else 0
+        options.print_json(answer)
+        return code
+    tables.table(
+        COLUMNS,
+        [
+            (
+                row["node"][:8],
+                row["name"],
+                row["role"],
+                *(str(row[key]) for key in NUMBERS),
+                f"{row['reputation'] / 1e6:.3f}",
+                "; ".join(_notes(row)),
+            )
+            for row in answer["nodes"]
+        ],
+    )
+    return code
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from dataclasses import fields
 
-from node.cli.process_end import leave
+import trio
+from rich.console import Console
+
+from node.cli import options
+from node.cli.terminal import end_process
 from node.config import CHEATS, ENGINES
+from node.devnet import network
+from node.devnet.live_display import open_display
+from node.devnet.setup import Options, default_folder
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "devnet",
-        help="run a whole network on this machine",
+        _devnet,
+        help=phrase,
         description="Start several nodes as separate processes, let them train the starter model together, and write "
         "report.html and summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 "
         "when they did not, 130 after Ctrl-C.",
+        data_dir=False,
     )
     parser.add_argument("--nodes", type=int, default=5, metavar="N", help="honest nodes, at least 4 (default: 5)")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="training steps (default: 60)")
-    parser.add_argument(
-        "--dir", type=Path, metavar="DIR", help="the run's folder, new or empty (default: devnet/<UTC time>)"
-    )
+    options.add_folder(parser, "--dir", help="the run's folder, new or empty (default: devnet/<UTC time>)")
     parser.add_argument(
         "--cheat",
+        dest="cheats",
         action="append",
         default=[],
         choices=[cheat for cheat in CHEATS if cheat],
@@ -35,10 +44,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="FILE|NAMES",
         help="a TOML file of tasks, or reasoning-gym data sets by name with commas (default: the starter model's own)",
     )
-    parser.add_argument(
+    options.add_file(
+        parser,
         "--domain",
-        type=Path,
-        metavar="FILE",
         help="a domain.toml to try out: its model, tasks, recipe, timings and thresholds instead of the starter's",
     )
     parser.add_argument(
@@ -61,30 +69,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--seed", type=int, metavar="N", help="derive the nodes' keys from N, so that another run has the same node ids"
     )
     parser.add_argument("--keep-running", action="store_true", help="go on after the summary, until Ctrl-C")
-    parser.set_defaults(command=_devnet)
 
 
 def _devnet(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-    from rich.console import Console
-
-    from node.devnet import network
-    from node.devnet.live_display import open_display
-    from node.devnet.setup import Options, default_folder
-
-    options = Options(
-        folder=(arguments.dir or default_folder()).absolute(),
-        nodes=arguments.nodes,
-        steps=arguments.steps,
-        cheats=tuple(arguments.cheat),
-        tasks=arguments.tasks,
-        seed=arguments.seed,
-        keep_running=arguments.keep_running,
-        domain=arguments.domain,
-        engine=arguments.engine,
-        threads=arguments.threads,
-        eval_every=arguments.eval_every,
-        tensorboard=arguments.tensorboard,
-    )
-    leave(trio.run(network.run, options, lambda: open_display(Console())))
+    given = {field.name: getattr(arguments, field.name) for field in fields(Options) if field.name != "folder"}
+    given["cheats"] = tuple(arguments.cheats)
+    asked = Options(folder=(arguments.dir or default_folder()).absolute(), **given)
+    end_process(trio.run(network.run, asked, lambda: open_display(Console())))

@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+
+import trio
 
 from node.cli import options
-
-if TYPE_CHECKING:
-    from node.doctor.finding import Finding
-    from node.store.data_directory import DataDirectory
+from node.doctor import node_checks
+from node.doctor.finding import Check, Finding, exit_code, gather
+from node.doctor.node_checks import Subject
+from node.store.data_directory import DataDirectory
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    options.add_command(
+        commands,
         "doctor",
-        help="find out what keeps a node from working",
+        doctor,
+        help=phrase,
         description="Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch "
         "and its driver, sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this "
         "node's key is in use elsewhere. Changes nothing. Exit code 1 where there is an error.",
+        json=True,
     )
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_doctor)
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
-    # Imported here: the network stack takes a second to load, which no other command should pay.
-    import logging
-
-    import trio
-
-    from node.doctor.finding import exit_code
-
+def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check]] | None = None) -> int:
+    """Carry out ``checks``, by default all, and show what they found."""
     logging.disable(logging.CRITICAL)  # what libraries have to say about peers that do not answer
     directory = options.data_directory(arguments)
     try:
-        findings = trio.run(_examine, directory)
+        findings = trio.run(_examine, directory, checks)
     finally:
         logging.disable(logging.NOTSET)
     code = exit_code(findings)
@@ -53,12 +50,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return code
 
 
-async def _examine(directory: DataDirectory) -> list[Finding]:
-    from node.doctor import node_checks
-    from node.doctor.finding import gather
-
+async def _examine(directory: DataDirectory, checks: Callable[[Subject], list[Check]] | None) -> list[Finding]:
     subject = await node_checks.examine(directory)
-    return [*subject.findings, *await gather(node_checks.checks(subject))]
+    return [*subject.findings, *await gather((checks or node_checks.checks)(subject))]
 
 
 def text(findings: list[Finding]) -> str:

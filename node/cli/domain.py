@@ -16,37 +16,39 @@ if TYPE_CHECKING:
     from protocol.domain import Domain
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "domain", help="found a domain, or show one", description="A domain is one model, its tasks and its rules."
+    actions = options.add_group(
+        commands,
+        "domain",
+        help=phrase,
+        description="A domain is one model, its tasks and its rules.",
     )
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    create = actions.add_parser(
+    create = options.add_command(
+        actions,
         "create",
+        _create,
         help="found a domain from a domain.toml",
         description="Check a domain.toml (docs/OPERATING.md), convert its model, sign the genesis with this node's key "
         "and put all of it into the data directory, which becomes the founder's. Prints the line to give to others.",
+        json=True,
     )
-    create.add_argument("file", type=Path, metavar="domain.toml", help="the description of the domain")
+    options.add_file(create, "file", metavar="domain.toml", help="the description of the domain")
     create.add_argument(
         "--private",
         action="store_true",
         help="weights travel encrypted and only between nodes that joined, as private = true in the file",
     )
-    create.add_argument("--out", type=Path, metavar="FILE", help="write the signed genesis into this new file too")
-    options.add_data_dir(create)
-    options.add_json(create)
-    create.set_defaults(command=_create)
-    show = actions.add_parser(
+    options.add_file(create, "--out", help="write the signed genesis into this new file too")
+    show = options.add_command(
+        actions,
         "show",
+        _show,
         help="what a domain is",
         description="Verify a signed genesis and show what it says: that of a file, else that of the data directory.",
+        json=True,
     )
-    show.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a signed genesis")
-    options.add_data_dir(show)
-    options.add_json(show)
-    show.set_defaults(command=_show)
+    options.add_file(show, "file", nargs="?", help="a signed genesis")
     amend.add_to(actions)
 
 
@@ -59,9 +61,8 @@ def _create(arguments: argparse.Namespace) -> int:
     from node.net.listening import own_addresses
     from node.store.durable_files import write_new
 
-    notes: list[str] = []
-    asked = founding.of_file(domain_toml.load(arguments.file), notes)
-    for line in notes:
+    asked = domain_toml.load(arguments.file)
+    for line in asked.notes:
         options.note(line)
     if arguments.private:
         asked = replace(asked, private=True)
@@ -96,17 +97,14 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from node.store.durable_files import read_named
     from protocol.constants import MAX_GENESIS_BYTES
     from protocol.domain import parse_genesis
     from protocol.errors import PeerError
 
     if arguments.file is not None:
         where = str(arguments.file)
-        try:
-            with arguments.file.open("rb") as file:
-                data = file.read(MAX_GENESIS_BYTES + 1)
-        except OSError as error:
-            raise UserError(f"{where}: cannot be read ({error.strerror})", "name a signed genesis") from None
+        data = read_named(arguments.file, MAX_GENESIS_BYTES, "name a signed genesis")
     else:
         directory = options.existing_directory(arguments)
         where, data = str(directory.genesis_file), directory.genesis() or b""

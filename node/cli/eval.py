@@ -8,30 +8,38 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from node.cli import options, tables
-from node.config import ENGINES, MAX_QUESTIONS, MAX_SAMPLES
+import trio
+
+from node.cli import held_versions, options, tables
+from node.cli.held_versions import HeldVersion
+from node.config import MAX_QUESTIONS, MAX_SAMPLES
+from node.domain import joining, pinned_files
 from node.errors import UserError
+from node.evaluation import held_out
+from node.evaluation.held_out import QUESTIONS, Plan, figures, scores
+from node.evaluation.version_answers import Answers, answer, open_sampler, sampling
+from node.roles.engine_client import Setup
 from node.store.data_directory import DataDirectory
+from node.tasks.task_service import TaskService
+from node.workers.child_process import WorkerError
+from protocol.constants import MILLION
+from protocol.domain import Domain
+from protocol.weights.manifest import Manifest
 
-if TYPE_CHECKING:
-    from node.evaluation.held_out import Plan
-    from node.evaluation.version_answers import Answers
-    from node.roles.engine_client import Setup
-    from protocol.domain import Domain
 
-
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "eval",
-        help="measure versions of the weights on held-out questions",
+        _eval,
+        help=phrase,
         description="Ask versions of the domain's weights questions that training never draws, score the answers in "
-        "the tasks' sandbox, and show pass rate and reward with 95 %% confidence intervals. Everybody asks every "
+        "the tasks' sandbox, and show pass rate and reward with 95 % confidence intervals. Everybody asks every "
         "version the same questions, so results can be compared; several --version are compared question by question.",
+        json=True,
     )
     parser.add_argument(
         "--tasks",
@@ -53,11 +61,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument(
         "--greedy", action="store_true", help="take the likeliest tokens instead of sampling by the domain's recipe"
     )
-    parser.add_argument("--engine", choices=ENGINES, help="what generates (default: as the node's configuration says)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: the configuration's)")
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_eval)
+    options.add_engine(parser, "the node's configuration")
 
 
 def _version(text: str) -> int | str:
@@ -68,36 +72,17 @@ def _version(text: str) -> int | str:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor eight digits or more of an id")
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A version on the disk; ``id`` is empty before version 0 is announced."""
-
-    number: int
-    id: str
-    manifest: Path
-    whole: Path
-
-
 def _eval(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-
-    from node.domain import joining
-    from node.evaluation.held_out import QUESTIONS
-
     directory = options.existing_directory(arguments)
     questions = QUESTIONS if arguments.questions is None else arguments.questions
     if not 1 <= questions <= MAX_QUESTIONS:
         raise UserError(f"--questions {questions}: expected 1 to {MAX_QUESTIONS}")
     if not 1 <= arguments.samples <= MAX_SAMPLES:
         raise UserError(f"--samples {arguments.samples}: expected 1 to {MAX_SAMPLES}")
-    if arguments.threads is not None and arguments.threads < 1:
-        raise UserError(f"--threads {arguments.threads}: expected 1 or more")
-    domain = joining.held(directory)
-    if domain is None:
-        raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
-    setup = _setup(arguments, directory, domain)
-    held = _held(directory, list(dict.fromkeys(arguments.versions or [-1])))
+    options.check_threads(arguments)
+    domain = joining.required(directory)
+    setup = held_versions.engine_setup(directory, domain, arguments.engine, arguments.threads)
+    held = held_versions.choose_or_fetch(directory, list(dict.fromkeys(arguments.versions or [held_versions.NEWEST])))
     if len({version.number for version in held}) < len(held):
         raise UserError("--version: one version is named twice")
     found = trio.run(_measure, arguments, questions, domain, setup, directory, held)
@@ -108,101 +93,14 @@ def _eval(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _setup(arguments: argparse.Namespace, directory: DataDirectory, domain: Domain) -> Setup:
-    from node.domain import pinned_files
-    from node.roles.engine_client import Setup
-    from node.workers.child_messages import ConfigureEngine
-
-    config = directory.config()
-    return Setup(
-        configured=ConfigureEngine(
-            config=str(pinned_files.path(directory, domain.model.config)),
-            tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
-            recipe=domain.recipe,
-            threads=config.threads if arguments.threads is None else arguments.threads,
-            dtype=domain.model.compute_dtype,
-            tensor_parallel=config.tensor_parallel,
-        ),
-        engine=arguments.engine or config.engine,
-        cache=directory.path / "vllm",
-    )
-
-
-def _held(directory: DataDirectory, wanted: Sequence[int | str]) -> list[_Held]:
-    """The versions, fetched by the running daemon where they are not here. Raises ``UserError``."""
-    from node.cli.node_reading import lock_holder
-    from node.cli.weights import found_on_disk
-
-    rows = found_on_disk(directory)["objects"]
-    found: list[_Held] = []
-    for each in wanted:
-        version = _among(rows, each, directory.versions)
-        if version is None:
-            what = "no version is" if each == -1 else f"version {each} is not"
-            if lock_holder(directory) is None:
-                numbers = ", ".join(str(row["numbers"][-1]) for row in _whole(rows)) or "none"
-                raise UserError(
-                    f"{directory.path}: {what} here whole (whole are: {numbers}), and no daemon runs to fetch one",
-                    f"farflung run --data-dir {directory.path}",
-                )
-            version = _fetched(directory, each)
-        found.append(version)
-    return found
-
-
-def _fetched(directory: DataDirectory, wanted: int | str) -> _Held:
-    from node.api.control_client import Declined
-    from node.cli.pull_progress import pull
-    from node.cli.weights import found_on_disk
-
-    options.note(f"{'the newest version' if wanted == -1 else f'version {wanted}'} is not here: the node fetches it")
-    try:
-        number = pull(directory, wanted)["version"]
-    except Declined as error:
-        raise UserError(str(error), "farflung weights ls shows what is here") from None
-    version = _among(found_on_disk(directory)["objects"], number, directory.versions)
-    if version is None:
-        raise UserError(f"{directory.path}: version {number} was removed again", "try again, or name a newer one")
-    return version
-
-
-def _whole(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["kind"] == "version" and row["numbers"] and row["here"] == row["size"]]
-
-
-def _among(rows: Sequence[dict[str, Any]], wanted: int | str, versions: Path) -> _Held | None:
-    """The version ``wanted`` (-1: the newest), where it is whole. Raises ``UserError`` where several ids begin so."""
-    known = [
-        _Held(number, identity, folder / "manifest", folder / "whole.bin")
-        for row in _whole(rows)
-        for folder in [versions / row["digest"]]
-        for number, identity in zip(row["numbers"], row["ids"] or [""], strict=True)
-    ]
-    if wanted == -1:
-        return max(known, key=lambda each: each.number, default=None)
-    if isinstance(wanted, int):
-        return next((each for each in known if each.number == wanted), None)
-    alike = [each for each in known if each.id.startswith(wanted)]
-    if len(alike) > 1:
-        raise UserError(f"--version {wanted}: the ids of {len(alike)} versions begin so", "give more of its digits")
-    return alike[0] if alike else None
-
-
 async def _measure(
     arguments: argparse.Namespace,
     questions: int,
     domain: Domain,
     setup: Setup,
     directory: DataDirectory,
-    held: Sequence[_Held],
+    held: Sequence[HeldVersion],
 ) -> dict[str, Any]:
-    from node.domain import pinned_files
-    from node.evaluation import held_out
-    from node.evaluation.version_answers import open_sampler, sampling
-    from node.tasks.task_service import TaskService
-    from node.workers.child_process import WorkerError
-    from protocol.weights.manifest import Manifest
-
     plan = held_out.Plan.of(
         domain.id,
         held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
@@ -230,7 +128,7 @@ async def _measure(
         "questions": plan.questions,
         "samples": plan.samples,
         "greedy": plan.greedy,
-        "versions": [_told(plan, version, given) for version, given in zip(held, answers, strict=True)],
+        "versions": [_version_values(plan, version, given) for version, given in zip(held, answers, strict=True)],
         "differences": [
             {"version": version.number, "against": held[0].number, **held_out.difference_figures(row)}
             for version, given in zip(held[1:], answers[1:], strict=True)
@@ -239,24 +137,14 @@ async def _measure(
     }
 
 
-async def _answers(version: _Held, sampler: Any, service: Any, asked: Any) -> list[Answers]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from node.evaluation.version_answers import answer
-
-    columns = (TextColumn(f"version {version.number}"), BarColumn(), MofNCompleteColumn(), TextColumn("questions"))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any) -> list[Answers]:
+    with tables.progress(f"version {version.number}", "bar", "count", "questions") as bar:
         task = bar.add_task("", total=len(asked))
         await sampler.load(version.manifest, version.whole)
         return await answer(sampler, service, asked, lambda done, _: bar.update(task, completed=done))
 
 
-def _told(plan: Plan, version: _Held, given: Sequence[Answers]) -> dict[str, Any]:
-    from node.evaluation.held_out import figures, scores
-    from protocol.constants import MILLION
-
+def _version_values(plan: Plan, version: HeldVersion, given: Sequence[Answers]) -> dict[str, Any]:
     labels = plan.labels()
     return {
         "version": version.number,

@@ -21,14 +21,13 @@ from typing import Any, Final
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from node.domain import joining
+from node.cli import held_versions
+from node.domain import joining, pinned_files
 from node.errors import UserError
-from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.durable_files import sync_directory
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.records import Blob
 from protocol.weights.manifest import Manifest, verify_chunk
 
 ALIGNMENT: Final = 8
@@ -48,50 +47,21 @@ class Chosen:
     tokenizer: bytes
 
 
-def choose(directory: DataDirectory, rows: list[dict[str, Any]], version: int) -> Chosen:
-    """Version number ``version`` out of ``rows`` (see ``node.api.weight_requests.objects``), -1 for the newest that is
-    whole.
-
-    Raises ``UserError``.
-    """
-    domain = joining.held(directory)
-    assert domain is not None
-    whole = [row for row in rows if row["kind"] == "version" and row["numbers"] and row["here"] == row["size"]]
-    if version == -1:
-        found = max(whole, key=lambda row: max(row["numbers"]), default=None)
-    else:
-        found = next((row for row in whole if version in row["numbers"]), None)
-    if found is None:
-        numbers = ", ".join(str(max(row["numbers"])) for row in whole) or "none"
-        what = "no version" if version == -1 else f"version {version}"
-        raise UserError(
-            f"{directory.path}: {what} is here whole (whole are: {numbers})", "farflung weights pull fetches one"
-        )
-    folder = directory.versions / found["digest"]
+def choose(directory: DataDirectory, version: int) -> Chosen:
+    """Version number ``version``, -1 for the newest that is here whole. Raises ``UserError``."""
+    domain = joining.required(directory)
+    found = held_versions.choose(directory, version, "farflung weights pull fetches one")
     try:
-        manifest = Manifest.parse((folder / "manifest").read_bytes())
+        manifest = Manifest.parse(found.manifest.read_bytes())
     except (OSError, PeerError) as error:
-        raise UserError(f"{folder}: the version cannot be read ({error})", "farflung weights pull") from None
+        raise UserError(f"{found.folder}: the version cannot be read ({error})", "farflung weights pull") from None
     return Chosen(
-        number=max(found["numbers"]) if version == -1 else version,
+        number=found.number,
         manifest=manifest,
-        whole=folder / "whole.bin",
-        config=_blob(directory, domain.model.config),
-        tokenizer=_blob(directory, domain.model.tokenizer),
+        whole=found.whole,
+        config=pinned_files.path(directory, domain.model.config).read_bytes(),
+        tokenizer=pinned_files.path(directory, domain.model.tokenizer).read_bytes(),
     )
-
-
-def _blob(directory: DataDirectory, blob: Blob) -> bytes:
-    try:
-        data = BlobStore(directory.blobs, owner=False).get(blob.hash)
-    except OSError:
-        data = None
-    if data is None:
-        raise UserError(
-            f"{directory.path}: the model's configuration or tokenizer is not here yet",
-            "let the node run until it has taken a role",
-        )
-    return data
 
 
 def header(manifest: Manifest) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import sys
 import time
-from pathlib import Path
 
 from node.cli import options, recovery
 from node.errors import UserError
+from node.keys import key_file
+from node.store.durable_files import read_text, write_new
+from protocol.identity import peer_id
 
 ONE_PLACE = (
     "Two nodes must never run with one key: peers hear two heads of one feed, and what either did may be lost. "
@@ -17,44 +18,42 @@ ONE_PLACE = (
 )
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    actions = options.add_group(
+        commands,
         "identity",
-        help="the node's key: show, export, import, recover",
+        help=phrase,
         description="The key is the node: keep a copy of it.",
     )
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="who this node is", description="Show the node's ids and where its key is.")
-    options.add_data_dir(show)
-    options.add_json(show)
-    show.set_defaults(command=_show)
-    export = actions.add_parser(
+    options.add_command(
+        actions,
+        "show",
+        _show,
+        help="who this node is",
+        description="Show the node's ids and where its key is.",
+        json=True,
+    )
+    export = options.add_command(
+        actions,
         "export",
+        _export,
         help="write the key into a file under a passphrase",
         description="Write identity and recovery key into a new file, encrypted with a passphrase "
         "(argon2id, XSalsa20-Poly1305). A file that is there is never overwritten.",
     )
-    export.add_argument("file", type=Path, metavar="FILE", help="the file to make")
-    options.add_data_dir(export)
-    _add_passphrase(export)
-    export.set_defaults(command=_export)
-    load = actions.add_parser(
+    options.add_file(export, "file", help="the file to make")
+    load = options.add_command(
+        actions,
         "import",
+        _import,
         help="give a new data directory the key from such a file",
         description="Put the keys of an exported file into a data directory without a node. " + ONE_PLACE,
     )
-    load.add_argument("file", type=Path, metavar="FILE", help="a file made by identity export")
-    options.add_data_dir(load)
-    _add_passphrase(load)
-    load.set_defaults(command=_import)
+    options.add_file(load, "file", help="a file made by identity export")
+    for parser in (export, load):
+        options.add_file(parser, "--passphrase-file", help="the passphrase is this file's first line (default: ask)")
     recovery.add_to(actions)
-
-
-def _add_passphrase(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--passphrase-file", type=Path, metavar="FILE", help="the passphrase is this file's first line (default: ask)"
-    )
 
 
 def fingerprint(node: bytes) -> str:
@@ -64,8 +63,6 @@ def fingerprint(node: bytes) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from protocol.identity import peer_id
-
     directory = options.existing_directory(arguments)
     node = directory.read_identity().node
     found = {
@@ -95,15 +92,12 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from node.keys import key_file
-    from node.store.durable_files import write_new
-
     directory = options.data_directory(arguments)
     identity = directory.read_identity()
     kept = directory.recovery().seed if directory.recovery_file.exists() else None
     if arguments.file.exists():  # told before anyone is asked for a passphrase; write_new makes sure
         raise UserError(f"{arguments.file}: it is there already and is not overwritten", "name another file")
-    passphrase = _passphrase(arguments.passphrase_file, twice=True)
+    passphrase = _passphrase(arguments, twice=True)
     write_new(arguments.file, key_file.seal(key_file.Keys(identity.seed, kept), passphrase).encode())
     print(f"{arguments.file} holds the key of node {identity.node.hex()}")
     print("Keep the file and the passphrase apart, and both away from this machine.", file=sys.stderr)
@@ -111,14 +105,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from node.keys import key_file
-
     text = key_file.read(arguments.file)
     key_file.node_of(text, str(arguments.file))
     directory = options.data_directory(arguments)
     with directory.open_locked():
         directory.require_no_node()
-        passphrase = _passphrase(arguments.passphrase_file, twice=False)
+        passphrase = _passphrase(arguments, twice=False)
         keys = key_file.unseal(text, passphrase, str(arguments.file))
         # No node was ever started as often as there were seconds; a later move has a higher number.
         directory.import_keys(keys.identity, keys.recovery, int(time.time()))
@@ -127,23 +119,16 @@ def _import(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _passphrase(file: Path | None, *, twice: bool) -> str:
-    """The passphrase from ``file``, or asked for without echo. Raises ``UserError``."""
-    from node.keys import key_file
-
+def _passphrase(arguments: argparse.Namespace, *, twice: bool) -> str:
+    """The passphrase from a file, or asked for without echo. Raises ``UserError``."""
+    file, terminal = arguments.passphrase_file, arguments.terminal
     if file is not None:
-        try:
-            with file.open(encoding="utf-8") as opened:
-                passphrase = opened.readline(4096).rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise UserError(f"{file}: cannot be read ({reason})", "name a file whose first line it is") from None
-    elif sys.stdin.isatty():
-        passphrase = getpass.getpass("Passphrase: ")
-        if twice and getpass.getpass("The same again: ") != passphrase:
-            raise UserError("the two passphrases differ", "run the command again")
+        text = read_text(file, "name a file whose first line it is", most=4096)
+        passphrase = text.partition("\n")[0].rstrip("\r")
     else:
-        raise UserError("there is no terminal to ask for the passphrase on", "use --passphrase-file FILE")
+        passphrase = terminal.secret("the passphrase", "Passphrase: ", "use --passphrase-file FILE")
+        if twice and terminal.ask_hidden("The same again: ") != passphrase:
+            raise UserError("the two passphrases differ", "run the command again")
     if twice and len(passphrase) < key_file.MIN_PASSPHRASE:
         raise UserError(
             f"the passphrase has {len(passphrase)} characters, at least {key_file.MIN_PASSPHRASE} are needed",

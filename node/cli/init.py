@@ -11,18 +11,18 @@ from node.store.data_directory import DataDirectory
 from protocol.identity import Identity, peer_id
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "init",
-        help="make a node's folder and key",
+        _init,
+        help=phrase,
         description="Make a node's folder with its key and a farflung.toml that explains every key. What is there "
         "already stays as it is.",
+        json=True,
     )
-    options.add_data_dir(parser)
-    options.add_json(parser)
     options.add_config(parser)
-    parser.set_defaults(command=_init)
 
 
 def _init(arguments: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def _init(arguments: argparse.Namespace) -> int:
     print(f"node {peer_id(identity.node)} {'stands' if made else 'stood already'} in {directory.path}")
     print(f"configuration: {path}")
     print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
-    recovery.announce(directory, new_key, secret=True)
+    recovery.announce(directory, new_key, secret=arguments.terminal.shows())
     return 0
 
 

@@ -7,31 +7,34 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
+import trio
+
+from node import daemon
 from node.cli import options, recovery, tables
 from node.cli.init import furnish
 from node.config import Config
+from node.domain import invitation, joining
+from node.domain.invitation import Invitation, Offer
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 from protocol.constants import MILLION
 from protocol.domain import Domain
 from protocol.identity import peer_id
 
-if TYPE_CHECKING:
-    from node.domain.invitation import Invitation, Offer
-
 PATIENCE: Final = 15.0
 """Seconds that the peer has for each of its answers."""
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "join",
-        help="join a domain by the address of one of its nodes",
+        join,
+        help=phrase,
         description="Ask the node at ADDRESS for its domain's signed genesis, show what this node would run, and ask "
         "once. Then the node's folder belongs to that domain for good, remembers its peers, and the node runs; later "
         "farflung run is enough.",
@@ -43,45 +46,41 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--no-run", action="store_true", help="prepare the folder, and leave the start to another")
-    options.add_data_dir(parser)
     options.add_config(parser)
-    parser.set_defaults(command=_join)
 
 
-def _join(arguments: argparse.Namespace) -> int:
-    # Imported here: the network stack takes a second to load, which no other command should pay.
-    import trio
-
-    from node.domain import invitation, joining
-
+def join(
+    arguments: argparse.Namespace,
+    look: Callable[[Invitation, float], Awaitable[Offer]] | None = None,
+    start: Callable[[DataDirectory, Config], None] | None = None,
+) -> int:
+    """Join, by what the peer offers to whoever ``look``s, and ``start`` the daemon."""
     wanted = invitation.parse(arguments.address)
     directory = options.data_directory(arguments)
     config = options.configuration(arguments, directory, may_lack=True)
-    if not arguments.yes and not sys.stdin.isatty():
+    if not arguments.yes and not arguments.terminal.listens():
         raise UserError("join asks before it runs anything, and there is no terminal to ask at", "add --yes")
     directory.require_usable()
     held = joining.held(directory)
     if held is not None and wanted.domain not in (None, held.id):
         raise _other_domain(directory, held)
-    offer = trio.run(invitation.look, wanted, PATIENCE)
+    offer = trio.run(look or invitation.look, wanted, PATIENCE)
     if held is not None and offer.domain.id != held.id:
         raise _other_domain(directory, held)
     tables.facts(_shown(offer, config), title="This node would run:")
-    if not arguments.yes and not _agreed():
+    if not arguments.yes and not arguments.terminal.agreed("Join it?"):
         options.note("nothing was kept")
         return 1
     new_key = _keep(arguments, directory, wanted, offer)
     # Whoever starts it unattended may keep the output in a journal: secrets are not for that.
-    recovery.announce(directory, new_key, secret=not arguments.yes)
+    recovery.announce(directory, new_key, secret=not arguments.yes and arguments.terminal.shows())
     if arguments.no_run:
         # How it is started only whoever asked for this knows: the service's installer, say.
         print(f"joined {offer.domain.name}; nothing runs yet")
         return 0
     later = _run_line(arguments, directory)
     print(f"joined {offer.domain.name}; the node runs until Ctrl-C, and later with: {later}", flush=True)
-    from node import daemon
-
-    daemon.run(directory, config)
+    (start or daemon.run)(directory, config)
     return 0
 
 
@@ -100,15 +99,6 @@ def _other_domain(directory: DataDirectory, held: Domain) -> UserError:
         f"{directory.path}: this node belongs to the domain {held.id.hex()} ({held.name})",
         "name a new folder with --data-dir",
     )
-
-
-def _agreed() -> bool:
-    try:
-        answer = input("Join it? [y/N] ")
-    except EOFError:
-        print()
-        return False
-    return answer.strip().lower() in ("y", "yes")
 
 
 def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invitation, offer: Offer) -> bool:

@@ -7,78 +7,59 @@ import json
 import sys
 import time
 from collections import deque
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-import shtab
-
+from node.api.reason_words import words
 from node.cli import log_proof, options, tables
 from node.errors import UserError
+from node.log.offline_verification import Each, LogReport, verify
 from node.store.data_directory import DataDirectory
+from protocol.credit.ledger import Ledger
+from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut
 from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
 
-if TYPE_CHECKING:
-    from node.log.offline_verification import Each, LogReport
-    from protocol.credit.ledger import Ledger
-    from protocol.log.entry import Entry
 
-
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("log", help="check, show or export a node's log", description="Commands on a log.")
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    verify = actions.add_parser(
+    actions = options.add_group(commands, "log", help=phrase, description="Commands on a log.")
+    verify = options.add_command(
+        actions,
         "verify",
+        _verify,
         help="check the whole log offline",
         description="Check every signature, chain, payload rule and cut of the log in a data directory. The heads root "
         "and each node's credit go to standard output, the same for any two nodes that hold the same log; "
         "everything else goes to standard error. Exit code 1 where the log is not valid.",
     )
-    options.complete(
-        verify.add_argument("folder", type=Path, nargs="?", metavar="DATA-DIR", help="the same as --data-dir"),
-        shtab.DIRECTORY,
-    )
-    options.add_data_dir(verify)
-    verify.set_defaults(command=_verify)
-    show = actions.add_parser(
+    options.add_folder(verify, "folder", nargs="?", metavar="DATA-DIR", help="the same as --data-dir")
+    show = options.add_command(
+        actions,
         "show",
+        _show,
         help="list entries",
         description="List the entries of the log in the order of the cuts that cover them, those without one last.",
+        json=True,
     )
     show.add_argument("--author", metavar="NODE", help="only this node's: the first digits of its id, or its name")
     show.add_argument("--kind", choices=sorted(KINDS), help="only entries of this kind")
     show.add_argument("--last", type=int, default=20, metavar="N", help="only the last N (default: 20; 0: all)")
-    options.add_data_dir(show)
-    options.add_json(show)
-    show.set_defaults(command=_show)
-    export = actions.add_parser(
+    export = options.add_command(
+        actions,
         "export",
+        _export,
         help="write the log as lines of JSON",
         description="Write the whole log, one JSON object a line: the genesis, then cut by cut the entries that it "
         "covers and the cut, then entries without one, grants and proofs of forks, each with its signed bytes in hex.",
     )
-    options.complete(
-        export.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a new file (default: standard output)"),
-        shtab.FILE,
-    )
-    options.add_data_dir(export)
-    export.set_defaults(command=_export)
+    options.add_file(export, "file", nargs="?", help="a new file (default: standard output)")
     log_proof.add_to(actions)
 
 
 def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
     """The checked log, without what is final, which ``each`` is shown; what is wrong with it is told on standard error,
     on a terminal also how far the check is."""
-    # Imported here, so that other commands start without loading what they do not use.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from node.log.offline_verification import verify
-
-    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with tables.progress("checking", "bar", "count", "left") as bar:
         task = bar.add_task("checking", total=None)
 
         def progress(done: int, total: int) -> None:
@@ -214,8 +195,6 @@ def _values(ledger: Ledger, entry: Entry) -> dict[str, Any]:
 
 def _words(payload: Record, numbers: dict[bytes, int]) -> str:
     """What an entry says, in a phrase; ``numbers`` are the version numbers of weights entries."""
-    from node.api.reason_words import words
-
     match payload:
         case Weights():
             return f"version {payload.number} of term {payload.term}, {payload.size / 1e6:.1f} MB"

@@ -4,51 +4,54 @@ from __future__ import annotations
 
 import argparse
 import sys
+from base64 import b64encode
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import shtab
+from typing import Any
 
 from node.cli import options, tables
 from node.errors import UserError
+from node.log.offline_proof import NotFinal, consistency, prove, published
+from node.store.durable_files import read_named, write_new
+from protocol.errors import PeerError
+from protocol.identity import peer_id
+from protocol.log.checkpoint import origin, verifier_key
+from protocol.log.entry_proof import MAX_PROOF_BYTES, LogProof
+from protocol.log.quorum import quorum
 
-if TYPE_CHECKING:
-    from protocol.log.entry_proof import LogProof
 
-
-def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(actions: options.Parsers) -> None:
     """Add the actions to ``farflung log``."""
-    prove = actions.add_parser(
+    prove = options.add_command(
+        actions,
         "prove",
+        _prove,
         help="prove that an entry is final",
         description="Write a file that proves that an entry is final to whoever knows the domain's id, with no network "
         "and no log. Works beside a running daemon.",
     )
     prove.add_argument("entry", metavar="ENTRY", help="the entry's id, or its first 8 or more digits")
-    options.complete(
-        prove.add_argument(
-            "-o", "--out", type=Path, metavar="FILE", help="the file to make (default: <first digits of the id>.proof)"
-        ),
-        shtab.FILE,
-    )
-    options.add_data_dir(prove)
-    prove.set_defaults(command=_prove)
-    check = actions.add_parser(
+    options.add_file(prove, "-o", "--out", help="the file to make (default: <first digits of the id>.proof)")
+    check = options.add_command(
+        actions,
         "check-proof",
+        _check,
         help="check such a proof, without network and log",
         description="Check a file made by farflung log prove, and say what it proves. Exit code 1 where it proves "
         "nothing.",
+        data_dir=False,
+        json=True,
     )
-    options.complete(check.add_argument("file", type=Path, metavar="FILE", help="the proof"), shtab.FILE)
+    options.add_file(check, "file", help="the proof")
     check.add_argument("--domain", required=True, metavar="ID", help="the domain's id, 64 hexadecimal digits")
-    options.add_json(check)
-    check.set_defaults(command=_check)
-    checkpoint = actions.add_parser(
+    checkpoint = options.add_command(
+        actions,
         "checkpoint",
+        _checkpoint,
         help="the newest checkpoint that the electors cosigned",
         description="Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' "
         "cosignatures, which other tools can verify.",
+        json=True,
     )
     checkpoint.add_argument(
         "--since",
@@ -56,15 +59,9 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="SIZE",
         help="prove above it that it continues the checkpoint of SIZE cuts, in the form that a C2SP tlog-witness takes",
     )
-    options.add_data_dir(checkpoint)
-    options.add_json(checkpoint)
-    checkpoint.set_defaults(command=_checkpoint)
 
 
 def _prove(arguments: argparse.Namespace) -> int:
-    from node.log.offline_proof import NotFinal, prove
-    from node.store.durable_files import write_new
-
     try:
         proof = prove(options.existing_directory(arguments), arguments.entry)
     except NotFinal as error:
@@ -79,20 +76,13 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from protocol.errors import PeerError
-    from protocol.log.entry_proof import MAX_PROOF_BYTES, LogProof
-
     try:
         domain = bytes.fromhex(arguments.domain)
     except ValueError:
         domain = b""
     if len(domain) != 32:
         raise UserError(f"--domain {arguments.domain}: a domain's id has 64 hexadecimal digits", "give all of them")
-    try:
-        with arguments.file.open("rb") as file:
-            data = file.read(MAX_PROOF_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"{arguments.file}: cannot be read ({error.strerror})", "name a proof") from None
+    data = read_named(arguments.file, MAX_PROOF_BYTES, "name a proof")
     try:
         proof = LogProof.parse(data)
         electors = proof.check(domain)
@@ -110,11 +100,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
-    from base64 import b64encode
-
-    from node.log.offline_proof import consistency, published
-    from protocol.log.checkpoint import origin, verifier_key
-
     directory = options.existing_directory(arguments)
     found = published(directory)
     if found is None:
@@ -147,8 +132,6 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
-    from protocol.log.quorum import quorum
-
     covering = proof.covering
     entry, cut = covering.entry, covering.cut
     return {
@@ -171,8 +154,6 @@ def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
 
 
 def _words(proof: LogProof, electors: tuple[bytes, ...]) -> list[tuple[str, str]]:
-    from protocol.identity import peer_id
-
     found = _values(proof, electors)
     told = [
         ("domain", f"{found['domain_name']}, {found['domain']}"),

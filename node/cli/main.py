@@ -9,9 +9,8 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from node import __version__
 from node.errors import UserError
@@ -19,82 +18,66 @@ from node.errors import UserError
 if TYPE_CHECKING:
     import argparse
 
+    from node.cli.terminal import Terminal
 
-def commands() -> tuple[ModuleType, ...]:
-    """The modules of all commands, in the order of the help.
-
-    Imported here and not above, as argparse is below: a Ctrl-C that comes while they load is ``main``'s to catch.
-    """
-    from node.cli import (
-        completion,
-        credits,
-        devnet,
-        doctor,
-        domain,
-        eval,
-        identity,
-        init,
-        join,
-        leave,
-        log,
-        peers,
-        proofs,
-        roles,
-        run,
-        service,
-        status,
-        tasks,
-        weights,
-    )
-
-    return (
-        devnet,
-        init,
-        join,
-        run,
-        leave,
-        status,
-        peers,
-        roles,
-        credits,
-        log,
-        weights,
-        eval,
-        identity,
-        domain,
-        tasks,
-        proofs,
-        doctor,
-        completion,
-        service,
-    )
+COMMANDS: Final = {
+    "devnet": "run a whole network on this machine",
+    "init": "make a node's folder and key",
+    "join": "join a domain by the address of one of its nodes",
+    "run": "run a node",
+    "leave": "leave the domain and stop the node",
+    "status": "what the node does and how it is",
+    "peers": "the node's peers",
+    "roles": "who plays which role",
+    "credits": "what everybody earned",
+    "log": "check, show or export a node's log",
+    "weights": "list, clean up, fetch or export versions of the weights",
+    "eval": "measure versions of the weights on held-out questions",
+    "identity": "the node's key: show, export, import, recover",
+    "domain": "found a domain, or show one",
+    "tasks": "what tasks this machine can serve",
+    "proofs": "replay a verdict, or calibrate limits",
+    "doctor": "find out what keeps a node from working",
+    "completion": "a script that completes commands in bash or zsh",
+    "service": "run the node as a systemd service",
+}
+"""The commands in the order of the help. Each has a module of its name, whose ``add_to`` adds its parser."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; each command's module adds its own."""
+def parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands; where one is ``chosen``, only that one's is whole and its module loaded."""
+    # Imported here and not above: a Ctrl-C that comes while they load is ``main``'s to catch.
     import argparse
+    from importlib import import_module
 
     top = argparse.ArgumentParser(
         prog="farflung", description="Strangers' machines train one language model together.", allow_abbrev=False
     )
     top.add_argument("--version", action="version", version=f"farflung {__version__}")
     added = top.add_subparsers(metavar="COMMAND", required=True)
-    for command in commands():
-        command.add_to(added)
+    for name, phrase in COMMANDS.items():
+        if chosen in (None, name):
+            import_module(f"node.cli.{name}").add_to(added, phrase)
+        else:
+            added.add_parser(name, help=phrase)
     return top
 
 
-def _user_error(error: BaseException) -> UserError | None:
-    """The user's mistake that ``error`` stands for, where it stands for nothing else: trio wraps errors in groups."""
+def _told(error: BaseException) -> tuple[str, int] | None:
+    """The line and the exit code that ``error`` comes to, None for a bug: trio wraps errors in groups."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, BaseExceptionGroup):
         mistakes, others = error.split(UserError)
-        return None if mistakes is None or others is not None else _user_error(mistakes.exceptions[0])
+        return None if mistakes is None or others is not None else _told(mistakes.exceptions[0])
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         # Whatever was being written, standard output included, only the user can make room for it.
-        return UserError(f"{error.filename or 'the output'}: {error.strerror}", "make room and try again")
-    return error if isinstance(error, UserError) else None
+        return f"{error.filename or 'the output'}: {error.strerror}; make room and try again", 2
+    if isinstance(error, UserError):
+        return str(error), 2
+    from node.api.control_client import Unavailable
+
+    return (" ".join(str(error).split()), 1) if isinstance(error, Unavailable) else None
 
 
 def _interrupted(error: BaseException) -> bool:
@@ -122,12 +105,26 @@ def _abandon_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+def main(arguments: Sequence[str] | None = None, *, terminal: Terminal | None = None) -> int:
+    """Run one command and return its exit code; ``terminal`` stands in for the one at standard input and output."""
+
+    def run() -> int:
+        from node.cli.terminal import Terminal
+
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        chosen = parser(words[0] if words else "").parse_args(words)
+        chosen.terminal, chosen.whole_parser = terminal or Terminal(), parser
+        code: int = chosen.command(chosen)
+        return code
+
+    return exit_code(run)
+
+
+def exit_code(run: Callable[[], int]) -> int:
+    """The exit code of a command that ``run`` carries out; what it raises is told, unless it is a bug."""
     _mend_streams()
     try:
-        chosen = parser().parse_args(arguments)
-        code: int = chosen.command(chosen)
+        code = run()
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -135,24 +132,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _abandon_output()
         return 1
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
-        mistake = _user_error(error)
-        if mistake is not None:
-            # Imported here: most commands end without a mistake.
-            import logging
-
-            from node.systemd import service_manager
-
-            line = f"farflung: {mistake}"
-            print(
-                service_manager.for_journal(line, logging.ERROR) if service_manager.is_journal(sys.stderr) else line,
-                file=sys.stderr,
-            )
-            if isinstance(error, OSError):
-                _abandon_output()
-            return 2
         if _interrupted(error):
             return 130
-        raise
+        told = _told(error)
+        if told is None:
+            raise
+        # Imported here: most commands end without a mistake.
+        import logging
+
+        from node.systemd import service_manager
+
+        line = f"farflung: {told[0]}"
+        print(
+            service_manager.for_journal(line, logging.ERROR) if service_manager.is_journal(sys.stderr) else line,
+            file=sys.stderr,
+        )
+        if isinstance(error, OSError):
+            _abandon_output()
+        return told[1]
 
 
 if __name__ == "__main__":

@@ -1,19 +1,28 @@
-"""How commands read a node: from its running daemon over the control socket, else from its folder's own log."""
+"""How commands read a node: from its running daemon over the control socket, else from its folder's own log.
+
+A daemon that declines ends a command with its line and exit code 1, as one that does not answer where one is needed
+(``main``).
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from node.api.control_client import Unavailable, request
+from node.api.control_client import Declined, Unavailable, request
 from node.cli.options import note
+from node.errors import UserError
 from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
 
 PATIENCE: Final = 10.0
 """Seconds that a daemon has to answer: a busy one may train while it is asked."""
+POLL: Final = 0.5
+"""Seconds between two questions to a daemon that is waited for."""
 
 
 def ask(directory: DataDirectory, op: str, **arguments: Any) -> dict[str, Any]:
@@ -26,11 +35,33 @@ def ask(directory: DataDirectory, op: str, **arguments: Any) -> dict[str, Any]:
 
 
 def ask_or_none(directory: DataDirectory, op: str) -> dict[str, Any] | None:
-    """The same, None where no daemon answers."""
+    """The same, None where no daemon answers. Raises ``Declined``."""
     try:
         return ask(directory, op)
+    except Declined:
+        raise
     except Unavailable:
         return None
+
+
+def ask_running(directory: DataDirectory, why: str, remedy: str) -> dict[str, Any]:
+    """The status of a node that must run. Raises ``UserError`` where none does: ``why`` only a running one will do."""
+    status = ask_or_none(directory, "status")
+    if status is None:
+        raise UserError(f"{directory.path}: no daemon runs, and only a running one {why}", remedy)
+    return status
+
+
+def wait_for(
+    look: Callable[[], dict[str, Any]], condition: Callable[[dict[str, Any]], bool], patience: float, poll: float = POLL
+) -> dict[str, Any]:
+    """The first answer of ``look`` that meets ``condition``, or the one after ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = look()
+        if condition(found) or time.monotonic() > deadline:
+            return found
+        time.sleep(poll)
 
 
 def lock_holder(directory: DataDirectory) -> int | None:
@@ -61,3 +92,17 @@ def offline(directory: DataDirectory) -> tuple[Ledger, tuple[str, ...]]:
     for problem in report.problems:
         note(problem)
     return report.ledger, report.problems
+
+
+def daemon_or_log(
+    directory: DataDirectory, op: str, of_ledger: Callable[[Ledger], dict[str, Any]]
+) -> tuple[dict[str, Any], int]:
+    """What the daemon answers to ``op``, else what ``of_ledger`` makes of the folder's own log; and the exit code.
+
+    ``source`` in it is "daemon" or "log".
+    """
+    answer = ask_or_none(directory, op)
+    if answer is not None:
+        return {"source": "daemon", **answer}, 0
+    ledger, problems = offline(directory)
+    return {"source": "log", **of_ledger(ledger)}, 1 if problems else 0

@@ -1,4 +1,4 @@
-"""Options that several commands share: the node's folder, its configuration, and output for programs.
+"""What commands share: their parsers, the node's folder, its configuration, and output for programs.
 
 A command that works on a node finds its folder in this order: ``--data-dir``, the variable ``FARFLUNG_DATA_DIR``, the
 service's ``/var/lib/farflung`` where this user can read it, ``~/.local/share/farflung/node``.
@@ -10,12 +10,13 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import shtab
 
-from node.config import KEYS, Config, resolve
+from node.config import ENGINES, KEYS, Config, resolve
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 
@@ -27,35 +28,73 @@ LISTS: Final = ("listen", "bootstrap")
 """Keys whose flag is given once an item; the items of other lists stand in one flag, with commas."""
 
 
-def add_data_dir(parser: argparse.ArgumentParser) -> None:
-    """Add ``--data-dir``."""
-    complete(
-        parser.add_argument(
+if TYPE_CHECKING:
+    Parsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+    """Where the parsers of commands, or of a command's actions, are added."""
+
+
+def add_command(
+    parsers: Parsers,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str | None = None,
+    data_dir: bool = True,
+    json: bool = False,
+) -> argparse.ArgumentParser:
+    """Add the parser of a command, or of an action, that ``run`` carries out and returns the exit code of."""
+    parser = parsers.add_parser(name, help=help, description=description)
+    if data_dir:
+        add_folder(
+            parser,
             "--data-dir",
-            metavar="DIR",
+            type=str,
             help="the node's folder (default: $FARFLUNG_DATA_DIR, else /var/lib/farflung where this user can read it, "
             "else ~/.local/share/farflung/node)",
-        ),
-        shtab.DIRECTORY,
-    )
+        )
+    if json:
+        parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(command=run)
+    return parser
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+def add_group(parsers: Parsers, name: str, *, help: str, description: str, metavar: str = "ACTION") -> Parsers:
+    """Add a command that has actions; returns where they are added."""
+    return parsers.add_parser(name, help=help, description=description).add_subparsers(metavar=metavar, required=True)
+
+
+def add_file(parser: argparse._ActionsContainer, *names: str, metavar: str = "FILE", **settings: Any) -> None:
+    """Add an argument that is a file's path, with the ``settings`` of argparse; shells complete it."""
+    action = parser.add_argument(*names, **{"type": Path, "metavar": metavar, **settings})
+    action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def add_folder(parser: argparse._ActionsContainer, *names: str, metavar: str = "DIR", **settings: Any) -> None:
+    """The same for a folder's path."""
+    action = parser.add_argument(*names, **{"type": Path, "metavar": metavar, **settings})
+    action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+
+
+def add_engine(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--engine`` and ``--threads`` of a command that generates by itself."""
+    parser.add_argument("--engine", choices=ENGINES, help=f"what generates (default: {default})")
+    parser.add_argument("--threads", type=int, metavar="N", help=f"threads that compute (default: {default})")
+
+
+def check_threads(arguments: argparse.Namespace) -> None:
+    """Raise ``UserError`` for a number of ``--threads`` that cannot be."""
+    if arguments.threads is not None and arguments.threads < 1:
+        raise UserError(f"--threads {arguments.threads}: expected 1 or more")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add ``--config`` and the flags of the configuration's keys."""
     group = parser.add_argument_group("configuration")
-    complete(
-        group.add_argument(
-            "--config",
-            type=Path,
-            metavar="FILE",
-            help="the configuration (default: $FARFLUNG_CONFIG, else farflung.toml in the node's folder)",
-        ),
-        shtab.FILE,
+    add_file(
+        group,
+        "--config",
+        help="the configuration (default: $FARFLUNG_CONFIG, else farflung.toml in the node's folder)",
     )
     for name, key in KEYS.items():
         if "." in name:
@@ -70,12 +109,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def complete(action: argparse.Action, how: object) -> None:
-    """Tell shell completion what an argument is."""
-    action.complete = how  # type: ignore[attr-defined]
-
-
-def data_directory(arguments: argparse.Namespace) -> DataDirectory:
+def data_directory(arguments: argparse.Namespace, service: Path = SERVICE_DATA) -> DataDirectory:
     """The node's folder that the command is about; it need not exist."""
     given: str | Path | None = arguments.data_dir
     if given == "":  # of a variable that is not set; it would mean the present folder
@@ -84,9 +118,12 @@ def data_directory(arguments: argparse.Namespace) -> DataDirectory:
         return DataDirectory(given)
     if variable := os.environ.get("FARFLUNG_DATA_DIR"):
         return DataDirectory(variable)
-    if os.access(SERVICE_DATA, os.R_OK | os.X_OK):
-        return DataDirectory(SERVICE_DATA)
-    return DataDirectory(_home() / USER_DATA)
+    if os.access(service, os.R_OK | os.X_OK):
+        return DataDirectory(service)
+    try:
+        return DataDirectory(Path.home() / USER_DATA)
+    except RuntimeError:
+        raise UserError("this user has no home directory", "name the node's folder with --data-dir") from None
 
 
 def existing_directory(arguments: argparse.Namespace) -> DataDirectory:
@@ -145,10 +182,3 @@ def note(text: str) -> None:
 def counted(count: int, noun: str) -> str:
     """``count`` things for people: "1 error", "2 errors"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:
-        raise UserError("this user has no home directory", "name the node's folder with --data-dir") from None

@@ -5,24 +5,23 @@ from __future__ import annotations
 import argparse
 
 from node.cli import options, tables
+from node.cli.node_reading import ask_or_none
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    options.add_command(
+        commands,
         "peers",
-        help="the node's peers",
+        _peers,
+        help=phrase,
         description="List the nodes that this one is connected to or hears. Where no daemon runs, the peers that the "
         "node remembers for its next start.",
+        json=True,
     )
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_peers)
 
 
 def _peers(arguments: argparse.Namespace) -> int:
-    from node.cli.node_reading import ask_or_none
-
     directory = options.existing_directory(arguments)
     answer = ask_or_none(directory, "peers")
     if answer is None:

@@ -3,74 +3,66 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import shtab
+import trio
 
+from node.api.reason_words import words
 from node.cli import options, tables
+from node.evaluation import limit_calibration, verdict_replay
+from node.evaluation.verdict_replay import Replayed
+from protocol.records import Rollout, Verdict
 
-if TYPE_CHECKING:
-    from node.evaluation.verdict_replay import Replayed
 
-
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    actions = options.add_group(
+        commands,
         "proofs",
-        help="replay a verdict, or calibrate limits",
+        help=phrase,
         description="What shows that a submission came from the weights it names (docs/ATTACKS.md).",
     )
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    replay = actions.add_parser(
+    replay = options.add_command(
+        actions,
         "replay",
+        _replay,
         help="judge again what a validator judged",
         description="Replay a verdict with the validator's own draw: check its signature, replay the groups that it "
         "picks, and compare. Needs the log, the submission's file and the version, as validators and the trainer hold "
         "them. Works beside a running daemon. Exit code 0 where the verdict comes out again, 1 where it does not.",
+        json=True,
     )
     replay.add_argument("verdict", metavar="VERDICT", help="the verdict entry's id, or its first 8 or more digits")
     replay.add_argument("--all", action="store_true", help="replay all groups, not only those that the draw picks")
-    options.add_data_dir(replay)
-    options.add_json(replay)
-    replay.set_defaults(command=_replay)
-    calibrate = actions.add_parser(
+    calibrate = options.add_command(
+        actions,
         "calibrate",
+        _calibrate,
         help="measure what limits a model needs",
         description="Generate with a model as honest nodes do (with every engine that is installed) and as forgers do, "
         "and write into the folder OUT: thresholds.toml, a [thresholds] section for a domain.toml; calibration.json, "
         "all figures; report.html, with a ROC curve for each statistic and forger.",
+        data_dir=False,
+        json=True,
     )
-    options.complete(
-        calibrate.add_argument("model", type=Path, metavar="MODEL", help="a Hugging Face folder"), shtab.DIRECTORY
-    )
-    options.complete(
-        calibrate.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="a new folder"),
-        shtab.DIRECTORY,
-    )
+    options.add_folder(calibrate, "model", metavar="MODEL", help="a Hugging Face folder")
+    options.add_folder(calibrate, "-o", "--out", required=True, metavar="OUT", help="a new folder")
     calibrate.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="what nodes compute in")
-    calibrate.add_argument("--groups", type=int, default=64, metavar="N", help="honest groups of each engine (64)")
-    calibrate.add_argument("--forged", type=int, default=8, metavar="N", help="groups of each forger (8)")
-    calibrate.add_argument("--group-size", type=int, default=8, metavar="N", help="responses of a group (8)")
-    calibrate.add_argument("--tokens", type=int, default=64, metavar="N", help="longest response (64)")
-    calibrate.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads (1)")
+    for name, default, what in (
+        ("--groups", 64, "honest groups of each engine"),
+        ("--forged", 8, "groups of each forger"),
+        ("--group-size", 8, "responses of a group"),
+        ("--tokens", 64, "longest response"),
+        ("--threads", 1, "processor threads"),
+    ):
+        calibrate.add_argument(name, type=int, default=default, metavar="N", help=f"{what} ({default})")
     calibrate.add_argument(
         "--learning-rate", type=float, default=1e-6, metavar="RATE", help="of the steps that stale weights lack (1e-6)"
     )
-    options.complete(
-        calibrate.add_argument("--prompts", type=Path, metavar="FILE", help="a text file with a prompt on each line"),
-        shtab.FILE,
-    )
-    options.add_json(calibrate)
-    calibrate.set_defaults(command=_calibrate)
+    options.add_file(calibrate, "--prompts", help="a text file with a prompt on each line")
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-
-    from node.evaluation import verdict_replay
-
     directory = options.existing_directory(arguments)
     found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
     told = _values(found)
@@ -82,9 +74,6 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _values(found: Replayed) -> dict[str, Any]:
-    from node.api.reason_words import words
-    from protocol.records import Rollout, Verdict
-
     verdict, rollout = found.verdict.payload, found.rollout.payload
     assert isinstance(verdict, Verdict)
     assert isinstance(rollout, Rollout)
@@ -143,10 +132,6 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    import trio
-
-    from node.evaluation import limit_calibration
-
     wanted = limit_calibration.Wanted(
         model=arguments.model,
         dtype=arguments.dtype,

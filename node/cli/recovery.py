@@ -6,51 +6,51 @@ The words never leave the command that they are typed into: what it signs with t
 from __future__ import annotations
 
 import argparse
-import getpass
-import sys
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import shtab
+from typing import Any, Final
 
 from node.cli import options
+from node.cli.node_reading import ask, ask_running, wait_for
 from node.errors import UserError
+from node.keys import recovery_words
+from node.log.offline_proof import own_join
 from node.store.data_directory import DataDirectory
-
-if TYPE_CHECKING:
-    from protocol.identity import Identity
+from protocol.identity import Identity
+from protocol.log import recovery
+from protocol.log.recovery import commitment
 
 FINAL_PATIENCE: Final = 30.0
 """Seconds that a cut may take to cover the entry before the command ends all the same."""
-POLL: Final = 0.5
 
 
-def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(actions: options.Parsers) -> None:
     """Add the actions to ``farflung identity``."""
-    recovery = actions.add_parser(
-        "recovery", help="show or forget the recovery key", description="The key that outlives this machine."
+    steps = options.add_group(
+        actions,
+        "recovery",
+        help="show or forget the recovery key",
+        description="The key that outlives this machine.",
     )
-    steps = recovery.add_subparsers(metavar="ACTION", required=True)
-    show = steps.add_parser(
+    options.add_command(
+        steps,
         "show",
+        _show,
         help="show the recovery key as words",
         description="Show the recovery key as 24 words. Anybody who has them can end this node.",
+        json=True,
     )
-    options.add_data_dir(show)
-    options.add_json(show)
-    show.set_defaults(command=_show)
-    forget = steps.add_parser(
+    forget = options.add_command(
+        steps,
         "forget",
+        _forget,
         help="remove the recovery key from this machine",
         description="Remove the recovery key from the data directory, once its words are on paper: from then on nobody "
         "can read it here, neither thieves nor you.",
     )
     forget.add_argument("--yes", action="store_true", help="do not ask")
-    options.add_data_dir(forget)
-    forget.set_defaults(command=_forget)
-    close = actions.add_parser(
+    close = options.add_command(
+        actions,
         "close",
+        close_lost,
         help="end a node whose key was stolen, with its recovery words",
         description="Have this running node end the feed of another one, whose recovery words you have: nothing that "
         "is signed with its key counts any more. What is final stays, and identity rebind can still move it. This "
@@ -59,21 +59,17 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     close.add_argument(
         "node", nargs="?", metavar="NODE", help="the first digits of its id (default: the one of these words)"
     )
-    close.set_defaults(command=_close)
-    rebind = actions.add_parser(
+    rebind = options.add_command(
+        actions,
         "rebind",
+        rebind_lost,
         help="go on for a node that was lost, with its recovery words",
         description="Have this running node take over the credit and the reputation of another one, whose recovery "
         "words you have, and end that one's feed. This cannot be undone.",
     )
     rebind.add_argument("node", metavar="NODE", help="the first digits of the old node's id")
-    rebind.set_defaults(command=_rebind)
     for parser in (close, rebind):
-        options.complete(
-            parser.add_argument("--words-file", type=Path, metavar="FILE", help="a file with the words (default: ask)"),
-            shtab.FILE,
-        )
-        options.add_data_dir(parser)
+        options.add_file(parser, "--words-file", help="a file with the words (default: ask)")
 
 
 def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
@@ -81,9 +77,7 @@ def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
     if not made:
         return
     command = f"farflung identity recovery show --data-dir {directory.path}"
-    if secret and sys.stdout.isatty():
-        from node.keys import recovery_words
-
+    if secret:
         print("\nthe recovery key of this node, shown this once:\n")
         print("\n".join(recovery_words.lines(directory.recovery())))
         print(f"\n{recovery_words.PURPOSE}")
@@ -93,8 +87,6 @@ def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from node.keys import recovery_words
-
     directory = options.existing_directory(arguments)
     key = directory.recovery()
     committed = _committed(directory, key.node)
@@ -114,9 +106,6 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _committed(directory: DataDirectory, public: bytes) -> bool | None:
     """Whether the node's join names this key; None as long as no join is held."""
-    from node.log.offline_proof import own_join
-    from protocol.log.recovery import commitment
-
     join = own_join(directory)
     return None if join is None else join.recovery == commitment(public)
 
@@ -125,13 +114,9 @@ def _forget(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     directory.recovery()
     if not arguments.yes:
-        if not sys.stdin.isatty():
+        if not arguments.terminal.listens():
             raise UserError("forget asks first, and there is no terminal to ask at", "add --yes")
-        try:
-            answer = input("Are the 24 words on paper? Nothing brings them back. [y/N] ")
-        except EOFError:
-            answer = ""
-        if answer.strip().lower() not in ("y", "yes"):
+        if not arguments.terminal.agreed("Are the 24 words on paper? Nothing brings them back."):
             options.note("the recovery key is still here")
             return 1
     directory.forget_recovery()
@@ -139,21 +124,19 @@ def _forget(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _close(arguments: argparse.Namespace) -> int:
-    from protocol.log import recovery
-
+def close_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
+    """End the node that the words are the key of; a cut that covers the entry may take ``patience`` seconds."""
     directory, status, key, target = _prepare(arguments)
     if target["ended"] is not None:
         print(f"{_name(target)} ended already, with the cut of height {target['ended']}")
         return 0
     domain, author = bytes.fromhex(status["domain"]), bytes.fromhex(status["node"])
     record = recovery.close(key, domain, bytes.fromhex(target["node"]), author)
-    return _say(directory, "close", target, record.signature, key, f"{_name(target)} is closed")
+    return _append(directory, "close", target, record.signature, key, f"{_name(target)} is closed", patience)
 
 
-def _rebind(arguments: argparse.Namespace) -> int:
-    from protocol.log import recovery
-
+def rebind_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
+    """Have this node go on for the one that the words are the key of; a cut may take ``patience`` seconds."""
     directory, status, key, target = _prepare(arguments)
     if target["node"] == status["node"]:
         raise UserError("this node cannot take over from itself", "run the command on the new node")
@@ -164,24 +147,14 @@ def _rebind(arguments: argparse.Namespace) -> int:
     domain, author = bytes.fromhex(status["domain"]), bytes.fromhex(status["node"])
     record = recovery.rebind(key, domain, bytes.fromhex(target["node"]), author)
     done = f"{status['name']} goes on for {_name(target)}: farflung credits"
-    return _say(directory, "rebind", target, record.signature, key, done)
+    return _append(directory, "rebind", target, record.signature, key, done, patience)
 
 
 def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, Any], Identity, dict[str, Any]]:
     """The folder, its daemon's status, the recovery key, and the node that it is the key of."""
-    from node.api.control_client import Unavailable
-    from node.cli.node_reading import ask
-    from node.keys import recovery_words
-    from protocol.log.recovery import commitment
-
     directory = options.existing_directory(arguments)
-    try:
-        status = ask(directory, "status")
-    except Unavailable:
-        raise UserError(
-            f"{directory.path}: no daemon runs, and only a running one can tell others", "start it with farflung run"
-        ) from None
-    key = recovery_words.key(_typed(arguments.words_file))
+    status = ask_running(directory, "can tell others", "start it with farflung run")
+    key = recovery_words.key(_typed(arguments))
     nodes = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
     wanted = (arguments.node or "").lower()
     chosen = [row for row in nodes if row["node"].startswith(wanted)]
@@ -196,37 +169,38 @@ def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, An
     return directory, status, key, chosen[0]
 
 
-def _typed(file: Path | None) -> str:
-    from node.keys import recovery_words
-
-    if file is not None:
-        return recovery_words.read(file)
-    if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask for the words on", "use --words-file FILE")
-    return getpass.getpass("The 24 recovery words, with spaces between them (not shown): ")
+def _typed(arguments: argparse.Namespace) -> str:
+    if arguments.words_file is not None:
+        return recovery_words.read(arguments.words_file)
+    question = "The 24 recovery words, with spaces between them (not shown): "
+    words: str = arguments.terminal.secret("the words", question, "use --words-file FILE")
+    return words
 
 
-def _say(directory: DataDirectory, op: str, target: dict[str, Any], signature: bytes, key: Identity, done: str) -> int:
+def _append(
+    directory: DataDirectory,
+    op: str,
+    target: dict[str, Any],
+    signature: bytes,
+    key: Identity,
+    done: str,
+    patience: float,
+) -> int:
     """Have the daemon append the entry, and wait until a cut covers it."""
-    from node.api.control_client import Unavailable
-    from node.cli.node_reading import ask
-    from protocol.log.recovery import commitment
+    made = ask(directory, op, target=target["node"], recovery=key.node.hex(), signature=signature.hex())
 
-    public = key.node.hex()
-    try:
-        made = ask(directory, op, target=target["node"], recovery=public, signature=signature.hex())
-        deadline = time.monotonic() + FINAL_PATIENCE
-        while time.monotonic() < deadline:
-            rows = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
-            row = next(row for row in rows if row["node"] == target["node"])
-            if row["ended"] is not None and (op == "close" or row["successor"] is not None):
-                print(f"{done} (final since the cut of height {row['ended']})")
-                return 0
-            time.sleep(POLL)
-    except Unavailable as error:
-        options.note(str(error))
-        return 1
-    options.note(f"entry {made['entry']} stands in this node's feed; it takes effect with the next cut")
+    def look() -> dict[str, Any]:
+        rows = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
+        return next(row for row in rows if row["node"] == target["node"])
+
+    def final(row: dict[str, Any]) -> bool:
+        return row["ended"] is not None and (op == "close" or row["successor"] is not None)
+
+    row = wait_for(look, final, patience)
+    if final(row):
+        print(f"{done} (final since the cut of height {row['ended']})")
+    else:
+        options.note(f"entry {made['entry']} stands in this node's feed; it takes effect with the next cut")
     return 0
 
 

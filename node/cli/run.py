@@ -8,26 +8,26 @@ import os
 import signal
 
 from node.cli import options
-from node.cli.process_end import leave
+from node.cli.terminal import end_process
 from node.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "run",
-        help="run a node",
+        _run,
+        help=phrase,
         description="Run the node of a data directory until SIGTERM or Ctrl-C. The directory is made where it is "
         "missing; its farflung.toml says where to listen and whom to ask first.",
     )
-    options.add_data_dir(parser)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="stop when the process that started this one is gone"
     )
     options.add_config(parser)
-    parser.set_defaults(command=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from node import daemon
 
     daemon.run(directory, config)
-    leave(0)
+    end_process(0)
 
 
 def _die_with_parent() -> None:

@@ -11,17 +11,17 @@ from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    options.add_command(
+        commands,
         "status",
-        help="what the node does and how it is",
+        _status,
+        help=phrase,
         description="Show the node's role and why it has it, the version it holds, what it waits for, its peers, "
         "credit and troubles. Exit code 0 where all is well, 1 where it does not run or something is not in order.",
+        json=True,
     )
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_status)
 
 
 def _status(arguments: argparse.Namespace) -> int:

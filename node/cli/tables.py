@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 NUMBERS: Final = frozenset(
     {
@@ -22,6 +26,28 @@ NUMBERS: Final = frozenset(
     }
 )
 """Columns that are set to the right."""
+
+
+@contextmanager
+def progress(*columns: str, clock: Callable[[], float] | None = None) -> Iterator[Progress]:
+    """A progress bar on standard error, where that is a terminal. A column is "bar", "bytes", "count", "rate", "left"
+    (the time), or a text."""
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    kinds = {
+        "bar": rich_progress.BarColumn,
+        "bytes": rich_progress.DownloadColumn,
+        "count": rich_progress.MofNCompleteColumn,
+        "rate": rich_progress.TransferSpeedColumn,
+        "left": rich_progress.TimeRemainingColumn,
+    }
+    drawn = [kinds[column]() if column in kinds else rich_progress.TextColumn(column) for column in columns]
+    console = Console(stderr=True)
+    with rich_progress.Progress(
+        *drawn, console=console, transient=True, disable=not console.is_terminal, get_time=clock
+    ) as bar:
+        yield bar
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
@@ -45,10 +71,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
     Console().print(drawn)
 
 
-def facts(pairs: Iterable[tuple[str, str]], *, title: str = "", styles: dict[str, str] | None = None) -> None:
-    """Print named values, one a line; ``styles`` are rich styles by name."""
+def facts(
+    pairs: Iterable[tuple[str, str]],
+    *,
+    title: str = "",
+    styles: dict[str, str] | None = None,
+    drawn: bool | None = None,
+) -> None:
+    """Print named values, one a line; ``styles`` are rich styles by name. ``drawn``: as in a terminal, or not."""
     pairs = list(pairs)
-    if not sys.stdout.isatty():
+    if not (sys.stdout.isatty() if drawn is None else drawn):
         if title:
             print(title)
         width = max((len(name) for name, _ in pairs), default=0)

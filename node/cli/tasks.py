@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
 from node.cli import options, tables, tasks_profile
+from node.tasks import task_kinds
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "tasks", help="what tasks this machine can serve", description="Commands on tasks and their rewards."
-    )
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    actions = options.add_group(commands, "tasks", help=phrase, description="Commands on tasks and their rewards.")
     tasks_profile.add_to(actions)
-    ls = actions.add_parser(
+    options.add_command(
+        actions,
         "ls",
+        ls,
         help="list the kinds of tasks",
         description="List the kinds of tasks that a domain can have, the versions that a new one pins, and what is "
         "missing here. Exit code 1 where something is.",
+        data_dir=False,
+        json=True,
     )
-    options.add_json(ls)
-    ls.set_defaults(command=_ls)
 
 
-def _ls(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    from node.tasks import task_kinds
-
-    rows = task_kinds.kinds()
+def ls(arguments: argparse.Namespace, kinds: Callable[[], list[dict[str, Any]]] | None = None) -> int:
+    """List what ``kinds`` there are."""
+    rows = (kinds or task_kinds.kinds)()
     if arguments.json:
         options.print_json({"kinds": rows})
     else:

@@ -5,58 +5,51 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import shtab
+import trio
 
-from node.cli import options, tables
-from node.config import ENGINES
+from node.cli import held_versions, options, tables
+from node.domain import domain_toml, founding, joining, pinned_files, task_tables
 from node.errors import UserError
+from node.evaluation import difficulty
+from node.evaluation.difficulty import Model, Profile, Wanted, set_file
+from node.roles.engine_client import Setup
+from node.starter import defaults
+from node.store.data_directory import DataDirectory
+from node.workers.child_messages import ConfigureEngine
+from protocol.domain import Recipe
 
-if TYPE_CHECKING:
-    from node.evaluation.difficulty import Model, Profile, Wanted
-    from node.store.data_directory import DataDirectory
-    from protocol.domain import Recipe
-
-    Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]
-    """A version on the disk, and its domain's tasks and recipe."""
+Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]
+"""A version on the disk, and its domain's tasks and recipe."""
 
 
-def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_to(actions: options.Parsers) -> None:
     """Add the action's parser."""
-    parser = actions.add_parser(
+    parser = options.add_command(
+        actions,
         "profile",
+        _run,
         help="find the questions that are neither too easy nor too hard for a model",
         description="Have a model answer each question several times, as inference nodes do, score the answers in the "
         "tasks' sandbox, and write for each task the set of the questions whose pass@k lies in a band. A task names "
         "such a file as its set, and the new domain then asks these questions only. Run it again with the same --out "
         "to go on, to ask more items, or to choose another band.",
+        json=True,
     )
-    options.complete(
-        parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where the sets are written"),
-        shtab.DIRECTORY,
-    )
+    options.add_folder(parser, "-o", "--out", required=True, help="where the sets are written")
     source = parser.add_mutually_exclusive_group()
-    options.complete(
-        source.add_argument(
-            "--domain", type=Path, metavar="FILE", help="a domain.toml: its model, tasks and recipe (default: starter)"
-        ),
-        shtab.FILE,
-    )
+    options.add_file(source, "--domain", help="a domain.toml: its model, tasks and recipe (default: starter)")
     source.add_argument(
         "--version",
         type=int,
         metavar="N",
         help="a version that a node's folder holds, with its domain's tasks and recipe",
     )
-    options.complete(
-        source.add_argument(
-            "--model", type=Path, metavar="DIR", help="a Hugging Face folder instead of the starter model"
-        ),
-        shtab.DIRECTORY,
-    )
+    options.add_folder(source, "--model", help="a Hugging Face folder instead of the starter model")
     parser.add_argument("--tasks", metavar="FILE|NAMES", help="other tasks, as of farflung devnet")
     parser.add_argument(
         "--items", type=int, default=1000, metavar="N", help="items of each task, as far as it has them (1000)"
@@ -69,11 +62,7 @@ def add_to(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--high", type=_share, default=Fraction(1, 2), metavar="P", help="up to this (0.5)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler's noise (0)")
-    parser.add_argument("--engine", choices=ENGINES, help="what generates (default: auto, or the node's configuration)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads that compute (default: 1, or the node's)")
-    options.add_data_dir(parser)
-    options.add_json(parser)
-    parser.set_defaults(command=_run)
+    options.add_engine(parser, "the node's configuration, else auto and 1 thread")
 
 
 def _share(text: str) -> Fraction:
@@ -84,9 +73,6 @@ def _share(text: str) -> Fraction:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # Imported here, so that other commands start without loading what they do not use.
-    import trio
-
     found: list[Profile]
     held = None
     if arguments.version is not None:  # asks the daemon, with a loop of its own
@@ -102,57 +88,30 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wanted, list[Profile]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from node.evaluation import difficulty
-
-    if arguments.threads is not None and arguments.threads < 1:
-        raise UserError(f"--threads {arguments.threads}: expected 1 or more")
-    console = Console(stderr=True)
-    columns = (TextColumn("asked"), BarColumn(), MofNCompleteColumn(), TextColumn("questions"), TimeRemainingColumn())
+    options.check_threads(arguments)
     async with _source(arguments, held) as (wanted, model):
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        with tables.progress("asked", "bar", "count", "questions", "left") as bar:
             task = bar.add_task("")
-            plain = _Lines(quiet=console.is_terminal)
+            tenths = 0
 
-            def tell(done: int, total: int) -> None:
+            def show(done: int, total: int) -> None:
+                nonlocal tenths
                 bar.update(task, completed=done, total=total)
-                plain.tell(done, total)
+                if bar.disable and 10 * done // max(1, total) > tenths:  # lines, where there is no terminal to draw on
+                    tenths = 10 * done // max(1, total)
+                    options.note(f"{done} of {total} questions asked")
 
-            return wanted, await difficulty.profile(wanted, model, arguments.out, tell)
-
-
-class _Lines:
-    """A line for each tenth of the work, where there is no terminal to draw on."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._told = 0
-        self._quiet = quiet
-
-    def tell(self, done: int, total: int) -> None:
-        tenth = 10 * done // max(1, total)
-        if tenth > self._told and not self._quiet:
-            options.note(f"{done} of {total} questions asked")
-        self._told = max(self._told, tenth)
+            return wanted, await difficulty.profile(wanted, model, arguments.out, show)
 
 
 @asynccontextmanager
 async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIterator[tuple[Wanted, Model]]:
     """What to ask, and the model that answers. Raises ``UserError``."""
-    from dataclasses import replace
-
-    from node.domain import domain_toml, founding
-    from node.evaluation import difficulty
-    from node.roles.engine_client import Setup
-    from node.starter import defaults
-    from node.workers.child_messages import ConfigureEngine
-
     band = difficulty.Band(arguments.k, arguments.low, arguments.high)
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
         "band": band
     }
-    other = None if arguments.tasks is None else tuple(founding.task_rows(arguments.tasks))
+    other = None if arguments.tasks is None else tuple(task_tables.named(arguments.tasks))
     if held is not None:
         model, rows, recipe = held
         wanted = difficulty.Wanted(other or rows, recipe, **asked)
@@ -160,9 +119,9 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
         yield wanted, model
         return
     dtype, folder = "float32", arguments.model or founding.MODEL
-    wanted = difficulty.Wanted(other or tuple(founding.task_rows(None)), defaults.RECIPE, **asked)
+    wanted = difficulty.Wanted(other or tuple(task_tables.named(None)), defaults.RECIPE, **asked)
     if arguments.domain is not None:
-        file = founding.of_file(domain_toml.load(arguments.domain))
+        file = domain_toml.load(arguments.domain)
         dtype, folder = file.dtype, file.model
         wanted = replace(wanted, tasks=other or file.tasks, recipe=file.recipe)
     wanted.check()
@@ -182,47 +141,15 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
 
 def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     """A version on the disk, with its domain's tasks and recipe."""
-    from node.cli.weights import found_on_disk
-    from node.domain import joining, pinned_files
-    from node.evaluation.difficulty import Model
-    from node.roles.engine_client import Setup
-    from node.workers.child_messages import ConfigureEngine
-
-    domain = joining.held(directory)
-    if domain is None:
-        raise UserError(f"{directory.path}: this node joined no domain yet", "farflung join ADDRESS")
-
+    domain = joining.required(directory)
     rows = tuple(pinned_files.task_rows(directory, domain))
-    here = [
-        row["digest"]
-        for row in found_on_disk(directory)["objects"]
-        if row["kind"] == "version" and arguments.version in row["numbers"] and row["here"] == row["size"]
-    ]
-    if not here:
-        raise UserError(
-            f"{directory.path}: version {arguments.version} is not here whole",
-            f"farflung weights pull {arguments.version}, or see farflung weights ls",
-        )
-    config = directory.config()
-    setup = Setup(
-        configured=ConfigureEngine(
-            config=str(pinned_files.path(directory, domain.model.config)),
-            tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
-            recipe=domain.recipe,
-            threads=arguments.threads or config.threads,
-            dtype=domain.model.compute_dtype,
-            tensor_parallel=config.tensor_parallel,
-        ),
-        engine=arguments.engine or config.engine,
-        cache=directory.path / "vllm",
-    )
-    folder = directory.versions / here[0]
-    return Model(setup, folder / "manifest", folder / "whole.bin"), rows, domain.recipe
+    remedy = f"farflung weights pull {arguments.version}, or see farflung weights ls"
+    version = held_versions.choose(directory, arguments.version, remedy)
+    setup = held_versions.engine_setup(directory, domain, arguments.engine, arguments.threads)
+    return Model(setup, version.manifest, version.whole), rows, domain.recipe
 
 
 def _told(found: Profile, out: Path) -> dict[str, Any]:
-    from node.evaluation.difficulty import set_file
-
     return {
         "task": found.label,
         "questions": found.questions,

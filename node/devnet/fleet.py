@@ -2,7 +2,7 @@
 
 1. A daemon is ``python -P -m node.cli.main run``, in a session of its own (a Ctrl-C in the terminal reaches only the
    devnet), with its output in ``daemon.log``. It is started from the main thread and asks the kernel to end with it.
-2. One that dies is started again after ``RESTART_PAUSE``, as a service manager would, at most ``MAX_RESTARTS`` times.
+2. One that dies is started again after a pause, as a service manager would, so many times (``Pace``).
    Exit code 2 is a mistake of its user, which no restart mends; exit code 0 is somebody's wish.
 3. Ending is bounded: SIGTERM, a grace, SIGKILL; then whatever daemons left behind is killed as well, which this process
    can see because it made itself the reaper of its descendants' orphans.
@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,14 +31,23 @@ from node.config import without_overrides
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 
-RESTART_PAUSE: Final = 2.0
-MAX_RESTARTS: Final = 10
-POLL: Final = 0.5
 STATUS_TIMEOUT: Final = 5.0
 FRESH: Final = 5.0
 """Seconds for which a status tells how a node is now."""
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often daemons are asked, in seconds, and how they are started again."""
+
+    poll: float = 0.5
+    restart_pause: float = 2.0
+    max_restarts: int = 10
+
+
+PACE: Final = Pace()
 
 
 @dataclass(slots=True)
@@ -67,6 +76,8 @@ class Member:
     name: str
     directory: DataDirectory
     address: str
+    command: Sequence[str]
+    pace: Pace = PACE
     process: subprocess.Popen[bytes] | None = None
     restarts: int = 0
     state: str = "waiting"
@@ -94,7 +105,7 @@ class Member:
         """Start the daemon; its earlier output is kept. Call from the main thread."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                daemon_command(self.directory),
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -130,7 +141,7 @@ class Member:
         while True:
             if self.running:
                 await self.poll()
-            await trio.sleep(POLL)
+            await trio.sleep(self.pace.poll)
 
     async def keep_running(self, say: Callable[[str], None]) -> None:
         """Start the daemon and keep it running; returns where it ended on purpose.
@@ -143,14 +154,14 @@ class Member:
             if code == 2 and not self.status:
                 self.state = "failed"
                 raise UserError(f"{self.name}: {self.last_line()}")
-            if code == 0 or self.restarts == MAX_RESTARTS:
+            if code == 0 or self.restarts == self.pace.max_restarts:
                 self.state = "stopped" if code == 0 else "failed"
                 say(f"{self.name} ended ({_exit(code)}) and is not started again; its output: {self.log}")
                 return
             self.restarts += 1
             self.state = "restarting"
-            say(f"{self.name} died ({_exit(code)}); it is started again in {RESTART_PAUSE:.0f} s")
-            await trio.sleep(RESTART_PAUSE)
+            say(f"{self.name} died ({_exit(code)}); it is started again in {self.pace.restart_pause:.0f} s")
+            await trio.sleep(self.pace.restart_pause)
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> int:
@@ -242,15 +253,18 @@ def _children() -> set[int]:
     return found
 
 
-def free_ports(count: int) -> list[int]:
-    """``count`` TCP ports on 127.0.0.1 that nothing uses now.
+_shuffle: Final = random.SystemRandom().shuffle
+
+
+def free_ports(count: int, shuffle: Callable[[list[int]], None] = _shuffle) -> list[int]:
+    """``count`` TCP ports on 127.0.0.1 that nothing uses now, the first of those that ``shuffle`` brings into order.
 
     They lie below the range that the kernel takes for outgoing connections, so that none is lost to such a connection
     while its node is restarted. Raises ``UserError``.
     """
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     candidates = list(range(10_240, max(int(text.split()[0]), 20_480)))
-    random.SystemRandom().shuffle(candidates)
+    shuffle(candidates)
     ports: list[int] = []
     for port in candidates:
         if len(ports) == count:

@@ -15,14 +15,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
 from node.api.control_client import Unavailable
 from node.config import write
 from node.devnet import fleet, report
-from node.devnet.fleet import Member
+from node.devnet.fleet import PACE, Member, Pace
 from node.devnet.live_display import Display, NodeView, View, human_time
 from node.devnet.report import Sample, Story
 from node.devnet.setup import Options, make_folder, prepare
@@ -32,21 +32,40 @@ from node.domain.domain_toml import EARNED_REPUTATION, Founding, new_policy
 from node.errors import UserError
 from node.log.offline_verification import verify
 from node.roles.engine_client import chosen
+from node.store.data_directory import DataDirectory
 from node.store.durable_files import write_atomic
 from node.workers import vllm_start
 from protocol.credit.ledger import Ledger
 
 ELECTORS: Final = 4
 """Nodes 1 to 4 are the electors: any three of them make cuts, so one may fail."""
-START_DEADLINE: Final = 120.0
-"""Seconds for a daemon to answer for the first time; loading its libraries takes some on a busy machine."""
-AUDIT_DEADLINE: Final = 60.0
-AGREE_DEADLINE: Final = 30.0
-STALL: Final = 120.0
-"""Seconds without a step after which the display says so."""
 GRACE: Final = 10.0
 GRACE_INTERRUPTED: Final = 1.5
 SAMPLE_EVERY: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds for a daemon to answer for the first time (loading its libraries takes some on a busy machine), for the
+    last audits, for all to agree, and without a step until the display says so."""
+
+    start: float = 120.0
+    audit: float = 60.0
+    agree: float = 30.0
+    stall: float = 120.0
+
+
+PATIENCE: Final = Patience()
+
+
+class Founder(Protocol):
+    """What makes the domain: ``node.domain.founding``."""
+
+    async def check(self, founding: Founding) -> None:
+        """Raise ``UserError`` for tasks that cannot be used."""
+
+    async def found(self, directory: DataDirectory, founding: Founding, *, checked: bool) -> object:
+        """Make the genesis in the directory."""
 
 
 @dataclass(slots=True)
@@ -55,6 +74,8 @@ class _Devnet:
     founding: Founding
     display: Display
     members: list[Member]
+    founder: Founder
+    patience: Patience
     began: float = field(default_factory=time.monotonic)
     phase: str = "starting"
     samples: list[Sample] = field(default_factory=list)
@@ -93,7 +114,7 @@ class _Devnet:
             # Named, so that no stranger who joins can make itself a validator and judge its own work.
             honest = [m.directory.read_identity().node for m in self.members[: self.options.nodes]]
             ours = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
-            await founding.found(founder.directory, ours, checked=True)
+            await self.founder.found(founder.directory, ours, checked=True)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.
@@ -112,11 +133,11 @@ class _Devnet:
         for member in members:
             nursery.start_soon(member.keep_running, self.display.say)
             nursery.start_soon(member.keep_polling)
-        if await self._until(lambda: all(member.status for member in members), START_DEADLINE):
+        if await self._until(lambda: all(member.status for member in members), self.patience.start):
             return
         late = next(member for member in members if not member.status)
         raise UserError(
-            f"{late.name} did not answer within {START_DEADLINE:.0f} s ({late.last_line()})", f"see {late.log}"
+            f"{late.name} did not answer within {self.patience.start:.0f} s ({late.last_line()})", f"see {late.log}"
         )
 
     async def _train(self) -> None:
@@ -126,20 +147,21 @@ class _Devnet:
                 self.phase = "training"
             if now > step:
                 step, since, told = now, trio.current_time(), False
-            elif trio.current_time() > since + STALL and not told:
+            elif trio.current_time() > since + self.patience.stall and not told:
                 told = True
-                self.display.say(f"no step for {STALL:.0f} s; what the nodes say stands in their daemon.log")
+                waited = f"{self.patience.stall:.0f} s"
+                self.display.say(f"no step for {waited}; what the nodes say stands in their daemon.log")
             await trio.sleep(0.1)
 
     async def _converge(self) -> bool:
-        if not await self._until(self._quiet, AUDIT_DEADLINE):
-            self.display.say(f"audits are still pending after {AUDIT_DEADLINE:.0f} s")
-        if await self._until(lambda: self._quiet() and self._agree(), AGREE_DEADLINE):
+        if not await self._until(self._quiet, self.patience.audit):
+            self.display.say(f"audits are still pending after {self.patience.audit:.0f} s")
+        if await self._until(lambda: self._quiet() and self._agree(), self.patience.agree):
             root = self.members[0].status["heads_root"]
             self.display.say(f"all {len(self.members)} nodes hold the same log: heads root {root}")
             return True
         roots = ", ".join(f"{m.name} {m.status.get('heads_root', '?')[:8]}" for m in self.members)
-        self.display.say(f"the nodes did not agree within {AGREE_DEADLINE:.0f} s: {roots}")
+        self.display.say(f"the nodes did not agree within {self.patience.agree:.0f} s: {roots}")
         return False
 
     async def _until(self, condition: Callable[[], bool], timeout: float) -> bool:
@@ -245,7 +267,7 @@ class _Devnet:
             for member in self.members:
                 self.evaluations |= {found["version"]: found for found in member.status.get("evaluations", ())}
             self._draw()
-            await trio.sleep(fleet.POLL)
+            await trio.sleep(self.members[0].pace.poll)
 
     def _draw(self) -> None:
         self.display.update(self._view())
@@ -324,8 +346,19 @@ def _first(group: BaseExceptionGroup[UserError]) -> UserError:
     return error
 
 
-async def run(options: Options, open_display: Callable[[], Display]) -> int:
-    """Run a devnet and return its exit code: 0 converged, 1 not converged, 130 interrupted. Raises ``UserError``."""
+async def run(
+    options: Options,
+    open_display: Callable[[], Display],
+    *,
+    command: Callable[[DataDirectory], list[str]] = fleet.daemon_command,
+    founder: Founder = founding,
+    pace: Pace = PACE,
+    patience: Patience = PATIENCE,
+) -> int:
+    """Run a devnet of daemons that ``command`` starts: 0 converged, 1 not converged, 130 interrupted.
+
+    Raises ``UserError``.
+    """
     options.check()
     nodes = options.nodes + len(options.cheats)
     if options.domain is None:
@@ -335,13 +368,13 @@ async def run(options: Options, open_display: Callable[[], Display]) -> int:
         policy = new_policy(nodes, EARNED_REPUTATION)
         asked = replace(domain_toml.load(options.domain), devnet=True, policy=policy)
     chosen(options.engine, 0, installed=vllm_start.installed())
-    await founding.check(asked)
+    await founder.check(asked)
     # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)
     others = fleet.adopt_orphans()
-    members = prepare(options)
+    members = prepare(options, command, pace)
     display = open_display()
     try:
-        return await _Devnet(options, asked, display, members).run(others)
+        return await _Devnet(options, asked, display, members, founder, patience).run(others)
     finally:
         display.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 
 from node.config import CHEATS, WILLING, BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, write
 from node.devnet import fleet
-from node.devnet.fleet import Member
+from node.devnet.fleet import PACE, Member, Pace, daemon_command
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
@@ -75,7 +76,9 @@ def make_folder(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be used ({error.strerror})", "name another folder with --dir") from None
 
 
-def prepare(options: Options) -> list[Member]:
+def prepare(
+    options: Options, command: Callable[[DataDirectory], list[str]] = daemon_command, pace: Pace = PACE
+) -> list[Member]:
     """Write every node's data directory but for the genesis; returns the members, node 1 first."""
     names = [f"node-{number}" for number in range(1, options.nodes + 1)]
     cheats: list[str] = [""] * options.nodes
@@ -104,7 +107,8 @@ def prepare(options: Options) -> list[Member]:
             devnet=DevnetConfig(cheat=cheat, pause_at_step=options.steps),
         )
         write(config, directory.config_file)
-        members.append(Member(name, directory, f"{listen}/p2p/{peer_id(directory.identity().node)}"))
+        address = f"{listen}/p2p/{peer_id(directory.identity().node)}"
+        members.append(Member(name, directory, address, command(directory), pace))
     return members
 
 

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,18 +32,18 @@ _TIME_ERROR: Final = 5  # <sys/timex.h>
 _STA_UNSYNC: Final = 0x40
 
 
-async def python() -> list[Finding]:
+async def python(version: str = platform.python_version()) -> list[Finding]:
     """Is this Python new enough?"""
-    found = f"Python {platform.python_version()}"
-    if sys.version_info < PYTHON:
+    found = f"Python {version}"
+    if tuple(map(int, version.split(".")[:2])) < PYTHON:
         return [Finding("python", ERROR, found, f"install Python {PYTHON[0]}.{PYTHON[1]} or newer")]
     return [Finding("python", OK, found)]
 
 
-async def machine() -> list[Finding]:
+async def machine(kind: str = platform.machine()) -> list[Finding]:
     """Is this a system that Farflung runs on?"""
-    found = f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores"
-    if platform.system() != "Linux" or platform.machine() not in MACHINES:
+    found = f"{platform.system()} on {kind}, {os.cpu_count()} cores"
+    if platform.system() != "Linux" or kind not in MACHINES:
         return [Finding("machine", ERROR, found, f"Farflung runs on Linux on {' or '.join(MACHINES)}")]
     return [Finding("machine", OK, found)]
 
@@ -108,9 +108,12 @@ def judge_torch(probe: dict[str, Any], driver: str | None) -> list[Finding]:
     ]
 
 
-async def sandboxed() -> list[Finding]:
+async def sandboxed(
+    scorers: Callable[[], str | None] = sandbox.available,
+    programs: Callable[[str], str | None] = program_runner.available,
+) -> list[Finding]:
     """Do the tasks' scorers run in a sandbox, and do programs?"""
-    problem = await trio.to_thread.run_sync(lambda: sandbox.available(), abandon_on_cancel=True)  # type: ignore[call-arg]
+    problem = await trio.to_thread.run_sync(lambda: scorers(), abandon_on_cancel=True)  # type: ignore[call-arg]
     if problem is not None:
         found, _, remedy = problem.partition(": ")
         if remedy != sandbox.REMEDY:
@@ -118,7 +121,7 @@ async def sandboxed() -> list[Finding]:
         only = "only data sets whose scorers run no code, and texts, can be judged"
         return [Finding("sandbox", WARNING, f"{found}; {only}", remedy)]
     own = program_runner.own_version()
-    problem = await trio.to_thread.run_sync(lambda: program_runner.available(own), abandon_on_cancel=True)  # type: ignore[call-arg]
+    problem = await trio.to_thread.run_sync(lambda: programs(own), abandon_on_cancel=True)  # type: ignore[call-arg]
     if problem is not None:
         found = f"bubblewrap works, but the programs of code tasks do not: {problem}"
         return [Finding("sandbox", WARNING, found, "take part in domains without code tasks, or mend it")]
@@ -148,9 +151,10 @@ def _cgroup() -> tuple[int | None, int]:
     return (int(limit) if limit.isdigit() else None), used
 
 
-async def memory(model: int) -> list[Finding]:
-    """Is there memory for a node and a model of ``model`` bytes?"""
-    free = available_memory(_meminfo(), *_cgroup())
+async def memory(model: int, free: int | None = None) -> list[Finding]:
+    """Is there memory for a node and a model of ``model`` bytes? ``free`` bytes are as the kernel says, or given."""
+    if free is None:
+        free = available_memory(_meminfo(), *_cgroup())
     # Weights, gradients and the optimizer's two moments: four times the model, in the trainer's child.
     need = DAEMON_MEMORY + 4 * model
     found = f"{free >> 20} MB available, a node that trains needs about {need >> 20} MB"
@@ -174,10 +178,12 @@ def _barred(paths: Iterable[Path]) -> Path | None:
     return next((path for path in paths if os.path.lexists(path) and not os.access(path, os.R_OK | os.W_OK)), None)
 
 
-async def disk(directory: DataDirectory, model: int) -> list[Finding]:
-    """Is there room for the log and the versions that every holder keeps?"""
+async def disk(directory: DataDirectory, model: int, free: int | None = None) -> list[Finding]:
+    """Is there room for the log and the versions that every holder keeps? ``free`` bytes are as the kernel says, or
+    given."""
     place = _nearest(directory.path)
-    free = DataDirectory(place).free_bytes()
+    if free is None:
+        free = DataDirectory(place).free_bytes()
     # Five versions are kept, one is on its way, and a trainer writes one more with its checkpoint.
     need = ROOM + 10 * model
     found = f"{free / 1e6:.0f} MB free at {place}, {need / 1e6:.0f} MB are needed"
@@ -216,17 +222,20 @@ def synchronised() -> bool | None:
     return code != _TIME_ERROR and not state.status & _STA_UNSYNC
 
 
-async def clock() -> list[Finding]:
-    """Does the monotonic clock run as it should, and is the wall clock synchronised?"""
-    before = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
+async def clock(
+    monotonic: Callable[[], float] = time.monotonic, known: Callable[[], bool | None] = synchronised
+) -> list[Finding]:
+    """Does the ``monotonic`` clock run as it should, and is the wall clock ``known`` to be synchronised?"""
+    before = monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
     await trio.sleep(SAMPLE_SECONDS)
-    after = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    after = monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
     passed, real = after[0] - before[0], after[1] - before[1]
     if passed < SAMPLE_SECONDS * 0.9 or abs(passed - real) > 0.1:
         found = f"the monotonic clock ran {passed:.2f} s while {real:.2f} s passed"
         return [Finding("clock", ERROR, found, "see whether this virtual machine is being paused; reboot it")]
     running = f"the monotonic clock runs; it is {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"
-    if synchronised() is False:
+    agrees = known()
+    if agrees is False:
         remedy = "timedatectl set-ntp true (a node agrees with others without it; logs and certificates do not)"
         return [Finding("clock", WARNING, f"{running}, not synchronised by NTP", remedy)]
-    return [Finding("clock", OK, f"{running}{', synchronised' if synchronised() else ''}")]
+    return [Finding("clock", OK, f"{running}{', synchronised' if agrees else ''}")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,6 +63,10 @@ def devnet(*, name: str, nodes: int, tasks: str | None) -> Founding:
     )
 
 
+Convert = Callable[[Path, Path, str, int], Awaitable[ConvertedModel]]
+"""``convert_model``, or what stands in for it."""
+
+
 async def check(founding: Founding) -> None:
     """Ask each task for a few questions. Raises ``UserError`` for one that cannot be used."""
     try:
@@ -71,7 +75,9 @@ async def check(founding: Founding) -> None:
         raise UserError(f"the tasks cannot be checked: {error}") from None
 
 
-async def found(directory: DataDirectory, founding: Founding, *, checked: bool = False) -> Domain:
+async def found(
+    directory: DataDirectory, founding: Founding, *, checked: bool = False, convert: Convert | None = None
+) -> Domain:
     """Make the domain with the key of ``directory`` as creator; what its genesis names lies there afterwards.
 
     ``checked`` says that ``check`` was called. Raises ``UserError`` for tasks or a model that cannot be used and for a
@@ -83,7 +89,7 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
     if not checked:
         await check(founding)
     try:
-        model_files = await convert(founding.model, scratch, founding.dtype, size)
+        model_files = await (convert or convert_model)(founding.model, scratch, founding.dtype, size)
         _require_positions(founding, model_files.positions)
         genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
     except WorkerError as error:
@@ -97,16 +103,16 @@ async def found(directory: DataDirectory, founding: Founding, *, checked: bool =
     return parse_genesis(genesis)
 
 
-async def convert(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
-    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
-    ``node.workers.model_conversion.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at fault."""
+async def convert_model(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
+    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file
+    (``node.workers.model_conversion``). Raises ``WorkerError``, of kind "user" where the model is at fault."""
     async with open_worker("node.workers.engine_child", name="engine") as worker:
         request = ConvertModel(str(folder), str(whole), dtype)
         return await worker.call(request, timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED)
 
 
 def described(model_files: ConvertedModel, whole: Path) -> Manifest:
-    """The manifest of what ``convert`` wrote. Raises ``OSError``."""
+    """The manifest of what ``convert_model`` wrote. Raises ``OSError``."""
     with (
         whole.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,

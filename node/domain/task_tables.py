@@ -122,7 +122,8 @@ def row(task: Mapping[str, Any], folder: Path, where: str) -> tuple[dict[str, An
     for path in (file, chosen):
         if path is not None and "\0" in path:
             raise UserError(f"{where}: {name}: {path!r} is not the path of a file")
-    data, left_out = None, []
+    data: Path | None = None
+    left_out: list[str] = []
     if file is not None:
         source = conversion.Source(name, kind, parameters, (folder / file).absolute(), columns, task.get("skip", False))
         data, left_out = conversion.pinned(source)

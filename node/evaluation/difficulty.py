@@ -326,7 +326,7 @@ async def converted(folder: Path, setup: Setup, scratch: Path) -> AsyncIterator[
     try:
         with tempfile.TemporaryDirectory(prefix="model-", dir=scratch) as name:
             whole, manifest = Path(name) / "whole.bin", Path(name) / "manifest"
-            files = await founding.convert(folder, whole, setup.configured.dtype, size)
+            files = await founding.convert_model(folder, whole, setup.configured.dtype, size)
             made = await trio.to_thread.run_sync(founding.described, files, whole)
             manifest.write_bytes(made.encode())
             configured = replace_fields(setup.configured, config=files.config, tokenizer=files.tokenizer)

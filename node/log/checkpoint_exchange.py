@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from node.log.offline_proof import CHECKPOINT
-from node.store.log_interface import Store
+from node.store.log_store import LogStore
 from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.log import checkpoint as rules
@@ -30,7 +30,7 @@ META: Final = CHECKPOINT
 class Checkpoints:
     """The checkpoints of ``replica``; the newest is kept in ``store``. ``clock`` gives POSIX seconds."""
 
-    def __init__(self, replica: Replica, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, replica: Replica, store: LogStore, clock: Callable[[], float] = time.time) -> None:
         self._replica = replica
         self._store = store
         self._clock = clock
@@ -48,12 +48,12 @@ class Checkpoints:
 
     async def load(self) -> None:
         """Take up what the store holds; something damaged there counts as nothing."""
-        data = await self._store.meta(META)
-        if data is not None:
-            try:
+        try:
+            data = await self._store.meta(META)
+            if data is not None:
                 self.newest = rules.read(data, self._replica.domain.id, self._replica.electors_at)
-            except PeerError as error:
-                logger.warning("the stored checkpoint is dropped: %s", error)
+        except (PeerError, OSError) as error:
+            logger.warning("the stored checkpoint is dropped: %s", error)
 
     def current(self) -> Checkpoint | None:
         """The checkpoint of the newest cut, without signatures; None before the first cut."""

@@ -364,17 +364,17 @@ async def open_elector(
     """The elector whose state is in ``service``'s store; among several it needs ``sync`` to speak to the others.
     ``objection`` is what ``Voter`` asks before it agrees to a grant.
 
-    Raises ``UserError`` where that state is damaged, ``LocalError`` where this node is no elector.
+    Raises ``UserError`` where that state is damaged or cannot be read, ``LocalError`` where this node is no elector.
     """
     electors = service.replica.electors_at(len(service.replica.cuts) + 1)
     if identity.node not in electors:
         raise LocalError("this node is no elector")
     if len(electors) > 1 and sync is None:
         raise LocalError("one of several electors needs a way to the others")
-    data = await service.store.meta(META)
     try:
+        data = await service.store.meta(META)
         state = State() if data is None else State.decode(data)
-    except PeerError as error:
+    except (PeerError, OSError) as error:
         raise UserError(f"the stored state of the elector is damaged: {error}", REMEDY) from None
     voter = Voter(service, identity, state, sync, objection)
     if sync is not None:

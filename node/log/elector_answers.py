@@ -102,7 +102,7 @@ class Answers:
         return await self._voter.commit(prepared)
 
     async def _on_certified(self, peer: bytes, data: bytes) -> Any:
-        received = await self._voter.service.receive(cuts=[data])
+        received = await self._voter.service.intake.receive(cuts=[data])
         if received.errors:
             raise received.errors[0]
         if received.waiting:

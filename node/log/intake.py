@@ -1,361 +1,220 @@
-"""What arrived and cannot be judged yet waits here, within bounds, and is handed to the replica again and again.
+"""The way of what peers send into the log: parsed, verified, handed to the replica, stored, and only then told others.
 
-1. A delivery is tried first and waits only where something it needs is missing, so a full waiting room never keeps out
-   what comes in order. What finds no room is fetched again by anti-entropy.
-2. Of two entries for one place the later delivery counts: what does not fit the held branch may have been rubbish.
-3. A certificate by the electors that the replica knows is preferred to any other of its height or term: anybody can
-   sign one with keys of its own.
-4. What one peer delivered and waits takes up ``MAX_WAITING_BYTES`` at most; what comes beyond that is dropped.
-5. A mistake in what waits is not the mistake of the peer whose delivery brought it to light: it is dropped in silence.
+1. A bad piece is reported to the caller, who blames its sender, and the rest is taken. What cannot be judged yet waits,
+   in ``node.log.waiting_room``.
+2. Signatures of large deliveries, and the draws of their verdicts, are checked elsewhere and on all cores
+   (``Checking``). All is parsed in the loop, a little at a time: a thread that parses and a loop that runs keep each
+   other waiting for the interpreter's lock.
+3. What is held already is not verified again, nor is what waits: it was when it came.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
-from types import MappingProxyType
 from typing import Final, TypeVar
 
-from node.store.log_rows import Item
-from protocol.errors import Evidence, PeerError
-from protocol.log.branches import Outcome
-from protocol.log.entry import NO_PREV, Entry
-from protocol.log.feed import ForkProof
-from protocol.log.heads import MAX_RANGE, RangeRequest
-from protocol.log.quorum import CertifiedCut, CertifiedGrant, check_quorum
-from protocol.log.replica import Replica
+import trio
 
-logger = logging.getLogger(__name__)
+from node.log.signature_check import Check
+from node.log.signature_checkers import Checking, check_in_threads
+from node.log.waiting_room import BOUNDS, RoomBounds, WaitingRoom
+from node.store.log_rows import Item
+from node.store.log_store import LogStore
+from protocol.credit.ledger import Ledger
+from protocol.errors import PeerError
+from protocol.identity import DRAW, ENTRY, verify
+from protocol.log import entry as entry_rules
+from protocol.log.entry import Entry
+from protocol.log.fork_proof import ForkProof
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
+from protocol.records import Rollout, Verdict
+from protocol.work.schedule import draw_message
 
 T = TypeVar("T")
 
-MAX_WAITING_ENTRIES: Final = 8192
-"""Entries that wait for an earlier entry or a cut: at most 34 MB."""
+Keep = Callable[[Sequence[Item], Sequence[Entry]], Awaitable[None]]
+"""Stores what was taken and tells of it; the second are all good entries of the delivery."""
 
-MAX_WAITING_BYTES: Final = 16 << 20
-"""Bytes of entries from one peer that wait."""
+THREAD_FROM: Final = 32
+"""Signatures of deliveries of so many objects (about 100 µs each) are checked elsewhere."""
 
-ENTRY_COST: Final = 1000
-"""What a waiting entry takes in memory beside its body."""
-
-MAX_WAITING_CUTS: Final = 1024
-MAX_WAITING_CUT_BYTES: Final = 16 << 20
-"""Bytes of bodies of cuts that wait, four of the largest: in memory it is some five times as much."""
-
-MAX_WAITING_GRANTS: Final = 256
-CUTS_AT_ONCE: Final = 64
-"""Waiting cuts whose entries are asked for together."""
-
-
-def add(replica: Replica, item: Item) -> Outcome:
-    """Hand any object to the replica; raises what its method raises."""
-    match item:
-        case Entry():
-            return replica.add_entry(item)
-        case CertifiedCut():
-            return replica.add_cut(item)
-        case CertifiedGrant():
-            return replica.add_grant(item)
-        case ForkProof():
-            return replica.add_fork(item)
+PARSED_AT_ONCE: Final = 64
+"""Entries that are parsed without a pause for others: a millisecond or two."""
 
 
 @dataclass(slots=True)
-class Taken:
-    """What one delivery brought: objects to store, in the order in which the replica took them, and its mistakes.
-    ``delivered`` holds the identities (``id``) of the objects in it."""
+class Received:
+    """What became of a delivery: objects added; whether some wait for others; what is wrong with the rest."""
 
-    items: list[Item] = field(default_factory=list)
+    added: int = 0
+    waiting: bool = False
     errors: list[PeerError] = field(default_factory=list)
-    delivered: set[int] = field(default_factory=set)
 
 
 class Intake:
-    """The waiting room before ``replica``."""
+    """The intake of the log of ``ledger``, which ``lock`` keeps as it is for who holds it, stored in ``store`` by
+    ``keep``. Signatures are checked with ``checking`` where a delivery has ``thread_from`` objects."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._entries: dict[bytes, dict[int, Entry]] = {}
-        self._count = 0
-        # Who delivered what waits, with its author and seq, and how many bytes of each peer do.
-        self._origins: dict[bytes, tuple[bytes, bytes, int]] = {}
-        self._bytes: Counter[bytes] = Counter()
-        # Authors whose next entry waits for a cut, by the cut's id.
-        self._anchored: dict[bytes, set[bytes]] = {}
-        # Authors whose entries are to be tried; True: all of them, and not only the next one.
-        self._ready: dict[bytes, bool] = {}
-        self._cuts: dict[int, CertifiedCut] = {}
-        self._grants: dict[int, CertifiedGrant] = {}
-
-    def deliver(
+    def __init__(
         self,
-        entries: Sequence[Entry] = (),
-        cuts: Sequence[CertifiedCut] = (),
-        others: Sequence[CertifiedGrant | ForkProof] = (),
+        ledger: Ledger,
+        store: LogStore,
+        lock: trio.Lock,
+        keep: Keep,
+        *,
+        thread_from: int = THREAD_FROM,
+        checking: Checking = check_in_threads,
+        bounds: RoomBounds = BOUNDS,
+    ) -> None:
+        self.room = WaitingRoom(ledger.replica, bounds)
+        self._ledger = ledger
+        self._replica = ledger.replica
+        self._store = store
+        self._lock = lock
+        self._keep = keep
+        self._thread_from = thread_from
+        self._checking = checking
+
+    async def receive(
+        self,
+        *,
+        entries: Sequence[bytes] = (),
+        cuts: Sequence[bytes] = (),
+        grants: Sequence[bytes] = (),
+        forks: Sequence[bytes] = (),
         origin: bytes = b"",
-    ) -> Taken:
-        """Hand over verified objects from the peer ``origin``, and what waits for them, until nothing more is taken."""
-        taken = Taken(delivered={id(item) for group in (entries, cuts, others) for item in group})
-        for item in others:
-            if isinstance(item, CertifiedGrant):
-                _prefer(self._grants, item.grant.term, item, self._trusted)
-            elif self._add(item, taken) is Outcome.ADDED:
-                taken.items.append(item)
-        tried: set[bytes] = set()
-        for entry in entries:
-            # Nearly always it is the next one of its feed, and nothing of that waits.
-            if entry.author in self._entries or entry.seq != self._replica.next_for(entry.author):
-                self._put(entry, origin)
-            else:
-                outcome = self._add(entry, taken)
-                if outcome is Outcome.MISSING_ANCHOR and self._next_cut_is(entry.anchor) and entry.anchor not in tried:
-                    # What comes in the order of cuts brought all that this one waited for.
-                    tried.add(entry.anchor)
-                    self._drain_all(taken)
-                    outcome = self._add(entry, taken)
-                if outcome is Outcome.ADDED:
-                    taken.items.append(entry)
-                elif outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
-                    self._put(entry, origin)
-        for cut in cuts:
-            if cut.cut.height <= len(self._replica.cuts):
-                self._add(cut, taken)
-            else:
-                _prefer(self._cuts, cut.cut.height, cut, self._trusted)
-        # Cuts may have come by another way, as own ones do.
-        for height in [height for height in self._cuts if height <= len(self._replica.cuts)]:
-            self._add(self._cuts.pop(height), taken)
-        self._wake(self._replica.newest_cut_id)
-        self._drain_all(taken)
-        self._make_room(entries, origin)
-        return taken
+    ) -> Received:
+        """Take encoded objects from the peer ``origin``. Never raises for them, nor for what the disk refuses."""
+        result = Received()
+        others: list[CertifiedGrant | ForkProof] = []
+        new_cuts: list[CertifiedCut] = []
 
-    def holds(self, entry: Entry) -> bool:
-        """Whether this entry waits here already, with the very signature: an id says nothing of that."""
-        waiting = self._entries.get(entry.author, {}).get(entry.seq)
-        return waiting is not None and (waiting.id, waiting.signature) == (entry.id, entry.signature)
+        def parse_sides() -> None:
+            new_cuts.extend(_parsed(cuts, CertifiedCut.parse, result))
+            others.extend(_parsed(forks, ForkProof.parse, result))
+            others.extend(_parsed(grants, CertifiedGrant.parse, result))
 
-    def waits(
-        self,
-        entries: Sequence[Entry],
-        cuts: Sequence[CertifiedCut],
-        others: Sequence[CertifiedGrant | ForkProof] = (),
-    ) -> bool:
-        """Whether some of these wait for something that is missing."""
-        return (
-            any(entry.seq in self._entries.get(entry.author, ()) for entry in entries)
-            or any(cut.cut.height in self._cuts for cut in cuts)
-            or any(isinstance(item, CertifiedGrant) and item.grant.term in self._grants for item in others)
-        )
+        if len(entries) + len(cuts) + len(grants) + len(forks) < self._thread_from:
+            parse_sides()
+            good = self._judged(entries, result)
+        else:
+            if cuts or grants or forks:
+                await trio.to_thread.run_sync(parse_sides)
+            good = await self._judged_elsewhere(entries, result)
+        async with self._lock:
+            with trio.CancelScope(shield=True):
+                good, proofs = await self._apart(good)
+                others += proofs
+                taken = self.room.deliver(good, new_cuts, others, origin)
+                result.errors += taken.errors
+                result.added = len(taken.items)
+                result.waiting = self.room.waits(good, new_cuts, others)
+                if len(taken.items) >= self._thread_from:
+                    await check_draws(self._ledger, taken.items, self._announced, self._checking)
+                await self._keep(taken.items, good)
+        await trio.lowlevel.checkpoint()
+        return result
 
-    def next_cut_waits(self) -> bool:
-        """Whether the electors certified a further cut that waits here."""
-        cut = self._cuts.get(len(self._replica.cuts) + 1)
-        return cut is not None and self._trusted(cut)
-
-    def missing_for_cuts(
-        self, *, again: bool = False, asked: Mapping[bytes, int] = MappingProxyType({}), most: int | None = None
-    ) -> list[RangeRequest]:
-        """What to ask for so that the cuts that wait can be taken, in their order: for the next cut, and for as many
-        behind it as leave room for what waits; no more cuts than it takes to find ``most`` entries.
-
-        What waits here already is left out, or, ``again``, asked for as well: it may be of another branch than the one
-        that a cut covers. ``asked`` says up to which seq the authors' entries are under way, which is left out as well.
-        """
-        replica = self._replica
-        starts: dict[bytes, int] = {}
-        goals: dict[bytes, int] = {}
-        aside: dict[bytes, RangeRequest] = {}
-        found: list[RangeRequest] = []
-        total = fresh = 0
-        believed = (height for height in sorted(self._cuts) if self._trusted(self._cuts[height]))
-        for height in islice(believed, CUTS_AT_ONCE):
-            for head in self._cuts[height].cut.changes:
-                author = head.author
-                if author not in starts:
-                    wanted = replica.missing_for_head(head)
-                    if wanted is None:
-                        continue
-                    if replica.frozen(author) or wanted.first_seq != replica.next_for(author):
-                        aside.setdefault(author, wanted)
-                        continue
-                    first = wanted.first_seq if again else self._first_missing(author)
-                    starts[author] = first
-                    goals[author] = max(first - 1, asked.get(author, -1))
-                    total += goals[author] + 1 - wanted.first_seq
-                goal = min(head.seq, starts[author] + MAX_WAITING_ENTRIES // 2)
-                for first in range(goals[author] + 1, goal + 1, MAX_RANGE):
-                    found.append(RangeRequest(author, first, min(first + MAX_RANGE - 1, goal)))
-                fresh += max(goal - goals[author], 0)
-                goals[author] = max(goal, goals[author])
-            if total + fresh > MAX_WAITING_ENTRIES // 2 or (most is not None and fresh >= most):
-                break
-        return [*aside.values(), *found]
-
-    def _first_missing(self, author: bytes) -> int:
-        """The seq of the author's first entry that neither is held nor waits, in a chain with what is held."""
-        seq = self._replica.next_for(author)
-        prev = NO_PREV if seq == 0 else self._replica.id_at(author, seq - 1)
-        waiting = self._entries.get(author, {})
-        while (entry := waiting.get(seq)) is not None and entry.prev == prev:
-            prev, seq = entry.id, seq + 1
-        return seq
-
-    def _drain_all(self, taken: Taken) -> None:
-        """Hand over what waits, until nothing more is taken."""
-        progress = True
-        while progress:
-            self._drain_grants(taken)
-            while self._ready:
-                author, whole = self._ready.popitem()
-                self._drain(author, whole, taken)
-            progress = self._drain_cuts(taken) or bool(self._ready)
-
-    # Entries
-
-    def _put(self, entry: Entry, origin: bytes) -> None:
-        self._remove(entry.author, entry.seq)
-        self._entries.setdefault(entry.author, {})[entry.seq] = entry
-        self._count += 1
-        self._origins[entry.id] = (origin, entry.author, entry.seq)
-        self._bytes[origin] += _size(entry)
-        self._ready[entry.author] = True
-
-    def _remove(self, author: bytes, seq: int) -> None:
-        queue = self._entries.get(author)
-        if queue is not None and (entry := queue.pop(seq, None)) is not None:
-            self._count -= 1
-            self._bytes[self._origins.pop(entry.id)[0]] -= _size(entry)
-            if not queue:
-                del self._entries[author]
-
-    def _drain(self, author: bytes, whole: bool, taken: Taken) -> None:
-        """Hand over an author's entries: as far as they go on from its feed, or ``whole``, all that are not ahead."""
-        queue = self._entries.get(author)
-        places = iter(sorted(queue or ())) if whole else count(self._replica.next_for(author))
-        for seq in places:
-            entry = None if queue is None else queue.get(seq)
-            if entry is None:
-                return
-            outcome = self._add(entry, taken)
-            if outcome is Outcome.ADDED:
-                taken.items.append(entry)
-            elif outcome is Outcome.MISSING_ANCHOR:
-                self._anchored.setdefault(entry.anchor, set()).add(author)
-                return
-            elif outcome is Outcome.MISSING_PREV:
-                return
-            self._remove(author, seq)
-
-    def _wake(self, cut_id: bytes) -> None:
-        for author in self._anchored.pop(cut_id, ()):
-            self._ready.setdefault(author, False)
-
-    def _make_room(self, entries: Sequence[Entry], origin: bytes) -> None:
-        for entry in reversed(entries):
-            if self._bytes[origin] <= MAX_WAITING_BYTES:
-                break
-            if self.holds(entry):
-                self._remove(entry.author, entry.seq)
-        while self._count > MAX_WAITING_ENTRIES:
-            oldest = next(iter(self._entries))
-            for seq in list(self._entries[oldest]):
-                self._remove(oldest, seq)
-        if len(self._anchored) > MAX_WAITING_ENTRIES or not self._entries:
-            self._anchored.clear()
-            self._ready = dict.fromkeys(self._entries, True)
-        self._bytes += Counter()  # drops those who have nothing here
-        self._drop_cuts()
-        for term in sorted(self._grants, key=lambda term: (not self._trusted(self._grants[term]), term))[
-            MAX_WAITING_GRANTS:
-        ]:
-            del self._grants[term]
-
-    # Cuts and grants
-
-    def _drop_cuts(self) -> None:
-        """Where too much waits, keep the lowest cuts, those first whose certificates are believed."""
-        size = sum(len(cut.cut.body) for cut in self._cuts.values())
-        if len(self._cuts) <= MAX_WAITING_CUTS and size <= MAX_WAITING_CUT_BYTES:
-            return
-        room = MAX_WAITING_CUT_BYTES
-        order = sorted(self._cuts, key=lambda height: (not self._trusted(self._cuts[height]), height))
-        for place, height in enumerate(order):
-            room -= len(self._cuts[height].cut.body)
-            if place >= MAX_WAITING_CUTS or room < 0:
-                del self._cuts[height]
-
-    def _drain_cuts(self, taken: Taken) -> bool:
-        """Hand over the next cut, if it waits; whether it was taken."""
-        replica = self._replica
-        height = len(replica.cuts) + 1
-        cut = self._cuts.get(height)
-        if cut is None:
-            return False
-        rewrites, arrivals = replica.rewrites, len(replica.arrivals)
-        outcome = self._add(cut, taken)
-        if outcome in (Outcome.MISSING_CUT, Outcome.MISSING_ENTRIES, Outcome.MISSING_GRANT):
-            return False
-        del self._cuts[height]
-        if outcome is not Outcome.ADDED:
-            return False
-        if (rewrites, arrivals) != (replica.rewrites, len(replica.arrivals)):
-            # The cut brought entries of a frozen author back that stood aside and were not stored.
-            for head in cut.cut.changes:
-                if replica.frozen(head.author):
-                    taken.items += replica.entries(head.author)
-                if head.author in self._entries:
-                    self._ready[head.author] = True
-        taken.items.append(cut)
-        self._wake(cut.cut.id)
-        return True
-
-    def _next_cut_is(self, cut_id: bytes) -> bool:
-        """Whether the next cut waits here and is this one."""
-        cut = self._cuts.get(len(self._replica.cuts) + 1)
-        return cut is not None and cut.cut.id == cut_id
-
-    def _drain_grants(self, taken: Taken) -> None:
-        for term in sorted(self._grants):
-            outcome = self._add(self._grants[term], taken)
-            if outcome is Outcome.ADDED:
-                taken.items.append(self._grants[term])
-            if outcome is not Outcome.MISSING_CUT:
-                del self._grants[term]
-
-    def _trusted(self, certified: CertifiedCut | CertifiedGrant) -> bool:
-        """Whether it is certified by the electors that the replica knows now."""
-        height = certified.cut.height if isinstance(certified, CertifiedCut) else len(self._replica.cuts) + 1
+    async def _apart(self, good: list[Entry]) -> tuple[list[Entry], list[ForkProof]]:
+        """Of these entries those for places that may be in memory, and what the others prove of forks."""
+        below = [entry for entry in good if entry.seq < self._replica.base_for(entry.author)]
+        if not below:
+            return good, []
+        proofs = []
         try:
-            check_quorum(certified.votes, self._replica.electors_at(height), "certificate")
-        except PeerError:
-            return False
-        return True
+            ids = await self._store.ids_at([(entry.author, entry.seq) for entry in below])
+            rivals = [entry for entry in below if ids.get((entry.author, entry.seq), entry.id) != entry.id]
+            stored = await self._store.entries_at([(entry.author, entry.seq) for entry in rivals]) if rivals else {}
+            for entry in rivals:
+                held = stored.get((entry.author, entry.seq), ())
+                if held and all(other.id != entry.id for other in held):
+                    proofs.append(ForkProof.of(held[0], entry))
+        except OSError:
+            # The store tells of it. A fork that goes unseen here is somebody else's to prove.
+            proofs.clear()
+        return [entry for entry in good if entry.seq >= self._replica.base_for(entry.author)], proofs
 
-    def _add(self, item: Item, taken: Taken) -> Outcome | None:
-        """Hand one object over; None where it broke a rule, which is noted."""
+    async def _judged_elsewhere(self, data: Sequence[bytes], result: Received) -> list[Entry]:
+        """Parse here, and have all signatures checked."""
+        new: list[Entry] = []
+        for start in range(0, len(data), PARSED_AT_ONCE):
+            parsed = _parsed(data[start : start + PARSED_AT_ONCE], _entry, result)
+            new += [entry for entry in parsed if self._replica.entry(entry.id) is None]
+            await trio.lowlevel.checkpoint()
+        # What waits was verified when it came.
+        unknown = [entry for entry in new if not self.room.holds(entry)]
+        drawn = draws_of(self._ledger, unknown, self._announced)
+        checks: list[Check] = [(entry.author, ENTRY, entry.body, entry.signature) for entry in unknown]
+        right = await self._checking([*checks, *map(_draw, drawn)])
+        bad = {id(entry) for entry, fits in zip(unknown, right, strict=False) if not fits}
+        for (entry, _), fits in zip(drawn, right[len(unknown) :], strict=True):
+            if id(entry) not in bad:
+                self._ledger.draws.note(entry.id, fits)
+        result.errors += [PeerError("entry: the signature is wrong") for _ in bad]
+        return [entry for entry in new if id(entry) not in bad]
+
+    def _announced(self, rollout_id: bytes) -> Rollout | None:
+        entry = self._replica.entry(rollout_id)
+        if entry is not None and isinstance(entry.payload, Rollout):
+            return entry.payload
+        return self._ledger.announced(rollout_id)
+
+    def _judged(self, data: Sequence[bytes], result: Received) -> list[Entry]:
+        """The entries that are new here and whose signatures are right."""
+        good = []
+        for entry in _parsed(data, _entry, result):
+            if self._replica.entry(entry.id) is None:
+                try:
+                    # What waits was verified when it came.
+                    if not self.room.holds(entry):
+                        verify(entry.author, ENTRY, entry.body, entry.signature, "entry")
+                    good.append(entry)
+                except PeerError as error:
+                    result.errors.append(error)
+        return good
+
+
+Find = Callable[[bytes], Rollout | None]
+"""The payload of a rollout entry by its id, if it is at hand."""
+
+
+def draws_of(ledger: Ledger, items: Iterable[Item], find: Find) -> list[tuple[Entry, Rollout]]:
+    """The verdicts among ``items`` whose draws are not checked yet, with their submissions, as far as at hand."""
+    some = [item for item in items if isinstance(item, Entry)]
+    rollouts = {entry.id: entry.payload for entry in some if isinstance(entry.payload, Rollout)}
+    pairs: list[tuple[Entry, Rollout]] = []
+    for entry in some:
+        if isinstance(entry.payload, Verdict) and entry.id not in ledger.draws:
+            rollout = rollouts.get(entry.payload.rollout) or find(entry.payload.rollout)
+            if rollout is not None:
+                pairs.append((entry, rollout))
+    return pairs
+
+
+async def check_draws(ledger: Ledger, items: Iterable[Item], find: Find, checking: Checking = check_in_threads) -> None:
+    """Check the draws of verdicts whose submissions are at hand: the ledger would do it one by one, in the loop."""
+    pairs = draws_of(ledger, items, find)
+    if pairs:
+        for (entry, _), right in zip(pairs, await checking([*map(_draw, pairs)]), strict=True):
+            ledger.draws.note(entry.id, right)
+
+
+def _draw(pair: tuple[Entry, Rollout]) -> Check:
+    verdict, rollout = pair
+    assert isinstance(verdict.payload, Verdict)
+    return verdict.author, DRAW, draw_message(rollout.submission, verdict.payload.rollout), verdict.payload.draw
+
+
+def _entry(data: bytes) -> Entry:
+    return entry_rules.decode(data, verify=False)
+
+
+def _parsed(items: Iterable[bytes], parse: Callable[[bytes], T], result: Received) -> list[T]:
+    parsed = []
+    for data in items:
         try:
-            return add(self._replica, item)
-        except Evidence as evidence:
-            # Nobody is to blame for showing it: the proof is kept, and it speaks against its author alone.
-            logger.warning("%s", evidence)
-            taken.items.append(ForkProof.parse(evidence.proof))
+            parsed.append(parse(data))
         except PeerError as error:
-            if id(item) in taken.delivered:
-                taken.errors.append(error)
-            else:
-                logger.debug("dropped while it waited: %s", error)
-        return None
-
-
-def _size(entry: Entry) -> int:
-    return len(entry.body) + ENTRY_COST
-
-
-def _prefer(waiting: dict[int, T], place: int, new: T, trusted: Callable[[T], bool]) -> None:
-    """Let ``new`` wait at its place, unless something better does."""
-    if place not in waiting or trusted(new) or not trusted(waiting[place]):
-        waiting[place] = new
+            result.errors.append(error)
+    return parsed

@@ -15,10 +15,10 @@ from typing import Final
 import trio
 
 from node.errors import UserError
-from node.log.intake import add
-from node.log.verification import check_draws
-from node.store.log_interface import Store
+from node.log.intake import check_draws
+from node.log.waiting_room import add
 from node.store.log_rows import Item
+from node.store.log_store import LogStore
 from protocol.credit.ledger import Ledger
 from protocol.credit.snapshot import Snapshot
 from protocol.domain import Domain
@@ -28,6 +28,7 @@ from protocol.log.replica import Replica
 
 logger = logging.getLogger(__name__)
 
+DELETE: Final = "delete the folder log in the data directory: peers give the log back"
 OPENED_AT_ONCE: Final = 512
 """Stored entries that are taken without a pause for others."""
 
@@ -39,34 +40,43 @@ SPARSE: Final = 10
 """A snapshot is taken so much more rarely while a log is fetched, which waits for it."""
 
 
-async def load(store: Store, domain: Domain) -> Ledger:
+async def load(store: LogStore, domain: Domain, snapshot_entries: int = SNAPSHOT_ENTRIES) -> Ledger:
     """The ledger, with its replica, over what the store holds: from the snapshot on, or all of it.
 
-    Raises ``UserError`` where what was stored breaks a rule.
+    Raises ``UserError`` where what was stored breaks a rule or cannot be read.
     """
+    try:
+        return await _load(store, domain, snapshot_entries)
+    except OSError as error:
+        raise UserError(str(error), f"check rights and disk, or {DELETE}") from None
+
+
+async def _load(store: LogStore, domain: Domain, snapshot_entries: int) -> Ledger:
     stored = await store.snapshot()
     if stored is not None:
         position, data = stored
         try:
             snapshot = await trio.to_thread.run_sync(Snapshot.parse, data, domain)
             ledger = snapshot.resume(await store.sides())
-            await _fill(ledger, store, position, await store.entries_by_id(snapshot.tail))
+            first = await store.entries_by_id(snapshot.tail)
+            await _fill(ledger, store, position, snapshot_entries, first)
             return ledger
         except (PeerError, UserError) as error:
             # Whatever is wrong with it: it says nothing that the log itself does not.
             logger.warning("the snapshot of the log is of no use, all is read again: %s", error)
             await store.drop_snapshot()
     ledger = Ledger(Replica(domain))
-    await _fill(ledger, store, 0)
-    await sum_up(ledger, store)
+    await _fill(ledger, store, 0, snapshot_entries)
+    await sum_up(ledger, store, snapshot_entries)
     return ledger
 
 
-async def sum_up(ledger: Ledger, store: Store, *, more: bool = False) -> bool:
-    """Where enough became final since the last time, store a snapshot and let go of what it sums up; whether one was
-    stored. Where ``more`` is about to become final, what did leaves memory all the same, and a snapshot has time."""
+async def sum_up(ledger: Ledger, store: LogStore, entries: int = SNAPSHOT_ENTRIES, *, more: bool = False) -> bool:
+    """Where enough became final since the last time, ``entries`` at least, store a snapshot and let go of what it sums
+    up; whether one was stored. Where ``more`` is about to become final, what did leaves memory all the same, and a
+    snapshot has time."""
     ledger.settle()
-    enough = max(SNAPSHOT_ENTRIES, len(ledger.replica.certified))
+    enough = max(entries, len(ledger.replica.certified))
     if ledger.final_entries - ledger.summed_up < (enough * SPARSE if more else enough):
         if more and ledger.final_entries - ledger.forgotten >= enough:
             ledger.forget()
@@ -84,8 +94,9 @@ async def sum_up(ledger: Ledger, store: Store, *, more: bool = False) -> bool:
     return True
 
 
-async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Item] = ()) -> None:
-    """Hand over ``first`` and then what is stored after ``position``; what becomes final leaves memory on the way."""
+async def _fill(ledger: Ledger, store: LogStore, position: int, most: int, first: Sequence[Item] = ()) -> None:
+    """Hand over ``first`` and then what is stored after ``position``; what becomes final leaves memory on the way, with
+    ``most`` entries of it at the latest."""
     _take_stored(ledger.replica, first)
     while True:
         batch, position = await store.read(position)
@@ -96,7 +107,7 @@ async def _fill(ledger: Ledger, store: Store, position: int, first: Sequence[Ite
             _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
             await trio.lowlevel.checkpoint()
         ledger.settle()
-        if ledger.final_entries - ledger.forgotten >= SNAPSHOT_ENTRIES:
+        if ledger.final_entries - ledger.forgotten >= most:
             ledger.forget()
 
 
@@ -113,6 +124,4 @@ def _take_stored(replica: Replica, items: Sequence[Item]) -> None:
 
 
 def _damaged(why: str) -> UserError:
-    return UserError(
-        f"the stored log is damaged: {why}", "delete the folder log in the data directory: peers give the log back"
-    )
+    return UserError(f"the stored log is damaged: {why}", DELETE)

@@ -29,7 +29,7 @@ from protocol.errors import Evidence, PeerError
 from protocol.log import entry as entries
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import Head
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.log.replica import Replica
@@ -100,6 +100,7 @@ def verify(
     keep: bool = True,
     progress: Progress = lambda done, total: None,
     each: Each | None = None,
+    forget_from: int = FORGET_FROM,
 ) -> LogReport:
     """Check the log of ``directory``. Raises ``UserError`` where there is none, or no valid genesis.
 
@@ -121,7 +122,7 @@ def verify(
     try:
         with closing(connect(path)) as connection, ThreadPoolExecutor(os.cpu_count()) as threads:
             connection.execute("BEGIN")
-            checking = _Checking(domain, connection, threads, signatures, keep, progress, each)
+            checking = _Checking(domain, connection, threads, signatures, None if keep else forget_from, progress, each)
             checking.run()
     except sqlite3.Error as error:
         raise UserError(
@@ -166,12 +167,12 @@ class _Checking:
         connection: sqlite3.Connection,
         threads: ThreadPoolExecutor,
         signatures: bool,
-        keep: bool,
+        forget_from: int | None,
         progress: Progress,
         each: Each | None,
     ) -> None:
         self._each = each
-        self._told: dict[bytes, int] = {}
+        self._shown: dict[bytes, int] = {}
         self.replica = Replica(domain)
         self.ledger = Ledger(self.replica)
         self.problems: list[str] = []
@@ -180,7 +181,7 @@ class _Checking:
         self._connection = connection
         self._threads = threads
         self._signatures = signatures
-        self._keep = keep
+        self._forget_from = forget_from
         self._progress = progress
         ((self._total,),) = self._rows("SELECT COUNT(*) FROM entries")
         self._done = 0
@@ -224,7 +225,7 @@ class _Checking:
             return False
         self.ledger, self.replica = ledger, ledger.replica
         self._read = {author: head.seq for author, head in self.replica.certified.items()}
-        self._told = {author: head.seq + 1 for author, head in self.replica.certified.items()}
+        self._shown = {author: head.seq + 1 for author, head in self.replica.certified.items()}
         self._done = self._summed_up = ledger.final_entries
         ((gone,),) = self._rows("SELECT COUNT(*) FROM entries WHERE body IS NULL")
         self.kinds["removed"] = ledger.final_entries
@@ -277,9 +278,9 @@ class _Checking:
         if self._each is None:
             return
         for head in heads:
-            for entry in self.replica.entries(head.author, self._told.get(head.author, 0), head.seq):
+            for entry in self.replica.entries(head.author, self._shown.get(head.author, 0), head.seq):
                 self._each(entry, self.ledger)
-            self._told[head.author] = head.seq + 1
+            self._shown[head.author] = head.seq + 1
         if cut is not None:
             self._each(cut, self.ledger)
 
@@ -320,7 +321,8 @@ class _Checking:
 
     def _forget(self) -> None:
         self.ledger.settle()
-        if not self._keep and self.ledger.final_entries - self._summed_up >= FORGET_FROM:
+        most = self._forget_from
+        if most is not None and self.ledger.final_entries - self._summed_up >= most:
             self._summed_up = self.ledger.final_entries
             final = self.replica.certified_head
             self.kinds.update(entry.kind for entry in self.replica.arrivals if entry.seq <= final(entry.author))

@@ -17,7 +17,7 @@ from protocol.credit.ledger import Ledger
 from protocol.credit.snapshot import Snapshot
 from protocol.domain import Domain
 from protocol.errors import PeerError
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.head_table import HeadTable
 from protocol.log.merkle import EMPTY_RANGE, CompactRange
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, check_quorum

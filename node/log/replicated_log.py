@@ -3,8 +3,7 @@
 1. Commit before publish: an own entry, cut or grant is in the store before anything else sees it. A commit of unknown
    outcome blocks the place it was for until a restart.
 2. The own feed grows only once ``ready`` is set (see ``node.log.own_head``). Reads and peers are served meanwhile.
-3. What peers send is verified piece by piece (``node.log.verification``): a bad piece is reported to the caller, who
-   blames its sender, and the rest is taken. What cannot be judged yet waits, in ``node.log.intake``.
+3. What peers send comes by ``node.log.intake``.
 4. Where the disk refuses what peers sent, it is kept in memory and stored before anything else is; own entries fail.
 """
 
@@ -12,18 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
 from node.log.checkpoint_exchange import Checkpoints
-from node.log.intake import Intake, add
-from node.log.log_opening import sum_up
+from node.log.intake import THREAD_FROM, Intake
+from node.log.log_opening import SNAPSHOT_ENTRIES, sum_up
 from node.log.own_head import OwnHead
 from node.log.signature_checkers import Checking, check_in_threads
-from node.log.verification import THREAD_FROM, Received, Verifier
-from node.store.log_interface import Store
+from node.log.waiting_room import BOUNDS, RoomBounds, add
 from node.store.log_rows import Item
+from node.store.log_store import LogStore
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.credit.ledger import Ledger
 from protocol.errors import Error, LocalError
@@ -31,7 +31,7 @@ from protocol.identity import Identity
 from protocol.log import entry as entries
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.log.replica import Replica
@@ -72,20 +72,22 @@ class LogService:
     """Owner of the replica. ``known`` are the peers this node knew at start, ``fresh`` says that its key is new.
 
     ``checking`` checks the signatures of large deliveries. ``archive`` False: the bodies of final entries are removed
-    once a snapshot sums them up.
+    once a snapshot sums them up. ``bounds`` are those of what waits, ``snapshot_entries`` as for ``sum_up``.
     """
 
     def __init__(
         self,
         identity: Identity,
         log: Ledger | Replica,
-        store: Store,
+        store: LogStore,
         *,
         known: Iterable[bytes] = (),
         fresh: bool = False,
         thread_from: int = THREAD_FROM,
         archive: bool = True,
         checking: Checking = check_in_threads,
+        bounds: RoomBounds = BOUNDS,
+        snapshot_entries: int = SNAPSHOT_ENTRIES,
     ) -> None:
         self.identity = identity
         self.ledger = log if isinstance(log, Ledger) else Ledger(log)
@@ -107,9 +109,11 @@ class LogService:
         self._lock = trio.Lock()
         self._unsaved: list[Item] = []
         self._archive = archive
+        self._snapshot_entries = snapshot_entries
         self._pruned: dict[bytes, int] = {}
-        self.intake = Intake(replica)
-        self._verifier = Verifier(self.ledger, self.intake, thread_from, checking)
+        self.intake = Intake(
+            self.ledger, store, self._lock, self._keep, thread_from=thread_from, checking=checking, bounds=bounds
+        )
         self._settle()
 
     # Watching
@@ -198,9 +202,10 @@ class LogService:
         return None
 
     async def answer(self) -> None:
-        """Return once the log could take something: nothing holds it, and its store answers."""
+        """Return once the log could take something: nothing holds it, and its store answers, if only that it fails."""
         async with self._lock:
-            await self.store.meta("domain")
+            with suppress(OSError):
+                await self.store.meta("domain")
 
     def _room(self) -> int:
         """How many more own entries may stand on the newest cut."""
@@ -250,70 +255,61 @@ class LogService:
                 self._tell(
                     News(cuts=(item,), own=True) if isinstance(item, CertifiedCut) else News(grants=(item,), own=True)
                 )
-                taken = self.intake.deliver()
-                if taken.items:
-                    await self._save_foreign(taken.items)
-                    self._tell_foreign(taken.items)
+                await self._keep(self.intake.room.deliver().items)
                 await self._sum_up()
                 return item
 
     # What peers send
 
-    async def receive(
-        self,
-        *,
-        entries: Sequence[bytes] = (),
-        cuts: Sequence[bytes] = (),
-        grants: Sequence[bytes] = (),
-        forks: Sequence[bytes] = (),
-        origin: bytes = b"",
-    ) -> Received:
-        """Take encoded objects from the peer ``origin``: verified, stored, and only then told to others. Never raises
-        for them."""
-        result = Received()
-        good, new_cuts, others = await self._verifier.verify(entries, cuts, grants, forks, result)
-        async with self._lock:
-            with trio.CancelScope(shield=True):
-                others += await self._forks_below(good, result)
-                taken = self.intake.deliver(good, new_cuts, others, origin)
-                result.errors += taken.errors
-                result.added = len(taken.items)
-                result.waiting = self.intake.waits(good, new_cuts, others)
-                await self._verifier.draws(taken.items)
-                if taken.items:
-                    await self._save_foreign(taken.items)
-                for entry in good:
-                    if entry.author == self.identity.node:
-                        self.heard(entry)
-                self._settle()
-                self._tell_foreign(taken.items)
-                if any(isinstance(item, CertifiedCut) for item in taken.items):
-                    await self._sum_up()
-        await trio.lowlevel.checkpoint()
-        return result
+    async def _keep(self, taken: Sequence[Item], good: Sequence[Entry] = ()) -> None:
+        """Store what the replica took, and tell of it; ``good`` may be of the own feed. Called with the lock held."""
+        if taken:
+            await self._save_foreign(taken)
+        for entry in good:
+            if entry.author == self.identity.node:
+                self.heard(entry)
+        self._settle()
+        if taken:
+            self._tell(
+                News(
+                    tuple(item for item in taken if isinstance(item, Entry)),
+                    tuple(item for item in taken if isinstance(item, CertifiedCut)),
+                    tuple(item for item in taken if isinstance(item, CertifiedGrant)),
+                    tuple(item for item in taken if isinstance(item, ForkProof)),
+                )
+            )
+        if any(isinstance(item, CertifiedCut) for item in taken):
+            await self._sum_up()
 
-    async def _forks_below(self, good: list[Entry], result: Received) -> list[ForkProof]:
-        """Proofs from entries for places that are no longer in memory; takes those entries out of ``good``."""
-        below = [entry for entry in good if entry.seq < self.replica.base_for(entry.author)]
-        if not below:
-            return []
-        good[:] = [entry for entry in good if entry.seq >= self.replica.base_for(entry.author)]
-        ids = await self.store.ids_at([(entry.author, entry.seq) for entry in below])
-        others = [entry for entry in below if ids.get((entry.author, entry.seq), entry.id) != entry.id]
-        stored = await self.store.entries_at([(entry.author, entry.seq) for entry in others]) if others else {}
-        proofs = []
-        for entry in others:
-            held = stored.get((entry.author, entry.seq), ())
-            if held and all(other.id != entry.id for other in held):
-                proofs.append(ForkProof.of(held[0], entry))
-        return proofs
+    async def _save_foreign(self, taken: Sequence[Item]) -> None:
+        self._unsaved += taken
+        try:
+            await self.store.append(self._unsaved)
+        except OSError as error:
+            if self.disk_trouble is None:
+                logger.error("the log is not stored: %s", error)
+            self.disk_trouble = str(error)
+        else:
+            self._unsaved = []
+            self.disk_trouble = None
+
+    async def _store(
+        self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
+    ) -> None:
+        """Own objects, behind whatever of others' is not stored yet: they may stand on it."""
+        await self.store.append([*self._unsaved, *items], meta, exclusive=exclusive)
+        self._unsaved = []
 
     # Snapshots
 
     async def _sum_up(self) -> None:
         """Where enough became final, store a snapshot, and let go of what it sums up."""
-        more = self.intake.next_cut_waits()
-        if not self._unsaved and await sum_up(self.ledger, self.store, more=more) and not self._archive:
+        more = self.intake.room.next_cut_waits()
+        if (
+            not self._unsaved
+            and await sum_up(self.ledger, self.store, self._snapshot_entries, more=more)
+            and not self._archive
+        ):
             await self._prune()
 
     async def _prune(self) -> None:
@@ -331,35 +327,3 @@ class LogService:
             logger.warning("old entries are not removed: %s", error)
         else:
             self._pruned = ends
-
-    def _tell_foreign(self, taken: Sequence[Item]) -> None:
-        if taken:
-            self._tell(
-                News(
-                    tuple(item for item in taken if isinstance(item, Entry)),
-                    tuple(item for item in taken if isinstance(item, CertifiedCut)),
-                    tuple(item for item in taken if isinstance(item, CertifiedGrant)),
-                    tuple(item for item in taken if isinstance(item, ForkProof)),
-                )
-            )
-
-    # The disk
-
-    async def _store(
-        self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
-    ) -> None:
-        """Own objects, behind whatever of others' is not stored yet: they may stand on it."""
-        await self.store.append([*self._unsaved, *items], meta, exclusive=exclusive)
-        self._unsaved = []
-
-    async def _save_foreign(self, taken: Sequence[Item]) -> None:
-        self._unsaved += taken
-        try:
-            await self.store.append(self._unsaved)
-        except OSError as error:
-            if self.disk_trouble is None:
-                logger.error("the log is not stored: %s", error)
-            self.disk_trouble = str(error)
-        else:
-            self._unsaved = []
-            self.disk_trouble = None

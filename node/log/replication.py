@@ -17,9 +17,9 @@ import trio
 
 from node.log import replication_messages
 from node.log.replicated_log import LogService, News
-from node.log.replication_messages import Summary
+from node.log.replication_messages import ANSWER_BYTES, MAX_ROWS, Summary, fitting
 from node.log.replication_round import Session, SyncResult, summary
-from node.net.requests import Unreachable
+from node.net.requests import Refused, Unreachable
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.log.heads import MAX_RANGE, RangeRequest
@@ -64,7 +64,7 @@ class Transport(Protocol):
         """Gossip."""
 
     def subscribe(self, topic: str, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None:
-        """Hear gossip: ``handler(origin, data)``."""
+        """Have gossip handed to ``handler(origin, data)``."""
 
     def blame(self, peer: bytes, error: PeerError) -> None:
         """Count a peer's mistake."""
@@ -104,10 +104,11 @@ class LogSync:
         """Answer peers, and take in what they gossip."""
         self.service.subscribe(self._enqueue)
         self.transport.serve(self.protocol, self.handle, max_request=replication_messages.MAX_REQUEST)
-        self.transport.subscribe(TOPIC, self.hear)
+        self.transport.subscribe(TOPIC, self.on_gossip)
 
     async def run(self) -> None:
-        """Gossip and compare, for ever."""
+        """Gossip and compare, for ever; begun again where it failed."""
+        self._busy.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish)
             await self._compare()
@@ -133,10 +134,12 @@ class LogSync:
             if data is not None:
                 await self.transport.publish(TOPIC, data)
 
-    async def hear(self, origin: bytes, data: bytes) -> None:
+    async def on_gossip(self, origin: bytes, data: bytes) -> None:
         """Take a gossip message. Raises ``PeerError`` where it holds something bad (the good parts are taken)."""
-        new_entries, cuts, grants, forks = replication_messages.parse_news(data)
-        received = await self.service.receive(entries=new_entries, cuts=cuts, grants=grants, forks=forks, origin=origin)
+        entries, cuts, grants, forks = replication_messages.parse_news(data)
+        received = await self.service.intake.receive(
+            entries=entries, cuts=cuts, grants=grants, forks=forks, origin=origin
+        )
         if received.waiting:
             self.soon(origin)
         if received.errors:
@@ -185,15 +188,17 @@ class LogSync:
                 await self.sync_with(peer)
         except PeerError as error:
             self.transport.blame(peer, error)
-        except (Unreachable, trio.TooSlowError) as error:
+        except (Unreachable, trio.TooSlowError, OSError) as error:
+            # Of what the disk refuses the store tells.
             logger.debug("comparing logs with %s: %s", peer.hex()[:8], error)
-        self.rounds += 1
-        self._busy.discard(peer)
-        done.set()
+        finally:
+            self.rounds += 1
+            self._busy.discard(peer)
+            done.set()
 
     async def sync_with(self, peer: bytes) -> SyncResult:
         """One round of anti-entropy with ``peer``. Bad objects are blamed and skipped; raises ``PeerError`` where the
-        peer breaks the protocol itself, ``Unreachable`` where it does not answer."""
+        peer breaks the protocol itself, ``Unreachable`` where it does not answer, ``OSError`` where the disk fails."""
         session = Session(self, peer)
         theirs = await session.hello()
         ours = summary(self.service)
@@ -236,54 +241,51 @@ class LogSync:
     # Answering
 
     async def handle(self, peer: bytes, data: bytes) -> bytes:
-        """Answer one request. Raises ``PeerError`` for a malformed one."""
+        """Answer one request. Raises ``PeerError`` for a malformed one, ``Refused`` where the disk fails."""
         op, argument = replication_messages.parse_request(data)
+        try:
+            answer = codec.encode(await self._answer(peer, op, argument))
+        except OSError:
+            # Of that the store tells.
+            raise Refused("its disk fails") from None
+        await self._pace(peer, len(answer))
+        return answer
+
+    async def _answer(self, peer: bytes, op: str, argument: Any) -> Any:
         replica = self.service.replica
-        answer: Any
         match op:
             case "hello":
                 theirs = Summary(*argument)
                 mine = summary(self.service)
                 if theirs.height > mine.height or theirs.term > mine.term:
                     self.soon(peer)
-                answer = [mine.to_value(), await self._newest_of(peer, theirs.own)]
+                return [mine.to_value(), await self._newest_of(peer, theirs.own)]
             case "buckets":
-                answer = replica.bucket_digests()
+                return replica.bucket_digests()
             case "heads":
-                answer = [
-                    row.to_value() for row in replica.heads_in(argument[0], argument[1], replication_messages.MAX_ROWS)
-                ]
+                return [row.to_value() for row in replica.heads_in(argument[0], argument[1], MAX_ROWS)]
             case "ranges":
                 ranges = [
                     RangeRequest(author, first, min(last, first + MAX_RANGE - 1)) for author, first, last in argument
                 ]
-                answer = replication_messages.fitting(await self._ranges(ranges))
+                return fitting(await self._ranges(ranges))
             case "cuts":
                 if argument + 1 < replica.cuts.lowest:
-                    answer = replication_messages.fitting(
-                        await self.service.store.cuts(
-                            argument, replication_messages.MAX_CUTS, replication_messages.ANSWER_BYTES
-                        )
-                    )
-                else:
-                    answer = replication_messages.fitting(
-                        cut.encode() for cut in replica.cuts[argument : argument + replication_messages.MAX_CUTS]
-                    )
+                    return fitting(await self.service.store.cuts(argument, replication_messages.MAX_CUTS, ANSWER_BYTES))
+                return fitting(
+                    cut.encode() for cut in replica.cuts[argument : argument + replication_messages.MAX_CUTS]
+                )
             case "grants":
                 terms = sorted(term for term in replica.grants if term > argument)
-                grants = replication_messages.fitting(replica.grants[term].encode() for term in terms)
-                answer = list(zip(terms, grants, strict=False))
+                grants = fitting(replica.grants[term].encode() for term in terms)
+                return list(zip(terms, grants, strict=False))
             case "checkpoint":
-                newest_checkpoint = self.service.checkpoints.newest
-                fresh = newest_checkpoint is not None and newest_checkpoint.checkpoint.size > argument
-                answer = newest_checkpoint.encode() if newest_checkpoint is not None and fresh else None
+                newest = self.service.checkpoints.newest
+                return newest.encode() if newest is not None and newest.checkpoint.size > argument else None
             case _:
                 authors = sorted(author for author in replica.forks if author > argument)
-                forks = replication_messages.fitting(replica.forks[author].encode() for author in authors)
-                answer = list(zip(authors, forks, strict=False))
-        data = codec.encode(answer)
-        await self._pace(peer, len(data))
-        return data
+                forks = fitting(replica.forks[author].encode() for author in authors)
+                return list(zip(authors, forks, strict=False))
 
     async def _newest_of(self, peer: bytes, own: bytes | None) -> bytes | None:
         """The newest entry of ``peer`` that is held here, unless it is the one whose id the peer named itself."""
@@ -306,9 +308,9 @@ class LogSync:
             for one, base in zip(wanted, bases, strict=True)
             if one.first_seq < base
         ]
-        stored = iter(await self.service.store.ranges(below, replication_messages.ANSWER_BYTES) if below else ())
+        stored = iter(await self.service.store.ranges(below, ANSWER_BYTES) if below else ())
         found: list[bytes] = []
-        room = replication_messages.ANSWER_BYTES
+        room = ANSWER_BYTES
         for one, base, above in zip(wanted, bases, held, strict=True):
             data = list(next(stored)) if one.first_seq < base else []
             # Where something is pruned, or found no room, what lies above is of no use.

@@ -34,7 +34,7 @@ from protocol.codec import Anything, Array, Bytes, Int, Many, Optional, Schema, 
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.log.checkpoint import MAX_CHECKPOINT_BYTES
 from protocol.log.entry import MAX_WIRE_BYTES
-from protocol.log.feed import MAX_FORK_PROOF_BYTES
+from protocol.log.fork_proof import MAX_FORK_PROOF_BYTES
 from protocol.log.heads import BUCKETS, HEAD, RangeRequest
 from protocol.log.quorum import MAX_GRANT_BYTES
 

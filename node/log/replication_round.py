@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol
 import trio
 
 from node.log import replication_messages
+from node.log.intake import Received
 from node.log.replicated_log import LogService
 from node.log.replication_messages import Summary
-from node.log.verification import Received
 from node.net.requests import Unreachable
 from protocol.errors import PeerError
 from protocol.log import entry as entries
@@ -126,7 +126,7 @@ class Session:
             if rows[-1][0] <= after:
                 raise PeerError("forks: the authors do not ascend")
             after = rows[-1][0]
-            self._note(await self._service.receive(forks=[data for _, data in rows], origin=self._peer))
+            self._note(await self._service.intake.receive(forks=[data for _, data in rows], origin=self._peer))
 
     async def grants(self) -> None:
         """Fetch the grants, in pages."""
@@ -135,7 +135,7 @@ class Session:
             if rows[-1][0] <= after:
                 raise PeerError("grants: the terms do not ascend")
             after = rows[-1][0]
-            self._note(await self._service.receive(grants=[data for _, data in rows], origin=self._peer))
+            self._note(await self._service.intake.receive(grants=[data for _, data in rows], origin=self._peer))
 
     async def checkpoint(self) -> None:
         """Fetch a newer cosigned checkpoint, if the peer has one."""
@@ -155,10 +155,10 @@ class Session:
         while True:
             height = len(replica.cuts)
             data = await self._ask("cuts", replication_messages.request("cuts", height))
-            self._note(await self._service.receive(cuts=data, origin=self._peer))
+            self._note(await self._service.intake.receive(cuts=data, origin=self._peer))
             asked, again = None, False
             while len(replica.cuts) < goal:
-                missing = self._service.intake.missing_for_cuts(again=again)
+                missing = self._service.intake.room.missing_for_cuts(again=again)
                 # Another round may have brought it meanwhile: what counts is whether anything is missing that was not.
                 if not missing or missing == asked:
                     if again:
@@ -240,7 +240,7 @@ class Session:
             while True:
                 wanted: list[RangeRequest] = []
                 if requests < REQUESTS_AT_ONCE and not errors:
-                    wanted = self._service.intake.missing_for_cuts(asked=under_way, most=ENTRIES_AT_ONCE)
+                    wanted = self._service.intake.room.missing_for_cuts(asked=under_way, most=ENTRIES_AT_ONCE)
                 some = batches(wanted)[0] if wanted else []
                 places = {(one.author, one.first_seq) for one in some}
                 if some and seen.isdisjoint(places):
@@ -259,10 +259,10 @@ class Session:
     async def _ask_ranges(self, some: list[RangeRequest], errors: list[Exception]) -> None:
         try:
             data = await self._ask("ranges", replication_messages.ranges(some))
-            received = await self._service.receive(entries=data, origin=self._peer)
+            received = await self._service.intake.receive(entries=data, origin=self._peer)
             self._note(received)
             self._fruitless = 0 if received.added or received.waiting else self._fruitless + 1
-        except (PeerError, Unreachable) as error:
+        except (PeerError, Unreachable, OSError) as error:
             errors.append(error)
 
     async def _fetch(self, wanted: list[RangeRequest]) -> None:

@@ -107,7 +107,7 @@ class Checkers:
                         raise WorkerError("signatures: an answer of no known form", "internal")
                     job.answer = right
                     job.done.set()
-        except WorkerError as error:
+        except (WorkerError, OSError) as error:
             logger.warning("signatures are checked in this process for a while: %s", error)
             self._paused_until = trio.current_time() + PAUSE_SECONDS
         finally:

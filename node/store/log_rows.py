@@ -1,7 +1,4 @@
-"""What the log database looks like: its tables, and how rows become objects and objects rows.
-
-Everything about rows, and nothing about connections: those are ``node.store.log_store``'s.
-"""
+"""What the log database looks like: its tables, and how their rows become objects again."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, Final
 from protocol.errors import PeerError
 from protocol.log import entry as entries
 from protocol.log.entry import Entry
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 
 SCHEMA_VERSION: Final = 2
@@ -66,30 +63,3 @@ def decode_rows(rows: Iterable[tuple[Any, ...]], *, verify: bool) -> Iterator[It
 def snapshot_hash(position: int, data: bytes) -> bytes:
     """The hash that is stored beside a snapshot taken at this position."""
     return sha256(SNAPSHOT_CONTEXT + position.to_bytes(8, "big", signed=True) + data).digest()
-
-
-def statement(row: tuple[int, Item]) -> str:
-    """What stores an item at a position."""
-    match row[1]:
-        case Entry():
-            return "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?)"
-        case CertifiedCut():
-            return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
-        case CertifiedGrant():
-            # One that became void, see ``protocol.log.grants``, gives its place to a later one.
-            return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)"
-        case ForkProof():
-            return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
-
-
-def row(position: int, item: Item) -> tuple[Any, ...]:
-    """The values of that."""
-    match item:
-        case Entry():
-            return position, item.id, item.author, item.seq, item.body, item.signature
-        case CertifiedCut():
-            return item.cut.height, position, item.encode()
-        case CertifiedGrant():
-            return item.grant.term, position, item.encode()
-        case ForkProof():
-            return item.author + item.seq.to_bytes(8, "big"), position, item.encode()

@@ -8,13 +8,16 @@
 4. Signatures were verified before rows were stored; readers check the rules of the chain again, not them.
 5. A snapshot (``protocol.credit.snapshot``) lies beside the rows that it sums up, with the position it was taken at and
    a hash over both. One that does not fit its hash is no snapshot.
-6. ``prune`` takes the bodies of final entries away, and leaves id, author and place. Nothing is read back from those.
+6. What SQLite refuses, be it writing or reading, is an ``OSError``, and so is what is read and cannot be what was
+   written; ``unreadable`` tells of the last of the latter until the process ends, since a damaged page stays damaged.
+7. ``prune`` takes the bodies of final entries away, and leaves id, author and place. Nothing is read back from those.
 
 ``node.log.offline_verification`` trusts nothing of this.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -27,16 +30,18 @@ import trio
 import trio_asyncio
 
 from node.errors import UserError
-from node.store.log_rows import READ, SCHEMA, SCHEMA_VERSION, Item, decode_rows, row, snapshot_hash, statement
+from node.store.log_rows import READ, SCHEMA, SCHEMA_VERSION, Item, decode_rows, snapshot_hash
 from protocol import codec
 from protocol.domain import Domain
 from protocol.errors import Error, LocalError
 from protocol.log import entry as entries
 from protocol.log.entry import Entry
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest
-from protocol.log.quorum import CertifiedGrant
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.records import Amend
+
+logger = logging.getLogger(__name__)
 
 BATCH: Final = 4096
 """Rows that are read at a time."""
@@ -58,6 +63,8 @@ class LogStore:
 
     def __init__(self, path: Path, domain: Domain, connection: aiosqlite.Connection, loop: Any) -> None:
         self.path = path
+        self.unreadable: str | None = None
+        """What could not be read, for people; None where all could."""
         self._domain = domain
         self._connection = connection
         self._loop = loop
@@ -69,7 +76,24 @@ class LogStore:
         return await trio_asyncio.aio_as_trio(function, loop=self._loop)(*arguments)
 
     async def _all(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        return list(await self._run(self._connection.execute_fetchall, statement, arguments))
+        try:
+            return list(await self._run(self._connection.execute_fetchall, statement, arguments))
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> OSError:
+        """The error of something that cannot be read."""
+        if self.unreadable is None:
+            logger.error("%s cannot be read: %s", self.path, error)
+        self.unreadable = f"{self.path} cannot be read: {error}"
+        return OSError(self.unreadable)
+
+    def _entries(self, rows: Iterable[tuple[bytes, bytes]]) -> list[Entry]:
+        """The entries of (body, signature) that were verified before they were stored."""
+        try:
+            return [entries.parse(body, signature, verify=False) for body, signature in rows]
+        except (Error, TypeError) as error:
+            raise self._failed(error) from None
 
     async def _prepare(self) -> None:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "wal_autocheckpoint=1000"):
@@ -91,24 +115,17 @@ class LogStore:
         newest = " UNION ALL ".join(f"SELECT MAX(position) FROM {table}" for table in tables)  # noqa: S608
         self._position = max((row[0] for row in await self._all(newest) if isinstance(row[0], int)), default=0)
 
-    async def load(self) -> list[Item]:
-        """Everything in the order in which it was appended; signatures of entries are not verified again."""
-        found: list[Item] = []
-        position = 0
-        while (batch := await self.read(position))[0]:
-            found += batch[0]
-            position = batch[1]
-        return found
-
     async def read(self, after: int) -> tuple[list[Item], int]:
         """The next items after the position ``after``, and the position of the last; none at the end of the log.
         Signatures of entries are not verified again."""
         rows = await self._all(READ, after, BATCH)
+        return await self._decoded(rows), rows[-1][0] if rows else after
+
+    async def _decoded(self, rows: list[tuple[Any, ...]]) -> list[Item]:
         try:
-            items = await trio.to_thread.run_sync(_decoded, rows)
+            return await trio.to_thread.run_sync(lambda: list(decode_rows(rows, verify=False)))
         except Error as error:
             raise _damaged(self.path, error) from None
-        return items, rows[-1][0] if rows else after
 
     async def append(
         self, items: Sequence[Item], meta: Mapping[str, bytes] | None = None, *, exclusive: Collection[bytes] = ()
@@ -146,13 +163,13 @@ class LogStore:
                     await self._run(self._connection.execute, "BEGIN IMMEDIATE")
                     yield
                     await self._run(self._connection.execute, "COMMIT")
-                except (sqlite3.Error, LocalError) as error:
+                except (sqlite3.Error, OSError, LocalError) as error:
                     # After some errors (a full disk) SQLite has rolled back by itself.
                     with suppress(sqlite3.Error):
                         await self._run(self._connection.execute, "ROLLBACK")
-                    if isinstance(error, LocalError):
-                        raise
-                    raise OSError(f"{self.path}: {error}") from None
+                    if isinstance(error, sqlite3.Error):
+                        raise OSError(f"{self.path}: {error}") from None
+                    raise
 
     async def _refuse_taken(self, own: Iterable[Entry]) -> None:
         for entry in own:
@@ -191,10 +208,7 @@ class LogStore:
         """All grants and proofs of forks, in the order in which they were stored."""
         grants = [(row[0], "grant", row[1], None) for row in await self._all("SELECT position, data FROM grants")]
         forks = [(row[0], "fork", row[1], None) for row in await self._all("SELECT position, data FROM forks")]
-        try:
-            found = await trio.to_thread.run_sync(_decoded, sorted([*grants, *forks]))
-        except Error as error:
-            raise _damaged(self.path, error) from None
+        found = await self._decoded(sorted([*grants, *forks]))
         return [item for item in found if isinstance(item, CertifiedGrant | ForkProof)]
 
     async def entries_by_id(self, ids: Sequence[bytes]) -> list[Entry]:
@@ -205,14 +219,14 @@ class LogStore:
             marks = ",".join("?" * len(some))
             statement = f"SELECT position, body, signature FROM entries WHERE id IN ({marks}) AND body IS NOT NULL"  # noqa: S608
             rows += await self._all(statement, *some)
-        return [entries.parse(body, signature, verify=False) for _, body, signature in sorted(rows)]
+        return self._entries((body, signature) for _, body, signature in sorted(rows))
 
     async def entries_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], list[Entry]]:
         """The entries stored for these (author, seq)."""
         found: dict[tuple[bytes, int], list[Entry]] = {}
         for author, seq, _, body, signature in await self._at(places):
             if body is not None:
-                found.setdefault((author, seq), []).append(entries.parse(body, signature, verify=False))
+                found.setdefault((author, seq), []).extend(self._entries([(body, signature)]))
         return found
 
     async def ids_at(self, places: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], bytes]:
@@ -288,8 +302,31 @@ class LogStore:
         return count
 
 
-def _decoded(rows: Iterable[tuple[Any, ...]]) -> list[Item]:
-    return list(decode_rows(rows, verify=False))
+def statement(row: tuple[int, Item]) -> str:
+    """What stores an item at a position."""
+    match row[1]:
+        case Entry():
+            return "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?)"
+        case CertifiedCut():
+            return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
+        case CertifiedGrant():
+            # One that became void, see ``protocol.log.grants``, gives its place to a later one.
+            return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)"
+        case ForkProof():
+            return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
+
+
+def row(position: int, item: Item) -> tuple[Any, ...]:
+    """The values of that."""
+    match item:
+        case Entry():
+            return position, item.id, item.author, item.seq, item.body, item.signature
+        case CertifiedCut():
+            return item.cut.height, position, item.encode()
+        case CertifiedGrant():
+            return item.grant.term, position, item.encode()
+        case ForkProof():
+            return item.author + item.seq.to_bytes(8, "big"), position, item.encode()
 
 
 def _parts(wanted: Sequence[RangeRequest]) -> Iterator[tuple[int, Sequence[RangeRequest]]]:

@@ -123,13 +123,15 @@ def render(text: str, place: Place, program: Path, version: int) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
 
 
-def install(place: Place, *, address: str | None, yes: bool) -> int:
+def install(
+    place: Place, *, address: str | None, yes: bool, prefix: Path = Path(sys.prefix), hidden: Sequence[str] = _HIDDEN
+) -> int:
     """Install or upgrade the service, join the domain at ``address`` where one is given, and wait until it serves.
 
     Returns 0, or the exit code of a ``join`` that did not come about; that command said why.
     """
     version = _manager_version(place)
-    program = _program(place)
+    program = command_for(place, prefix, hidden)
     owner = None if place.user else _account()
     _make(place.data, 0o700, owner)
     if place.config is not None:
@@ -224,15 +226,18 @@ def _manager_version(place: Place) -> int:
     return int(found[1]) if found else 0
 
 
-def _program(place: Place) -> Path:
-    """The command ``farflung`` of this environment. Raises ``UserError`` where the service could not run it."""
-    program = Path(sys.prefix) / "bin" / "farflung"
+def command_for(place: Place, prefix: Path, hidden: Sequence[str] = _HIDDEN) -> Path:
+    """The command ``farflung`` of the environment ``prefix``; the machine's service sees no ``hidden`` folder.
+
+    Raises ``UserError`` where the service could not run it.
+    """
+    program = prefix / "bin" / "farflung"
     if not os.access(program, os.X_OK):
         raise UserError(f"{program} is missing", "install Farflung again")
     if not place.user:
-        for path in (Path(sys.prefix), Path(sys.base_prefix), Path(node.__file__).parent):
+        for path in (prefix, Path(sys.base_prefix), Path(node.__file__).parent):
             for form in (path, path.resolve()):
-                if any(form.is_relative_to(hidden) for hidden in _HIDDEN):
+                if any(form.is_relative_to(folder) for folder in hidden):
                     raise UserError(
                         f"Farflung is installed in {form}, which the service cannot see",
                         "let the script install it for the machine: bootstrap.sh join ADDRESS --service",

@@ -23,8 +23,9 @@ from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
 from protocol.log import amendment
 from protocol.log.amendment import Amendments
+from protocol.log.chain import FeedState
 from protocol.log.endings import ENDING, Endings
-from protocol.log.feed import FeedState, ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.grants import Terms
 from protocol.log.merkle import CompactRange
 from protocol.log.quorum import CertifiedCut, CertifiedGrant

@@ -17,10 +17,10 @@ from enum import Enum
 
 from protocol.domain import Domain
 from protocol.errors import PeerError
-from protocol.log.chain import Chain
+from protocol.log.chain import Chain, FeedState
 from protocol.log.endings import Endings
 from protocol.log.entry import Entry
-from protocol.log.feed import FeedState, ForkProof, evidence
+from protocol.log.fork_proof import ForkProof, evidence
 from protocol.log.frozen_entries import Shelf
 from protocol.log.head_table import HeadTable
 from protocol.log.heads import FROZEN, LIVE, Head

@@ -1,7 +1,13 @@
-"""The visible end of one author's feed, and of the chain of cuts, as a replica holds them in memory.
+"""One author's feed: the rules by which it grows, and its visible end as a replica holds it in memory; that of the
+chain of cuts as well.
 
-1. Below its ``base`` a chain keeps no entries, only what follows from them: the state of the feed there.
-2. Feed roots are computed when somebody asks. Those that are asked for lie near the end, or just behind what is final.
+1. Entry n+1 names the id of entry n as ``prev``; sequence numbers have no gap.
+2. Anchors never go back: the height of the anchored cut (0 for the domain's id) never falls within a feed.
+3. At most ``MAX_ENTRIES_PER_ANCHOR`` entries of an author stand on one anchor.
+4. Below its ``base`` a chain keeps no entries, only what follows from them: the state of the feed there.
+5. Feed roots are computed when somebody asks. Those that are asked for lie near the end, or just behind what is final.
+
+The first three are rules of validity: every replica refuses the same entries.
 """
 
 from __future__ import annotations
@@ -10,10 +16,41 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
-from protocol.log.entry import Entry
-from protocol.log.feed import FeedState
+from protocol.constants import MAX_ENTRIES_PER_ANCHOR
+from protocol.errors import LocalError, PeerError
+from protocol.log.entry import NO_PREV, Entry
+from protocol.log.merkle import EMPTY_RANGE, CompactRange
 from protocol.log.quorum import CertifiedCut
 from protocol.records import Amend, Weights
+from protocol.values import value
+
+
+@value
+class FeedState:
+    """Where a feed stands: ``next_seq`` and ``head`` (id of the newest entry, 32 zero bytes before the first), the
+    height of its newest anchor and how many entries stand on it, and the compact range over its entry ids."""
+
+    author: bytes
+    next_seq: int = 0
+    head: bytes = NO_PREV
+    anchor_height: int = 0
+    on_anchor: int = 0
+    ids: CompactRange = EMPTY_RANGE
+
+    def extend(self, new: Entry, anchor_height: int) -> FeedState:
+        """The state after ``new``, whose anchor is the cut of that height; raises ``PeerError`` where a rule breaks."""
+        if new.author != self.author:
+            raise LocalError("an entry was handed to another author's feed")
+        if new.seq != self.next_seq:
+            raise PeerError(f"feed: entry {new.seq} where {self.next_seq} comes next")
+        if new.prev != self.head:
+            raise PeerError(f"feed: entry {new.seq} does not follow the one before")
+        if anchor_height < self.anchor_height:
+            raise PeerError(f"feed: the anchor of entry {new.seq} goes back")
+        on_anchor = 1 if anchor_height > self.anchor_height else self.on_anchor + 1
+        if on_anchor > MAX_ENTRIES_PER_ANCHOR:
+            raise PeerError(f"feed: more than {MAX_ENTRIES_PER_ANCHOR} entries stand on one anchor")
+        return FeedState(self.author, new.seq + 1, new.id, anchor_height, on_anchor, self.ids.append(new.id))
 
 
 class Chain:

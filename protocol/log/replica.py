@@ -30,10 +30,10 @@ from protocol.domain import Domain, Thresholds
 from protocol.errors import PeerError
 from protocol.log.amendment import Amendments
 from protocol.log.branches import Branches, Outcome
-from protocol.log.chain import Chain, Cuts
+from protocol.log.chain import Chain, Cuts, FeedState
 from protocol.log.endings import Endings
 from protocol.log.entry import Entry
-from protocol.log.feed import FeedState, ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.grants import Terms
 from protocol.log.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest
 from protocol.log.merkle import EMPTY_RANGE, CompactRange

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from node.log.log_opening import SNAPSHOT_ENTRIES
-from node.store.log_rows import SCHEMA, SCHEMA_VERSION, Item, row, snapshot_hash, statement
+from node.store.log_rows import SCHEMA, SCHEMA_VERSION, Item, snapshot_hash
+from node.store.log_store import row, statement
 from protocol import codec, identity
 from protocol.constants import FORMAT
 from protocol.credit.ledger import Ledger

@@ -106,7 +106,7 @@ async def append_ratio(folder: Path) -> float:
         async with open_log_store(path, DOMAIN) as store, open_checkers() as checkers:
             service = LogService(key("reader"), Replica(DOMAIN), store, fresh=True, checking=checkers.check)
             began = time.perf_counter()
-            received = await service.receive(entries=data)
+            received = await service.intake.receive(entries=data)
             whole = (time.perf_counter() - began) / len(entries)
             assert received.added == len(entries), received.errors
         ratios.append((bare + bare_seconds(entries)) / 2 / whole)
@@ -182,7 +182,7 @@ async def handshake_bytes(folder: Path, authors: int) -> int:
     entries = [feed.say(DOMAIN.id, Join(bytes(32), "farflung/bench", "node")) for feed in feeds]
     async with node(folder / "one.db", "one") as (one, first), node(folder / "other.db", "other") as (other, second):
         for sync in (one, other):
-            received = await sync.service.receive(entries=[entry.encode() for entry in entries])
+            received = await sync.service.intake.receive(entries=[entry.encode() for entry in entries])
             assert received.added == len(entries)
         connected = trio.Event()
         first.on_connect(lambda _: connected.set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal, localcontext
 from random import Random
 from typing import Any
 
@@ -97,3 +98,17 @@ def test_a_limit_that_is_narrower_refuses_more() -> None:
     limits = thresholds(HONEST, FORGED)
     strict = replace(limits, mantissa_mean=limits.mantissa_mean // 4)
     assert all(run([[row]], strict).reasons == ("borderline",) for row in HONEST["ours"])
+
+
+@pytest.mark.parametrize(
+    ("events", "trials"), [(1, 10), (800, 10_000), (5_000, 10_000), (9_999, 10_000), (3_000, 20_000)]
+)
+def test_at_the_upper_bound_so_few_events_have_the_stated_chance(events: int, trials: int) -> None:
+    """In decimals of 60 digits, whose exponents no such probability leaves; floats end at 1e-308."""
+    with localcontext(prec=60):
+        chance = Decimal(upper_bound(events, trials))
+        term = total = (1 - chance) ** trials
+        for count in range(1, events + 1):
+            term *= Decimal(trials - count + 1) / count * chance / (1 - chance)
+            total += term
+    assert float(total) == pytest.approx(0.05, rel=1e-6)

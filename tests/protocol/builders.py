@@ -23,7 +23,7 @@ from protocol.errors import Evidence
 from protocol.identity import Identity
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry, make
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest, heads_root
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, certify, certify_grant, commit, grant_vote
 from protocol.log.replica import Replica

@@ -10,7 +10,7 @@ from protocol import identity
 from protocol.credit.sequential_test import FLOOR, NEWCOMER, gain, log_ratio
 from protocol.log import recovery
 from protocol.log.amendment import Amendment
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.quorum import Report
 from protocol.log.replica import Replica
 from protocol.records import Leave, Record, Role, Rollout, Step, StepBlob, Verdict, Weights

@@ -10,10 +10,12 @@ import pytest
 import trio
 
 from node.api import control_socket
-from node.api.control_client import Declined, Unavailable, request
-from node.cli import amend, main, node_reading, options
+from node.api.control_client import Unavailable, request
+from node.cli import amend, main
 from node.errors import UserError
+from node.store.data_directory import DataDirectory
 from protocol.log.amendment import Amendment
+from tests.node.cli.stand_ins import serving
 from tests.node.fake_children import Faults
 from tests.node.fakes import Running, open_cluster
 from tests.protocol.builders import THRESHOLDS, digest, key
@@ -103,16 +105,14 @@ def test_a_threshold_that_is_no_number_is_told(value: str) -> None:
 
 
 def test_a_refusal_does_not_blame_a_missing_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def declines(*arguments: object, **more: object) -> None:
-        raise Declined("node-1: amendment: 2 signatures are no quorum of 4 electors")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_reading, "ask", declines)
-        patch.setattr(options, "existing_directory", lambda arguments: None)
-        file = tmp_path / "amendment.json"
-        made = Amendment.make(digest("domain"), 1, [key("e1").node], THRESHOLDS)
-        file.write_text(json.dumps({"body": made.body.hex(), "signatures": {}}))
-        assert run("submit", str(file)) == 2
+    directory = DataDirectory(tmp_path / "node")
+    directory.create()
+    directory.identity()
+    file = tmp_path / "amendment.json"
+    made = Amendment.make(digest("domain"), 1, [key("e1").node], THRESHOLDS)
+    file.write_text(json.dumps({"body": made.body.hex(), "signatures": {}}))
+    with serving(directory, lambda request: {"error": "2 signatures are no quorum of 4 electors"}):
+        assert run("submit", str(file), "--data-dir", str(directory.path)) == 2
     said = capsys.readouterr().err
     assert "no quorum" in said
     assert "farflung run" not in said

@@ -19,8 +19,8 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_script_knows_every_command_and_its_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = script(shell, capsys)
-    for command in main.commands():
-        assert command.__name__.rpartition(".")[2] in text
+    for command in main.COMMANDS:
+        assert command in text
     for option in ("--data-dir", "--json", "--config", "--no-run", "--keep-running"):
         assert option in text
     program = shutil.which(shell)

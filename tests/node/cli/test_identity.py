@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from nacl.pwhash import argon2id
 
 from node.cli import identity, main
+from node.cli.terminal import Terminal
 from node.keys import key_file
 from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
+from tests.node.cli.stand_ins import Nobody, Person
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,8 @@ def passphrase(tmp_path: Path) -> Path:
     return path
 
 
-def run(*words: object) -> int:
-    return main.main(["identity", *map(str, words)])
+def run(*words: object, terminal: Terminal | None = None) -> int:
+    return main.main(["identity", *map(str, words)], terminal=terminal or Nobody())
 
 
 def test_show(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,20 +127,17 @@ def test_an_unfit_passphrase_file(
 
 
 def test_it_asks_twice_without_echo(
-    directory: DataDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    directory: DataDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = iter(["correct horse", "correct house", "correct horse", "correct horse"])
-    monkeypatch.setattr(getpass, "getpass", lambda prompt: next(answers))
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    assert run("export", tmp_path / "key.json", "--data-dir", directory.path) == 2
+    person = Person("correct horse", "correct house", "correct horse", "correct horse")
+    assert run("export", tmp_path / "key.json", "--data-dir", directory.path, terminal=person) == 2
     assert "differ" in capsys.readouterr().err
-    assert run("export", tmp_path / "key.json", "--data-dir", directory.path) == 0
-    assert next(answers, None) is None
+    assert run("export", tmp_path / "key.json", "--data-dir", directory.path, terminal=person) == 0
+    assert person.answers == []
 
 
 def test_without_a_terminal_it_names_the_option(
-    directory: DataDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    directory: DataDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     assert run("export", tmp_path / "key.json", "--data-dir", directory.path) == 2
     assert "--passphrase-file" in capsys.readouterr().err

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from node import daemon
-from node.cli import join, main
+from node.cli import join
+from node.cli.terminal import Terminal
 from node.config import Config
-from node.domain import invitation
 from node.domain.invitation import Invitation, Offer
 from node.errors import UserError
 from node.keys import recovery_words
 from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
 from protocol.identity import Identity, peer_id
+from tests.node.cli.stand_ins import Person, carry_out
 from tests.node.fake_children import genesis
 from tests.protocol.builders import small_genesis
 
@@ -27,47 +26,34 @@ GENESIS = genesis()
 OFFER = Offer(parse_genesis(GENESIS), GENESIS, 1_234_567, 4_938_268, "3 layers of 64")
 
 
-@pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, Config]]:
-    """The daemons that were started; the peer offers OFFER."""
-    runs: list[tuple[Path, Config]] = []
-
-    async def look(wanted: Invitation, patience: float) -> Offer:
-        if wanted.domain not in (None, OFFER.domain.id):
-            raise UserError("offers another domain")
-        return OFFER
-
-    def run(directory: DataDirectory, config: Config) -> None:
-        runs.append((directory.path, config))
-
-    monkeypatch.setattr(invitation, "look", look)
-    monkeypatch.setattr(daemon, "run", run)
-    return runs
+Started = list[tuple[Path, Config]]
+"""The daemons that were started."""
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
-    """A user at a terminal who types ``texts``."""
-    typed = iter(texts)
+async def look(wanted: Invitation, patience: float) -> Offer:
+    """The peer offers OFFER."""
+    if wanted.domain not in (None, OFFER.domain.id):
+        raise UserError("offers another domain")
+    return OFFER
 
-    def read(prompt: str) -> str:
-        print(prompt, end="")
-        try:
-            return next(typed)
-        except StopIteration:
-            raise EOFError from None
 
-    monkeypatch.setattr("builtins.input", read)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+def run(*words: object, terminal: Terminal | None = None, started: Started | None = None) -> int:
+    """``farflung join`` with a peer that offers OFFER."""
+
+    def start(directory: DataDirectory, config: Config) -> None:
+        assert started is not None
+        started.append((directory.path, config))
+
+    return carry_out(join.join, "join", *words, terminal=terminal, look=look, start=start)
 
 
 def test_it_shows_asks_once_keeps_and_runs(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    started: list[tuple[Path, Config]],
 ) -> None:
-    answer(monkeypatch, "y")
-    assert main.main(["join", ADDRESS, "--data-dir", str(tmp_path / "node"), "--name", "late"]) == 0
+    started: Started = []
+    words = (ADDRESS, "--data-dir", tmp_path / "node", "--name", "late")
+    assert run(*words, terminal=Person("y"), started=started) == 0
     text = capsys.readouterr().out
     for part in ("fakes", OFFER.domain.id.hex(), peer_id(OFFER.domain.creator), "3 layers of 64", "1.2 M", "4.9 MB"):
         assert part in text
@@ -83,15 +69,11 @@ def test_it_shows_asks_once_keeps_and_runs(
 def test_without_a_yes_nothing_is_kept(
     texts: tuple[str, ...],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    started: list[tuple[Path, Config]],
 ) -> None:
-    answer(monkeypatch, *texts)
-    assert main.main(["join", ADDRESS, "--data-dir", str(tmp_path / "node")]) == 1
+    assert run(ADDRESS, "--data-dir", tmp_path / "node", terminal=Person(*texts)) == 1
     assert "nothing was kept" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-    assert started == []
 
 
 @pytest.mark.parametrize(
@@ -107,53 +89,45 @@ def test_a_mistake_is_one_line_and_keeps_nothing(
     arguments: list[str],
     said: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
-    assert main.main(["join", *arguments, "--data-dir", str(tmp_path / "node")]) == 2
+    assert run(*arguments, "--data-dir", tmp_path / "node") == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_run_leaves_the_start_to_another(
-    tmp_path: Path, started: list[tuple[Path, Config]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["join", ADDRESS, "--yes", "--no-run", "--data-dir", str(tmp_path / "node")]) == 0
+def test_no_run_leaves_the_start_to_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ADDRESS, "--yes", "--no-run", "--data-dir", str(tmp_path / "node")) == 0
     assert DataDirectory(tmp_path / "node").exists()
-    assert started == []
     assert "farflung run" not in capsys.readouterr().out  # where a service is to run it
 
 
 def test_it_says_how_to_start_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--data-dir", f"{tmp_path}/my node", "--config", f"{tmp_path}/a.toml"]
-    assert main.main(["join", ADDRESS, "--yes", *words]) == 0
+    assert run(ADDRESS, "--yes", *words, started=[]) == 0
     assert f"later with: farflung run --data-dir '{words[1]}' --config {words[3]}" in capsys.readouterr().out
 
 
 def test_an_unfit_folder_is_told_before_anybody_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr(invitation, "look")
     (tmp_path / "file").touch()
     for folder in ("file", "file/node"):
-        assert main.main(["join", ADDRESS, "--yes", "--data-dir", f"{tmp_path}/{folder}"]) == 2
+        assert run(ADDRESS, "--yes", "--data-dir", f"{tmp_path}/{folder}") == 2
         assert f"{tmp_path}/file: a file stands where a folder belongs" in capsys.readouterr().err
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert main.main(["join", ADDRESS, "--yes", "--data-dir", f"{tmp_path}/node"]) == 2
+    assert run(ADDRESS, "--yes", "--data-dir", f"{tmp_path}/node") == 2
     assert f"{tmp_path}: this user cannot write there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("unattended", [True, False])
 def test_the_recovery_words_are_for_a_person_only(
-    unattended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unattended: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer(monkeypatch, "y")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    arguments = ["join", ADDRESS, "--no-run", "--data-dir", str(tmp_path / "node")]
-    assert main.main([*arguments, "--yes"] if unattended else arguments) == 0
+    arguments = [ADDRESS, "--no-run", "--data-dir", tmp_path / "node"]
+    assert run(*([*arguments, "--yes"] if unattended else arguments), terminal=Person("y", sees=True)) == 0
     told = capsys.readouterr().out
     words = recovery_words.lines(DataDirectory(tmp_path / "node").recovery())
     assert all(line in told for line in words) is not unattended
@@ -164,9 +138,9 @@ def test_the_recovery_words_are_for_a_person_only(
 def test_joining_again_remembers_another_peer_and_changes_nothing_else(tmp_path: Path) -> None:
     folder = str(tmp_path / "node")
     other = ADDRESS.replace("4001", "4002")
-    assert main.main(["join", ADDRESS, "--yes", "--no-run", "--data-dir", folder]) == 0
+    assert run(ADDRESS, "--yes", "--no-run", "--data-dir", folder) == 0
     key = DataDirectory(folder).key_file.read_bytes()
-    assert main.main(["join", other, "--yes", "--no-run", "--data-dir", folder]) == 0
+    assert run(other, "--yes", "--no-run", "--data-dir", folder) == 0
     assert DataDirectory(folder).key_file.read_bytes() == key
     assert DataDirectory(folder).known_peers() == {PEER: (other, ADDRESS)}
 
@@ -176,7 +150,7 @@ def test_a_folder_belongs_to_one_domain(domain: str, tmp_path: Path, capsys: pyt
     directory = DataDirectory(tmp_path / "node")
     directory.create()
     directory.save_genesis(small_genesis())
-    assert main.main(["join", ADDRESS + domain, "--yes", "--data-dir", str(directory.path)]) == 2
+    assert run(ADDRESS + domain, "--yes", "--data-dir", str(directory.path)) == 2
     assert "this node belongs to the domain" in capsys.readouterr().err
     assert directory.genesis() == small_genesis()
 
@@ -184,7 +158,7 @@ def test_a_folder_belongs_to_one_domain(domain: str, tmp_path: Path, capsys: pyt
 def test_a_running_node_is_not_disturbed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = DataDirectory(tmp_path / "node")
     with directory.open_locked():
-        assert main.main(["join", ADDRESS, "--yes", "--data-dir", str(directory.path)]) == 2
+        assert run(ADDRESS, "--yes", "--data-dir", str(directory.path)) == 2
     told = capsys.readouterr()
     assert "another daemon runs" in told.err
     assert told.out == ""  # before it shows and asks anything

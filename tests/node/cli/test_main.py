@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,57 +14,52 @@ import pytest
 import node
 from node.cli import main
 from node.errors import UserError
+from node.store.data_directory import DataDirectory
 from protocol.identity import Identity, peer_id
+from tests.node.cli.stand_ins import serving
 
 PEER = peer_id(Identity(bytes(32)).node)
 ROOT = Path(node.__file__).resolve().parents[1]
-NAMES = [command.__name__.rpartition(".")[2] for command in main.commands()]
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
-    """What ``main`` returns for a command that raises ``error``."""
+def outcome(error: BaseException | None) -> int:
+    """The exit code of a command that raises ``error``."""
 
-    def command(arguments: argparse.Namespace) -> int:
-        del arguments
+    def command() -> int:
         if error is not None:
             raise error
         return 0
 
-    parser = argparse.ArgumentParser()
-    parser.set_defaults(command=command)
-    monkeypatch.setattr(main, "parser", lambda: parser)
-    return main.main([])
+    return main.exit_code(command)
 
 
-def test_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(monkeypatch, None) == 0
+def test_success() -> None:
+    assert outcome(None) == 0
 
 
 @pytest.mark.parametrize("wrap", [0, 1, 2])
-def test_a_users_mistake_is_one_line_and_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrap: int
-) -> None:
+def test_a_users_mistake_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], wrap: int) -> None:
     error: Exception = UserError("port 4001 is\nbusy", "choose another")
     for _ in range(wrap):
         error = ExceptionGroup("nursery", [error])
-    assert outcome(monkeypatch, error) == 2
+    assert outcome(error) == 2
     assert capsys.readouterr().err == "farflung: port 4001 is busy; choose another\n"
 
 
-def test_of_two_mistakes_the_first_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert outcome(monkeypatch, ExceptionGroup("nursery", [UserError("one"), UserError("two")])) == 2
+def test_of_two_mistakes_the_first_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(ExceptionGroup("nursery", [UserError("one"), UserError("two")])) == 2
     assert capsys.readouterr().err == "farflung: one\n"
 
 
-def test_a_bug_beside_a_mistake_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_beside_a_mistake_is_not_hidden() -> None:
     with pytest.raises(ExceptionGroup):
-        outcome(monkeypatch, ExceptionGroup("nursery", [UserError("one"), RuntimeError("bug")]))
+        outcome(ExceptionGroup("nursery", [UserError("one"), RuntimeError("bug")]))
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, wrap: bool) -> None:
+def test_an_interrupt_is_130(wrap: bool) -> None:
     error: BaseException = KeyboardInterrupt()
-    assert outcome(monkeypatch, BaseExceptionGroup("nursery", [error]) if wrap else error) == 130
+    assert outcome(BaseExceptionGroup("nursery", [error]) if wrap else error) == 130
 
 
 def run(*arguments: str, folder: Path, shell: str = '"$@"', **environment: str) -> subprocess.CompletedProcess[str]:
@@ -92,12 +88,42 @@ def test_a_wrong_command_line_is_exit_code_2(tmp_path: Path, arguments: list[str
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", [[], *([name] for name in NAMES), ["log", "verify"]])
-def test_every_command_has_help(name: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser with those of its commands and their actions."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def test_every_command_and_action_has_help() -> None:
+    found = list(parsers(main.parser()))
+    assert len(found) > 2 * len(main.COMMANDS)
+    for parser in found:
+        text = parser.format_help()
+        assert text.startswith("usage: farflung")
+        assert "%%" not in text
+        assert "%(" not in text
+
+
+def test_help_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
-        main.main([*name, "--help"])
+        main.main(["log", "verify", "--help"])
     assert exit_code.value.code == 0
     assert "usage: farflung" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "roles", "credits", "weights ls", "leave", "weights gc"])
+def test_what_a_daemon_declines_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = DataDirectory(tmp_path / "node")
+    directory.create()
+    directory.identity()
+    with directory.open_locked(), serving(directory, lambda request: {"error": "its disk cannot be read"}):
+        assert main.main([*command.split(), "--data-dir", str(directory.path)]) in (1, 2)
+    told = capsys.readouterr()
+    assert "its disk cannot be read" in told.out + told.err
+    assert "Traceback" not in told.err
 
 
 def test_an_interrupt_while_modules_load_is_130_too(tmp_path: Path) -> None:

@@ -14,20 +14,20 @@ from node.errors import UserError
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    options.add_data_dir(parser)
-    options.add_config(parser)
-    return parser.parse_args(arguments)
+    run = options.add_command(parser.add_subparsers(), "run", lambda chosen: 0, help="")
+    options.add_config(run)
+    return parser.parse_args(["run", *arguments])
 
 
 def test_the_folder_comes_from_flag_variable_service_or_home(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "SERVICE_DATA", tmp_path / "service")
-    assert options.data_directory(parse()).path == home / ".local/share/farflung/node"
-    (tmp_path / "service").mkdir()
-    assert options.data_directory(parse()).path == tmp_path / "service"
+    service = tmp_path / "service"
+    assert options.data_directory(parse(), service).path == home / ".local/share/farflung/node"
+    service.mkdir()
+    assert options.data_directory(parse(), service).path == service
     monkeypatch.setenv("FARFLUNG_DATA_DIR", str(tmp_path / "variable"))
-    assert options.data_directory(parse()).path == tmp_path / "variable"
+    assert options.data_directory(parse(), service).path == tmp_path / "variable"
     assert options.data_directory(parse("--data-dir", str(tmp_path / "flag"))).path == tmp_path / "flag"
 
 

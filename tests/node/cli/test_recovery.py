@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import socket
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +10,7 @@ import pytest
 import trio
 
 from node.cli import main, recovery
+from node.cli.terminal import Terminal
 from node.keys import recovery_words
 from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
@@ -24,6 +19,7 @@ from protocol.identity import Identity
 from protocol.log.entry import NO_PREV, make
 from protocol.log.recovery import check, commitment
 from protocol.records import Close, Join, Rebind
+from tests.node.cli.stand_ins import Nobody, Person, carry_out, serving
 from tests.protocol.builders import digest, key, small_genesis
 
 GENESIS = small_genesis()
@@ -51,13 +47,8 @@ def words(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: object) -> int:
-    return main.main(["identity", *map(str, arguments)])
-
-
-def at_terminal(monkeypatch: pytest.MonkeyPatch, answer: str = "") -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda prompt: answer)
+def run(*arguments: object, terminal: Terminal | None = None) -> int:
+    return main.main(["identity", *map(str, arguments)], terminal=terminal or Nobody())
 
 
 def test_the_words_are_shown(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,18 +82,13 @@ def test_a_key_that_the_join_does_not_name_is_told(
     assert json.loads(capsys.readouterr().out)["committed"] is right
 
 
-def test_forgetting_asks_first(
-    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forgetting_asks_first(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     public = directory.recovery_public()
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     assert run("recovery", "forget", "--data-dir", directory.path) == 2
     assert "--yes" in capsys.readouterr().err
-    at_terminal(monkeypatch, "no")
-    assert run("recovery", "forget", "--data-dir", directory.path) == 1
+    assert run("recovery", "forget", "--data-dir", directory.path, terminal=Person("no")) == 1
     assert directory.recovery_file.exists()
-    at_terminal(monkeypatch, "y")
-    assert run("recovery", "forget", "--data-dir", directory.path) == 0
+    assert run("recovery", "forget", "--data-dir", directory.path, terminal=Person("y")) == 0
     assert not directory.recovery_file.exists()
     assert directory.recovery_public() == public
     capsys.readouterr()
@@ -144,38 +130,11 @@ class Daemon:
                 return {"entry": "ab" * 32, "seq": 3}
 
 
-@contextmanager
-def serving(directory: DataDirectory, daemon: Daemon) -> Iterator[None]:
-    """The stand-in on the control socket."""
-    with socket.socket(socket.AF_UNIX) as listener, directory.socket_address() as address:
-        listener.bind(address)
-        listener.listen()
-
-        def serve() -> None:
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    line = connection.recv(10_000)
-                    if not line:
-                        return
-                    connection.sendall(json.dumps(daemon.answer(json.loads(line))).encode() + b"\n")
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield
-        finally:
-            with socket.socket(socket.AF_UNIX) as last, directory.socket_address() as address:
-                last.connect(address)
-            thread.join()
-            directory.control_socket.unlink()
-
-
 def test_closing_finds_the_node_by_the_words(
     directory: DataDirectory, words: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon = Daemon(directory.identity().node, OLD)
-    with serving(directory, daemon):
+    with serving(directory, daemon.answer):
         assert run("close", "--words-file", words, "--data-dir", directory.path) == 0
         assert capsys.readouterr().out == f"n0 ({OLD[:8]}) is closed (final since the cut of height 7)\n"
         (record,) = daemon.taken
@@ -190,28 +149,25 @@ def test_closing_finds_the_node_by_the_words(
     assert recovery_words.words(SECRET).split()[0] not in sent
 
 
-def test_rebinding_asks_for_the_words(
-    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    at_terminal(monkeypatch)
-    monkeypatch.setattr(getpass, "getpass", lambda prompt: recovery_words.words(SECRET).upper())
+def test_rebinding_asks_for_the_words(directory: DataDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    person = Person(recovery_words.words(SECRET).upper(), recovery_words.words(SECRET))
     daemon = Daemon(directory.identity().node, OLD, OTHER)
-    with serving(directory, daemon):
-        assert run("rebind", OTHER, "--data-dir", directory.path) == 0
+    with serving(directory, daemon.answer):
+        assert run("rebind", OTHER, "--data-dir", directory.path, terminal=person) == 0
         assert f"mine goes on for n1 ({OTHER[:8]})" in capsys.readouterr().out
         assert [type(record) for record in daemon.taken] == [Rebind]
-        assert run("rebind", OTHER, "--data-dir", directory.path) == 2
+        assert run("rebind", OTHER, "--data-dir", directory.path, terminal=person) == 2
         assert "went on as" in capsys.readouterr().err
 
 
 def test_an_entry_without_a_cut_is_told_as_such(
-    directory: DataDirectory, words: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    directory: DataDirectory, words: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(recovery, "FINAL_PATIENCE", 0.0)
     daemon = Daemon(directory.identity().node, OLD)
     daemon.cuts = False
-    with serving(directory, daemon):
-        assert run("close", "--words-file", words, "--data-dir", directory.path) == 0
+    with serving(directory, daemon.answer):
+        line = ("identity", "close", "--words-file", words, "--data-dir", directory.path)
+        assert carry_out(recovery.close_lost, *line, patience=0.0) == 0
     assert "takes effect with the next cut" in capsys.readouterr().err
 
 
@@ -219,7 +175,6 @@ def test_mistakes_are_one_line(
     directory: DataDirectory,
     words: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def said(*arguments: object) -> str:
@@ -232,8 +187,7 @@ def test_mistakes_are_one_line(
     wrong = tmp_path / "wrong"
     wrong.write_text("abandon")
     own = directory.identity().node.hex()
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
-    with serving(directory, Daemon(bytes.fromhex(own), OLD, OTHER, own)):
+    with serving(directory, Daemon(bytes.fromhex(own), OLD, OTHER, own).answer):
         assert "3 nodes named this key" in said("close", "--words-file", words)
         assert "1 words" in said("close", "--words-file", wrong)
         assert "--words-file" in said("close")
@@ -244,14 +198,11 @@ def test_mistakes_are_one_line(
         assert "no node of this domain" in said("close", "--words-file", other)
 
 
-def test_a_new_key_is_shown_once_and_only_at_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["init", "--data-dir", str(tmp_path / "piped")]) == 0
+def test_a_new_key_is_shown_once_and_only_at_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["init", "--data-dir", str(tmp_path / "piped")], terminal=Nobody()) == 0
     told = capsys.readouterr().out
     assert f"farflung identity recovery show --data-dir {tmp_path / 'piped'}" in told
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main.main(["init", "--data-dir", str(tmp_path / "seen")]) == 0
+    assert main.main(["init", "--data-dir", str(tmp_path / "seen")], terminal=Person(sees=True)) == 0
     told = capsys.readouterr().out
     directory = DataDirectory(tmp_path / "seen")
     for line in recovery_words.lines(directory.recovery()):

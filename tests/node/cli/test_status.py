@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from node.cli import leave, main, node_reading
 from node.store.data_directory import DataDirectory
 from protocol.domain import parse_genesis
+from tests.node.cli.stand_ins import carry_out, serving
 from tests.protocol.builders import small_genesis
 
 STATUS: dict[str, Any] = {
@@ -73,32 +72,9 @@ def directory(tmp_path: Path) -> DataDirectory:
     return directory
 
 
-@contextmanager
-def daemon(directory: DataDirectory, answer: Callable[[str], dict[str, Any]]) -> Iterator[list[str]]:
-    """Answers on the control socket by ``answer(op)``; gives the operations asked for."""
-    asked: list[str] = []
-    with socket.socket(socket.AF_UNIX) as listener, directory.socket_address() as address:
-        listener.bind(address)
-        listener.listen()
-
-        def serve() -> None:
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    line = connection.recv(1000)
-                    if not line:
-                        return
-                    asked.append(json.loads(line)["op"])
-                    connection.sendall(json.dumps(answer(asked[-1])).encode() + b"\n")
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield asked
-        finally:
-            with socket.socket(socket.AF_UNIX) as last:
-                last.connect(address)
-            thread.join()
+def daemon(directory: DataDirectory, answer: Callable[[str], dict[str, Any]]) -> AbstractContextManager[list[str]]:
+    """One that answers by the operation; gives the operations asked for."""
+    return serving(directory, lambda request: answer(request["op"]))
 
 
 def run(directory: DataDirectory, *arguments: str) -> int:
@@ -172,9 +148,8 @@ def test_no_node_is_a_users_mistake(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_leaving_waits_until_all_is_settled_and_stops(
-    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    directory: DataDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(leave, "POLL", 0.0)
     account = {**STATUS["account"], "pending": 1}
     states = iter(
         (
@@ -187,19 +162,17 @@ def test_leaving_waits_until_all_is_settled_and_stops(
         )
     )
     with daemon(directory, lambda op: next(states) if op == "status" else {"done": True}) as asked:
-        assert run(directory, "leave") == 0
+        assert carry_out(leave.leave, "leave", "--data-dir", directory.path, poll=0.0) == 0
     assert asked == ["status", "leave", *["status"] * 5, "stop"]
     assert "mine has left sums with credit 96" in capsys.readouterr().out
 
 
 def test_a_leave_entry_that_cannot_be_made_stops_nothing(
-    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    directory: DataDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(leave, "ENTRY_PATIENCE", 0.0)
-    monkeypatch.setattr(leave, "POLL", 0.0)
     waiting = {**STATUS, "leaving": True, "waits_for": ["its own head"]}
     with daemon(directory, lambda op: waiting) as asked:
-        assert run(directory, "leave") == 1
+        assert carry_out(leave.leave, "leave", "--data-dir", directory.path, patience=0.0, poll=0.0) == 1
     assert "stop" not in asked
     assert "its own head" in capsys.readouterr().err
 

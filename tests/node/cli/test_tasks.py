@@ -6,34 +6,29 @@ import json
 
 import pytest
 
-from node.cli import main
-from node.tasks import catalogue, sandbox
-from node.tasks.code import program_runner
+from node.cli import main, tasks
+from node.tasks import catalogue
+from tests.node.cli.stand_ins import carry_out
+
+MISSING = "there is no sandbox: install it"
 
 
-@pytest.fixture
-def no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "available", lambda: "there is no sandbox: install it")
-    monkeypatch.setattr(program_runner, "available", lambda _version: "there is no sandbox: install it")
-
-
-def test_kinds_with_what_a_new_domain_would_pin(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sandbox, "available", lambda: None)
-    monkeypatch.setattr(program_runner, "available", lambda _version: None)
-    assert main.main(["tasks", "ls", "--json"]) == 0
+def test_kinds_with_what_a_new_domain_would_pin(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main.main(["tasks", "ls", "--json"])
     rows = json.loads(capsys.readouterr().out)["kinds"]
+    assert code == int(any(row["missing"] for row in rows))
     found = {(row["kind"], row["version"]) for row in rows}
     assert {(kind, catalogue.package_version(kind)) for kind in ("reasoning-gym", "jsonl", "code")} <= found
     assert ("jsonl", catalogue.package_version("jsonl", '{"check": "exact"}')) in found
-    assert main.main(["tasks", "ls"]) == 0
-    assert all(line.endswith("ready") for line in capsys.readouterr().out.splitlines()[1:])
 
 
-@pytest.mark.usefixtures("no_sandbox")
 def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["tasks", "ls"]) == 1
-    lines = capsys.readouterr().out.splitlines()[1:]
-    lacking = [line for line in lines if "there is no sandbox: install it" in line]
-    assert [line.split()[0] for line in lacking] == ["reasoning-gym", "jsonl", "code"]
+    rows = [
+        {"kind": kind, "about": "questions", "version": "1", "missing": missing}
+        for kind, missing in (("code", MISSING), ("jsonl", None))
+    ]
+    assert carry_out(tasks.ls, "tasks", "ls", kinds=lambda: rows) == 1
+    code, jsonl = capsys.readouterr().out.splitlines()[1:]
+    assert code.endswith(MISSING)
+    assert jsonl.endswith("ready")
+    assert carry_out(tasks.ls, "tasks", "ls", kinds=lambda: rows[1:]) == 0

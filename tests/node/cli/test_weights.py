@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import trio
-from rich import console
 
-from node.cli import main, node_reading, pull_progress
+from node.cli import held_versions, main
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from protocol.weights.manifest import Manifest
+from tests.node.cli.stand_ins import serving
 from tests.node.log.test_offline_verification import fill
 
 OTHER = Manifest.of_file([("other", "F32", (4,))], bytes(16), 5)
@@ -85,19 +85,18 @@ def test_a_pull_shows_how_far_it_is_how_fast_from_whom_and_when_it_will_be_here(
     ]
     found.append({"version": 7, "size": 900_000_000, "done": True})
 
-    def ask(directory: DataDirectory, op: str, **arguments: Any) -> dict[str, Any]:
-        assert (op, arguments) == ("weights-pull", {"version": -1})
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        assert request == {"op": "weights-pull", "version": -1}
         now[0] += 2
         return found.pop(0)
 
-    monkeypatch.setattr(node_reading, "ask", ask)
-    monkeypatch.setattr(pull_progress, "LOOK", 0)
-    monkeypatch.setattr(console, "monotonic", lambda: now[0])
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "150")
-    code, _, err = run(capsys, "pull", "--data-dir", str(folder))
-    assert code == 0
+    with serving(DataDirectory(folder), answer):
+        pulled = held_versions.pull(DataDirectory(folder), -1, poll=0, clock=lambda: now[0])
+    assert (pulled["version"], pulled["size"]) == (7, 900_000_000)
+    err = capsys.readouterr().err
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", err).replace("\r", "\n").splitlines()
     last = [line for line in shown if "whole" in line and "peer" in line][-1]
     assert "version 7" in last
@@ -105,7 +104,12 @@ def test_a_pull_shows_how_far_it_is_how_fast_from_whom_and_when_it_will_be_here(
     assert "50.0 MB/s" in last
     assert "from 3 peers" in last
     assert "0:00:0" in last  # 300 MB lack, and 50 came a second
-    assert "version 7 is here, whole and verified (900.0 MB)" in err
+
+
+def test_a_version_that_is_here_is_said_to_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(DataDirectory(folder), lambda request: {"version": 7, "size": 900_000_000, "done": True}):
+        code, _, err = run(capsys, "pull", "--data-dir", str(folder))
+    assert (code, err) == (0, "farflung: version 7 is here, whole and verified (900.0 MB)\n")
 
 
 def test_exporting_what_is_not_here_is_one_line(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import socket
@@ -18,7 +17,7 @@ import trio
 import trio.testing
 
 from node.devnet import fleet
-from node.devnet.fleet import Member, Total
+from node.devnet.fleet import Member, Pace, Total
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 
@@ -26,14 +25,14 @@ Program = Callable[[str], Member]
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+def program(tmp_path: Path) -> Program:
     """Makes a member whose daemon is a line of Python."""
 
     def make(code: str) -> Member:
-        monkeypatch.setattr(fleet, "daemon_command", lambda directory: [sys.executable, "-S", "-c", code])
         directory = DataDirectory(tmp_path / "node-1")
         directory.create()
-        return Member("node-1", directory, "/ip4/127.0.0.1/tcp/1/p2p/x")
+        command = [sys.executable, "-S", "-c", code]
+        return Member("node-1", directory, "/ip4/127.0.0.1/tcp/1/p2p/x", command, Pace(restart_pause=0, max_restarts=2))
 
     return make
 
@@ -45,11 +44,7 @@ def test_totals_go_on_where_a_counter_starts_again() -> None:
     assert total.value == 29
 
 
-async def test_a_daemon_that_dies_is_started_again_and_told_of(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "RESTART_PAUSE", 0.0)
-    monkeypatch.setattr(fleet, "MAX_RESTARTS", 2)
+async def test_a_daemon_that_dies_is_started_again_and_told_of(program: Program) -> None:
     member = program("import os, signal; print('hello', flush=True); os.kill(os.getpid(), signal.SIGKILL)")
     said: list[str] = []
     with trio.fail_after(20):
@@ -102,7 +97,7 @@ async def test_stopping_is_quick_where_daemons_listen(program: Program) -> None:
     member = program("import time; time.sleep(60)")
     process = member.start()
     with trio.fail_after(20):
-        assert await fleet.stop([member, Member("node-2", member.directory, "")], grace=10, others=others) == []
+        assert await fleet.stop([member, Member("node-2", member.directory, "", [])], grace=10, others=others) == []
     assert process.returncode == -signal.SIGTERM
 
 
@@ -122,16 +117,11 @@ def test_ports_are_free_different_and_not_the_kernels() -> None:
             probe.bind(("127.0.0.1", port))
 
 
-def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ordered:
-        def shuffle(self, values: list[int]) -> None:
-            values.sort()
-
-    monkeypatch.setattr(random, "SystemRandom", Ordered)
-    first = fleet.free_ports(1)[0]
+def test_a_port_in_use_is_not_chosen() -> None:
+    first = fleet.free_ports(1, list.sort)[0]
     with socket.socket() as taken, suppress(OSError):
         taken.bind(("127.0.0.1", first))
-        assert fleet.free_ports(1)[0] != first
+        assert fleet.free_ports(1, list.sort)[0] != first
 
 
 async def test_orphans_that_end_are_reaped(program: Program) -> None:

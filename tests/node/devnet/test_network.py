@@ -9,15 +9,17 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import trio
 
-from node.devnet import fleet, network, setup
+from node.devnet import network, setup
+from node.devnet.fleet import Pace
 from node.devnet.live_display import View
+from node.devnet.network import PATIENCE, Patience
 from node.devnet.setup import Options
-from node.domain import founding
 from node.domain.domain_toml import Founding
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
@@ -46,37 +48,35 @@ class Recorder:
         pass
 
 
-@pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Stand-ins for the daemons and for the domain; set a node's behaviour by its name."""
-    behaviours: dict[str, str] = {}
+@dataclass
+class Fakes:
+    """Makes the domain for stand-ins of the daemons; set a node's behaviour by its name."""
 
-    async def check(founding: Founding) -> None:
+    behaviours: dict[str, str] = field(default_factory=dict)
+
+    async def check(self, founding: Founding) -> None:
         assert founding.devnet
 
-    async def found(directory: DataDirectory, founding: Founding, *, checked: bool) -> None:
+    async def found(self, directory: DataDirectory, founding: Founding, *, checked: bool) -> None:
         assert checked
         assert founding.policy.min_nodes == 4
-        for node, behaviour in behaviours.items():
+        for node, behaviour in self.behaviours.items():
             (directory.path.parent / node / "behaviour").write_text(behaviour)
 
-    def command(directory: DataDirectory) -> list[str]:
-        return [sys.executable, "-S", fake_daemon.__file__, str(directory.path)]
 
-    monkeypatch.setattr(founding, "check", check)
-    monkeypatch.setattr(founding, "found", found)
-    monkeypatch.setattr(fleet, "daemon_command", command)
-    monkeypatch.setattr(fleet, "RESTART_PAUSE", 0.05)
-    monkeypatch.setattr(fleet, "POLL", 0.05)
-    return behaviours
+def command(directory: DataDirectory) -> list[str]:
+    return [sys.executable, "-S", fake_daemon.__file__, str(directory.path)]
 
 
-async def run(options: Options, display: Recorder) -> int:
+async def run(options: Options, display: Recorder, patience: Patience = PATIENCE, **behaviours: str) -> int:
+    """Run stand-ins, ``node_3`` by its behaviour."""
+    fakes = Fakes({name.replace("_", "-"): behaviour for name, behaviour in behaviours.items()})
+    pace = Pace(poll=0.05, restart_pause=0.05)
     with trio.fail_after(30):
-        return await network.run(options, lambda: display)
+        return await network.run(options, lambda: display, command=command, founder=fakes, pace=pace, patience=patience)
 
 
-async def test_it_ends_well_when_all_nodes_agree(fakes: dict[str, str], tmp_path: Path) -> None:
+async def test_it_ends_well_when_all_nodes_agree(tmp_path: Path) -> None:
     display = Recorder()
     assert await run(Options(tmp_path / "run", nodes=4, steps=3), display) == 0
     assert any("all 4 nodes hold the same log" in text for text in display.said)
@@ -103,38 +103,30 @@ async def test_it_ends_well_when_all_nodes_agree(fakes: dict[str, str], tmp_path
     assert "Held-out questions" in (tmp_path / "run" / "report.html").read_text()
 
 
-async def test_nodes_that_do_not_agree_are_exit_code_1(
-    fakes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fakes["node-3"] = "different"
-    monkeypatch.setattr(network, "AGREE_DEADLINE", 0.3)
+async def test_nodes_that_do_not_agree_are_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     display = Recorder()
-    assert await run(Options(tmp_path / "run", nodes=4, steps=1), display) == 1
+    asked = Options(tmp_path / "run", nodes=4, steps=1)
+    assert await run(asked, display, Patience(agree=0.3), node_3="different") == 1
     assert any("did not agree" in text and "node-3 ffffffff" in text for text in display.said)
 
 
-async def test_a_node_that_dies_is_started_again_and_the_run_ends_well(fakes: dict[str, str], tmp_path: Path) -> None:
-    fakes["node-2"] = "dies"
+async def test_a_node_that_dies_is_started_again_and_the_run_ends_well(tmp_path: Path) -> None:
     display = Recorder()
-    assert await run(Options(tmp_path / "run", nodes=4, steps=4), display) == 0
+    assert await run(Options(tmp_path / "run", nodes=4, steps=4), display, node_2="dies") == 0
     assert any(text.startswith("node-2 died (signal SIGKILL)") for text in display.said)
     # What it had sent before its death still counts; its counters began anew.
     assert display.views[-1].nodes[1].sent >= 4000
 
 
-async def test_a_nodes_mistake_is_the_devnets(fakes: dict[str, str], tmp_path: Path) -> None:
-    fakes["node-4"] = "mistake"
+async def test_a_nodes_mistake_is_the_devnets(tmp_path: Path) -> None:
     display = Recorder()
     with pytest.raises(UserError, match="node-4: port 4001 is busy"):
-        await run(Options(tmp_path / "run", nodes=4, steps=1), display)
+        await run(Options(tmp_path / "run", nodes=4, steps=1), display, node_4="mistake")
     assert (tmp_path / "run" / "summary.json").exists()
     assert display.views[-1].phase == "failed"
 
 
-async def test_an_interrupt_ends_everything_soon_and_still_writes_the_summary(
-    fakes: dict[str, str], tmp_path: Path
-) -> None:
-    fakes["node-2"] = "deaf"
+async def test_an_interrupt_ends_everything_soon_and_still_writes_the_summary(tmp_path: Path) -> None:
     display = Recorder()
     pressed: list[float] = []
 
@@ -145,7 +137,7 @@ async def test_an_interrupt_ends_everything_soon_and_still_writes_the_summary(
             os.kill(os.getpid(), signal.SIGINT)
 
     display.on_update = press
-    assert await run(Options(tmp_path / "run", nodes=4, steps=10**6), display) == 130
+    assert await run(Options(tmp_path / "run", nodes=4, steps=10**6), display, node_2="deaf") == 130
     assert time.monotonic() - pressed[0] < 5
     assert display.views[-1].phase == "interrupted"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == []
@@ -153,7 +145,7 @@ async def test_an_interrupt_ends_everything_soon_and_still_writes_the_summary(
         os.kill(int((tmp_path / "run" / "node-2" / "child").read_text()), 0)
 
 
-async def test_keep_running_goes_on_after_the_summary(fakes: dict[str, str], tmp_path: Path) -> None:
+async def test_keep_running_goes_on_after_the_summary(tmp_path: Path) -> None:
     display = Recorder()
 
     def press(view: View) -> None:
@@ -166,11 +158,10 @@ async def test_keep_running_goes_on_after_the_summary(fakes: dict[str, str], tmp
     assert DataDirectory(tmp_path / "run" / "node-3").config().devnet.pause_at_step == 0
 
 
-async def test_a_stall_is_told_of(fakes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "STALL", 0.02)
-    fakes |= {f"node-{number}": "slow" for number in range(1, 5)}
+async def test_a_stall_is_told_of(tmp_path: Path) -> None:
+    slow = {f"node_{number}": "slow" for number in range(1, 5)}
     display = Recorder()
-    assert await run(Options(tmp_path / "run", nodes=4, steps=4), display) == 0
+    assert await run(Options(tmp_path / "run", nodes=4, steps=4), display, Patience(stall=0.02), **slow) == 0
     assert any(text.startswith("no step for") for text in display.said)
 
 
@@ -220,11 +211,11 @@ async def test_mistakes_are_told_before_anything_is_made(
 
 async def test_an_unknown_task_is_told_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="chain_sun"):
-        await run(Options(tmp_path / "run", tasks="chain_sun"), Recorder())
+        await network.run(Options(tmp_path / "run", tasks="chain_sun"), Recorder)
     assert not (tmp_path / "run").exists()
 
 
-async def test_a_folder_with_something_in_it_is_refused(fakes: dict[str, str], tmp_path: Path) -> None:
+async def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(UserError, match="not empty"):
         await run(Options(tmp_path), Recorder())

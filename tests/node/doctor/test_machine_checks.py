@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from node.doctor import machine_checks
 from node.doctor.finding import ERROR, OK, WARNING, Finding
 from node.store.data_directory import DataDirectory
 from node.tasks import sandbox
-from node.tasks.code import program_runner
 
 CPU: dict[str, Any] = {"torch": "2.13.0+cpu", "cuda_build": None, "cpu": None, "devices": [], "cuda_error": None}
 DEVICE = {"name": "GPU", "memory_mb": 1000, "error": None}
@@ -49,12 +45,10 @@ async def test_torch_computes_in_a_child() -> None:
     assert "torch" in found.found
 
 
-async def test_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_python_and_machine() -> None:
     assert [one.severity for one in [*await machine_checks.python(), *await machine_checks.machine()]] == [OK, OK]
-    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
-    assert (await machine_checks.python())[0].severity == ERROR
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert (await machine_checks.machine())[0].severity == ERROR
+    assert (await machine_checks.python("3.10.1"))[0].severity == ERROR
+    assert (await machine_checks.machine("riscv64"))[0].severity == ERROR
 
 
 @pytest.mark.parametrize(
@@ -65,18 +59,15 @@ async def test_python_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("the sandbox does not work here: no namespaces", WARNING, "user namespaces"),
     ],
 )
-async def test_sandbox(problem: str | None, severity: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "available", lambda: problem)
-    monkeypatch.setattr(program_runner, "available", lambda _version: None)
-    (found,) = await machine_checks.sandboxed()
+async def test_sandbox(problem: str | None, severity: str, remedy: str) -> None:
+    (found,) = await machine_checks.sandboxed(lambda: problem, lambda version: None)
     assert found.severity == severity
     assert remedy in found.remedy
 
 
-async def test_programs_that_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "available", lambda: None)
-    monkeypatch.setattr(program_runner, "available", lambda _version: "the sandbox ended: no more namespaces")
-    (found,) = await machine_checks.sandboxed()
+async def test_programs_that_do_not_run() -> None:
+    ended = "the sandbox ended: no more namespaces"
+    (found,) = await machine_checks.sandboxed(lambda: None, lambda version: ended)
     assert found.severity == WARNING
     assert "the programs of code tasks do not: the sandbox ended: no more namespaces" in found.found
 
@@ -93,18 +84,16 @@ def test_a_control_group_bounds_the_memory(limit: int | None, used: int, availab
     ("free", "model", "severity"),
     [(8 << 30, 0, OK), (8 << 30, 4 << 30, WARNING), (700 << 20, 0, WARNING), (300 << 20, 0, ERROR)],
 )
-async def test_memory(free: int, model: int, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "available_memory", lambda *arguments: free)
-    (found,) = await machine_checks.memory(model)
+async def test_memory(free: int, model: int, severity: str) -> None:
+    (found,) = await machine_checks.memory(model, free)
     assert found.severity == severity
 
 
 @pytest.mark.parametrize(
     ("free", "model", "severity"), [(8 << 30, 0, OK), (8 << 30, 1 << 30, WARNING), (100 << 20, 0, ERROR)]
 )
-async def test_disk(free: int, model: int, severity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DataDirectory, "free_bytes", lambda self: free)
-    (found,) = await machine_checks.disk(DataDirectory(tmp_path / "not" / "there"), model)
+async def test_disk(free: int, model: int, severity: str, tmp_path: Path) -> None:
+    (found,) = await machine_checks.disk(DataDirectory(tmp_path / "not" / "there"), model, free)
     assert found.severity == severity
     assert os.listdir(tmp_path) == []
 
@@ -125,15 +114,13 @@ async def test_a_disk_that_this_user_cannot_write(barred: str, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("known", "severity"), [(True, OK), (None, OK), (False, WARNING)])
-async def test_clock(known: bool | None, severity: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "synchronised", lambda: known)
-    (found,) = await machine_checks.clock()
+async def test_clock(known: bool | None, severity: str) -> None:
+    (found,) = await machine_checks.clock(known=lambda: known)
     assert found.severity == severity
 
 
-async def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 1.0)
-    (found,) = await machine_checks.clock()
+async def test_a_clock_that_stands_still_is_an_error() -> None:
+    (found,) = await machine_checks.clock(lambda: 1.0)
     assert found.severity == ERROR
 
 

@@ -17,6 +17,7 @@ from node.store.version_store import VersionStore
 from node.tasks.allowlist import REASONING_GYM_VERSION
 from node.tasks.code.program_runner import own_version
 from node.tasks.task_versions import MATH
+from node.workers.child_messages import ConvertedModel
 from protocol.domain import parse_genesis
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
@@ -144,7 +145,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         task_tables.named(str(tmp_path / "nothing.toml"))
 
 
-async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_only_transformers_knows(tmp_path: Path) -> None:
     """Only the library can say how long its sequences may be, and that counts."""
     folder, directory = tmp_path / "model", DataDirectory(tmp_path / "founder")
     directory.create()
@@ -159,13 +160,12 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path, monkeypatch:
     assert domain.model.architecture == "gpt2"
     assert BlobStore(directory.blobs).get(domain.model.config.hash) == (folder / "config.json").read_bytes()
 
-    async def converted(*_: object) -> dict[str, int]:
-        return {"positions": 69}
+    async def converted(*_: object) -> ConvertedModel:
+        return ConvertedModel([], 0, "", "", "gpt2", 69)
 
-    monkeypatch.setattr(founding, "convert", converted)
     longer = replace(asked, recipe=replace(asked.recipe, max_prompt_tokens=65))
     with pytest.raises(UserError, match="the model has 69 positions, and prompts and responses take 70 tokens"):
-        await founding.found(directory, longer, checked=True)
+        await founding.found(directory, longer, checked=True, convert=converted)
 
 
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:

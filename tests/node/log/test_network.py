@@ -369,7 +369,7 @@ async def test_two_machines_with_one_key_are_frozen(autojump_clock: trio.testing
         # The twin is told that its key is new: the one thing that makes it append without asking.
         twin = LogService(key("a"), await load(twin_disk, DOMAIN), twin_disk, fresh=True)
         entry = (await twin.append(Role("relay")))[0]
-        await nodes[2].service.receive(entries=[entry.encode()])
+        await nodes[2].service.intake.receive(entries=[entry.encode()])
         await converge(nodes)
         for node in nodes:
             assert node.service.replica.frozen(key("a").node)

@@ -15,7 +15,7 @@ from node.log.replicated_log import LogService
 from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
 from protocol.log.entry_proof import LogProof
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest
 from protocol.log.replica import Replica
 from protocol.records import Leave, Role
@@ -89,10 +89,10 @@ async def test_the_certified_branch_of_a_fork_is_proved_and_no_other(tmp_path: P
         other.append(Leave())
     async with open_log_store(directory.log_database, DOMAIN) as store:
         service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True)
-        await service.receive(entries=[entry.encode() for entry in one.entries])
-        await service.receive(cuts=[cut_for(service.replica, "elector").encode()])
+        await service.intake.receive(entries=[entry.encode() for entry in one.entries])
+        await service.intake.receive(cuts=[cut_for(service.replica, "elector").encode()])
         # The other branch is stored by hand, as another version might: it lies beside the certified one.
-        await service.receive(forks=[ForkProof.of(one.entries[2], other.entries[2]).encode()])
+        await service.intake.receive(forks=[ForkProof.of(one.entries[2], other.entries[2]).encode()])
         await store.append(other.entries)
     for entry in one.entries:
         assert prove(directory, entry.id.hex()).check(DOMAIN.id) == DOMAIN.electors

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from node.errors import UserError
-from node.log import log_opening as opening_module
-from node.log import offline_verification as verify_module
 from node.log.elector import open_elector
 from node.log.offline_verification import LogReport, verify
 from node.log.replicated_log import LogService
@@ -42,7 +40,7 @@ async def fill(first: DataDirectory, second: DataDirectory | None = None) -> Log
             for writer in (a, b):
                 writer.anchor = service.replica.newest_cut_id
                 writer.append(Role("inference"))
-                await service.receive(entries=[entry.encode() for entry in writer.entries])
+                await service.intake.receive(entries=[entry.encode() for entry in writer.entries])
             await elector.cut()
         await elector.grant_term(a.node)
         await service.append(Role("relay"))
@@ -51,8 +49,8 @@ async def fill(first: DataDirectory, second: DataDirectory | None = None) -> Log
                 copy = LogService(key("b"), Replica(DOMAIN), other, fresh=True)
                 replica = service.replica
                 for author in sorted(replica.heads, reverse=True):
-                    await copy.receive(entries=[entry.encode() for entry in reversed(replica.entries(author))])
-                await copy.receive(
+                    await copy.intake.receive(entries=[entry.encode() for entry in reversed(replica.entries(author))])
+                await copy.intake.receive(
                     cuts=[cut.encode() for cut in reversed(replica.cuts)],
                     grants=[grant.encode() for grant in replica.grants.values()],
                 )
@@ -169,30 +167,27 @@ async def test_what_cannot_be_checked(tmp_path: Path, damage: Callable[[DataDire
         verify(directory)
 
 
-async def removed(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+async def removed(directory: DataDirectory) -> None:
     """A log of which old bodies were removed."""
-    monkeypatch.setattr(opening_module, "SNAPSHOT_ENTRIES", 4)
     writer = Writer("a", DOMAIN.id)
     directory.create()
     directory.save_genesis(GENESIS)
     async with open_log_store(directory.log_database, DOMAIN) as store:
-        service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True, archive=False)
+        service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True, archive=False, snapshot_entries=4)
         elector = await open_elector(service, ELECTOR)
         await service.append(Join(digest("r"), "farflung/test", "node-1"))
         for number in range(9):
             writer.anchor = service.replica.newest_cut_id
             writer.append(Role("inference"))
-            await service.receive(entries=[entry.encode() for entry in writer.entries[-2:]])
+            await service.intake.receive(entries=[entry.encode() for entry in writer.entries[-2:]])
             if number == 5:
                 await elector.grant_term(writer.node)
             await elector.cut()
 
 
-async def test_what_is_left_of_a_log_without_old_bodies_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_left_of_a_log_without_old_bodies_is_checked(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "1")
-    await removed(directory, monkeypatch)
+    await removed(directory)
     report = verify(directory)
     assert report.problems == ()
     assert len(report.notes) == 1
@@ -214,22 +209,19 @@ async def test_what_is_left_of_a_log_without_old_bodies_is_checked(
         ("UPDATE entries SET signature = zeroblob(64) WHERE seq = 9", "the signature is wrong"),
     ],
 )
-async def test_alterations_of_what_is_left_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, words: str
-) -> None:
+async def test_alterations_of_what_is_left_are_listed(tmp_path: Path, statement: str, words: str) -> None:
     directory = DataDirectory(tmp_path / "1")
-    await removed(directory, monkeypatch)
+    await removed(directory)
     report = alter(directory, statement)
     assert any(words in problem for problem in report.problems), report.problems
     report.text()
 
 
-async def test_a_check_that_keeps_nothing_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "FORGET_FROM", 2)
+async def test_a_check_that_keeps_nothing_says_the_same(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path / "1")
     await fill(directory)
     told: list[tuple[int, int]] = []
-    report = verify(directory, keep=False, progress=lambda done, total: told.append((done, total)))
+    report = verify(directory, keep=False, forget_from=2, progress=lambda done, total: told.append((done, total)))
     assert report.replica.cuts.lowest > 1
     assert report.text() == verify(directory).text()
     assert told[-1] == (10, 10)

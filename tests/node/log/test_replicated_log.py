@@ -10,9 +10,9 @@ import trio.testing
 
 from node.errors import UserError
 from node.log.elector import Elector, open_elector
-from node.log.intake import MAX_WAITING_ENTRIES
 from node.log.log_opening import load
 from node.log.replicated_log import LogService, News, NotReady
+from node.log.waiting_room import RoomBounds
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.errors import LocalError
 from protocol.log.entry import Entry
@@ -136,13 +136,13 @@ async def test_receive_in_any_order() -> None:
     for _ in range(5):
         writer.append(Role("relay"))
     wires = [entry.encode() for entry in writer.entries]
-    received = await service.receive(entries=wires[3:])
+    received = await service.intake.receive(entries=wires[3:])
     assert (received.added, received.waiting, received.errors) == (0, True, [])
-    received = await service.receive(entries=wires[1:3])
+    received = await service.intake.receive(entries=wires[1:3])
     assert (received.added, received.waiting) == (0, True)
-    received = await service.receive(entries=wires[:1])
+    received = await service.intake.receive(entries=wires[:1])
     assert (received.added, received.waiting) == (6, False)
-    received = await service.receive(entries=wires)
+    received = await service.intake.receive(entries=wires)
     assert (received.added, received.waiting, received.errors) == (0, False, [])
     assert isinstance(service.store, Disk)
     assert len(service.store.items) == 6
@@ -154,7 +154,7 @@ async def test_bad_entries_do_not_stop_good_ones() -> None:
     good = writer.append(Role("relay")).encode()
     bad = good[:-1] + bytes([good[-1] ^ 1])
     join = writer.entries[0].encode()
-    received = await service.receive(entries=[b"", bad, join, other.entries[0].encode(), good[:-1], good])
+    received = await service.intake.receive(entries=[b"", bad, join, other.entries[0].encode(), good[:-1], good])
     assert received.added == 2
     assert len(received.errors) == 4
     assert service.replica.next_for(writer.node) == 2
@@ -165,9 +165,9 @@ async def test_a_bad_signature_does_not_take_the_place_of_a_good_one_that_waits(
     writer = Writer("a", DOMAIN.id)
     good = writer.append(Role("relay")).encode()
     bad = good[:-1] + bytes([good[-1] ^ 1])
-    assert (await service.receive(entries=[good])).waiting
-    assert len((await service.receive(entries=[bad])).errors) == 1
-    await service.receive(entries=[writer.entries[0].encode()])
+    assert (await service.intake.receive(entries=[good])).waiting
+    assert len((await service.intake.receive(entries=[bad])).errors) == 1
+    await service.intake.receive(entries=[writer.entries[0].encode()])
     assert [entry.encode() for entry in service.replica.entries(writer.node)][1:] == [good]
 
 
@@ -177,28 +177,26 @@ async def test_big_deliveries_are_verified_in_a_thread() -> None:
     for _ in range(20):
         writer.append(Role("relay"))
     wires = [entry.encode() for entry in writer.entries]
-    received = await service.receive(entries=[*wires, wires[5][:-1] + bytes([wires[5][-1] ^ 1])])
+    received = await service.intake.receive(entries=[*wires, wires[5][:-1] + bytes([wires[5][-1] ^ 1])])
     assert (received.added, len(received.errors)) == (21, 1)
 
 
-async def test_the_waiting_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.log.intake.MAX_WAITING_ENTRIES", 10)
-    assert MAX_WAITING_ENTRIES > 1000
-    service = await start()
+async def test_the_waiting_room_is_bounded() -> None:
+    service = LogService(ELECTOR, Replica(DOMAIN), Disk(), fresh=True, bounds=RoomBounds(entries=10))
     writers = [Writer(f"w{index}", DOMAIN.id) for index in range(6)]
     for writer in writers:
         for _ in range(3):
             writer.append(Role("relay"))
-        await service.receive(entries=[entry.encode() for entry in writer.entries[1:]])
+        await service.intake.receive(entries=[entry.encode() for entry in writer.entries[1:]])
     # The oldest lost its place, and still gets in when it comes in order.
-    await service.receive(entries=[writers[0].entries[0].encode(), writers[5].entries[0].encode()])
+    await service.intake.receive(entries=[writers[0].entries[0].encode(), writers[5].entries[0].encode()])
     assert service.replica.next_for(writers[0].node) == 1
     assert service.replica.next_for(writers[5].node) == 4
-    await service.receive(entries=[entry.encode() for entry in writers[0].entries])
+    await service.intake.receive(entries=[entry.encode() for entry in writers[0].entries])
     assert service.replica.next_for(writers[0].node) == 4
 
 
-async def test_waiting_cuts_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_cuts_are_bounded_in_bytes() -> None:
     first, elector = await with_elector()
     await first.append(JOIN)
     cuts = []
@@ -207,18 +205,17 @@ async def test_waiting_cuts_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch
         assert made is not None
         cuts.append(made)
         await first.append(Role("relay"))
-    second = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True)
+    second = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True, bounds=RoomBounds(cut_bytes=100_000))
     # Anybody can certify a cut with a key of its own.
     stranger, rows = key("stranger"), tuple(Head(bytes([at]) * 32, 9, bytes(32), bytes(32)) for at in range(200))
-    monkeypatch.setattr("node.log.intake.MAX_WAITING_CUT_BYTES", 100_000)
     for height in range(2, 60):
         cut = Cut.make(DOMAIN.id, height, digest("prev"), digest(f"root {height}"), rows)
         forged = CertifiedCut(cut, 1, (commit(stranger, cut, 1),))
-        assert (await second.receive(cuts=[forged.encode()])).errors == []
-    assert sum(len(cut.cut.body) for cut in second.intake._cuts.values()) <= 100_000
+        assert (await second.intake.receive(cuts=[forged.encode()])).errors == []
+    assert sum(len(cut.cut.body) for cut in second.intake.room._cuts.values()) <= 100_000
     # What the electors certified finds room all the same.
-    await second.receive(cuts=[cut.encode() for cut in cuts[1:]])
-    await second.receive(
+    await second.intake.receive(cuts=[cut.encode() for cut in cuts[1:]])
+    await second.intake.receive(
         cuts=[cuts[0].encode()], entries=[entry.encode() for entry in first.replica.entries(ELECTOR.node)]
     )
     assert second.replica.newest_cut_id == cuts[-1].cut.id
@@ -236,12 +233,12 @@ async def test_nobody_is_blamed_for_what_others_left_waiting() -> None:
     bad.anchor = DOMAIN.id  # an anchor that goes back
     bad.append(Role("inference"))
     wires = [entry.encode() for entry in bad.entries]
-    assert (await second.receive(entries=wires[2:])).errors == []  # cannot be judged yet
-    await second.receive(cuts=[cut.encode()], entries=[first.replica.entries(ELECTOR.node)[0].encode()])
-    received = await second.receive(entries=wires[:2])
+    assert (await second.intake.receive(entries=wires[2:])).errors == []  # cannot be judged yet
+    await second.intake.receive(cuts=[cut.encode()], entries=[first.replica.entries(ELECTOR.node)[0].encode()])
+    received = await second.intake.receive(entries=wires[:2])
     assert (received.added, received.errors) == (2, [])
     assert second.replica.next_for(bad.node) == 2
-    again = await second.receive(entries=wires[2:])
+    again = await second.intake.receive(entries=wires[2:])
     assert [str(error) for error in again.errors] == ["feed: the anchor of entry 2 goes back"]
 
 
@@ -253,11 +250,11 @@ async def test_entries_wait_for_the_cut_they_anchor_on() -> None:
     assert cut is not None
     await first.append(Role("relay"))
     entries = [entry.encode() for entry in first.replica.entries(ELECTOR.node)]
-    assert (await second.receive(entries=entries[1:])).waiting
-    assert (await second.receive(cuts=[cut.encode()])).waiting
+    assert (await second.intake.receive(entries=entries[1:])).waiting
+    assert (await second.intake.receive(cuts=[cut.encode()])).waiting
     news: list[News] = []
     second.subscribe(news.append)
-    assert (await second.receive(entries=entries[:1])).added == 3
+    assert (await second.intake.receive(entries=entries[:1])).added == 3
     assert [entry.seq for entry in news[0].entries] == [0, 1]
     assert news[0].cuts == (cut,)
     assert not news[0].own
@@ -282,18 +279,18 @@ async def test_certificates_of_made_up_electors_keep_nothing_out(order: tuple[in
     grant = grant_for(DOMAIN, 1, writer.node, anchor=first.cut.id)
     service = await start()
     for number in order:
-        received = await service.receive(
+        received = await service.intake.receive(
             cuts=[(second, made_up)[number].encode()], grants=[(grant, false_grant)[number].encode()]
         )
         assert received.waiting
         assert received.errors == []
-    received = await service.receive(entries=[entry.encode() for entry in writer.entries], cuts=[first.encode()])
+    received = await service.intake.receive(entries=[entry.encode() for entry in writer.entries], cuts=[first.encode()])
     assert received.errors == []
     assert list(service.replica.cuts) == [first, second]
     assert service.replica.grants == {1: grant}
     assert isinstance(service.store, Disk)
     assert (await load(service.store, DOMAIN)).replica.heads_root() == source.heads_root()
-    assert [str(error) for error in (await service.receive(grants=[false_grant.encode()])).errors] == [
+    assert [str(error) for error in (await service.intake.receive(grants=[false_grant.encode()])).errors] == [
         "grant: a signer is no elector"
     ]
 
@@ -308,10 +305,10 @@ async def test_a_cut_waits_for_the_grant_of_a_version_that_it_covers() -> None:
         source.add_entry(entry)
     cut = cut_for(source, "elector")
     service = await start()
-    received = await service.receive(entries=[entry.encode() for entry in writer.entries], cuts=[cut.encode()])
+    received = await service.intake.receive(entries=[entry.encode() for entry in writer.entries], cuts=[cut.encode()])
     assert received.waiting
     assert not service.replica.cuts
-    received = await service.receive(grants=[grant.encode()])
+    received = await service.intake.receive(grants=[grant.encode()])
     assert received.added == 2
     assert list(service.replica.cuts) == [cut]
 
@@ -322,11 +319,11 @@ async def test_somebody_elses_use_of_the_key_stops_appending(autojump_clock: tri
     assert isinstance(service.store, Disk)
     twin = await start(service.store.copy())
     entries = [(await twin.append(Role("relay")))[0].encode(), (await twin.append(Leave()))[0].encode()]
-    await service.receive(entries=entries[1:])
+    await service.intake.receive(entries=entries[1:])
     assert not service.ready.is_set()
     with pytest.raises(NotReady):
         await service.append(Role("relay"), timeout=1)
-    await service.receive(entries=entries[:1])
+    await service.intake.receive(entries=entries[:1])
     assert service.ready.is_set()
     assert (await service.append(Role("relay")))[0].seq == 3
 

@@ -144,6 +144,6 @@ async def test_large_deliveries_go_to_the_children() -> None:
             writer.append(Role("relay"))
         wires = [entry.encode() for entry in writer.entries]
         wires[50] = wires[50][:-1] + bytes([wires[50][-1] ^ 1])
-        received = await service.receive(entries=wires)
+        received = await service.intake.receive(entries=wires)
         assert (received.added, [str(error) for error in received.errors]) == (50, ["entry: the signature is wrong"])
         assert checkers.children == 1

@@ -8,7 +8,6 @@ import pytest
 import trio
 import trio.testing
 
-from node.log import log_opening as opening_module
 from node.log.log_opening import load
 from node.log.replicated_log import NotReady
 from protocol.credit.ledger import credits
@@ -23,10 +22,8 @@ ELECTOR = key("elector")
 NAMES = ("a", "b", "c")
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot for every few entries."""
-    monkeypatch.setattr(opening_module, "SNAPSHOT_ENTRIES", 8)
+OFTEN = 8
+"""A snapshot for every few entries."""
 
 
 async def start_all(world: World, *, archive: bool = True) -> list[SimNode]:
@@ -54,7 +51,7 @@ def same(one: SimNode, other: SimNode) -> None:
 
 
 async def test_a_node_goes_on_from_its_snapshot(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world)
         await work(nodes, 8)
         for node in nodes:
@@ -66,7 +63,7 @@ async def test_a_node_goes_on_from_its_snapshot(autojump_clock: trio.testing.Moc
         assert again.service.replica.cuts.lowest > 1
         await work([*nodes[:3], again], 4)
         whole = Disk(list(again.disk.items), dict(again.disk.values), set(again.disk.places))
-        replayed = await load(whole, DOMAIN)
+        replayed = await load(whole, DOMAIN, OFTEN)
         assert credits(replayed) == credits(again.service.ledger)
         assert replayed.replica.heads_root() == again.service.replica.heads_root()
         for node in nodes[:3]:
@@ -75,7 +72,7 @@ async def test_a_node_goes_on_from_its_snapshot(autojump_clock: trio.testing.Moc
 
 
 async def test_a_newcomer_gets_from_the_disk_what_is_not_in_memory(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world)
         await work(nodes, 8)
         newcomer = await world.start(key("newcomer"))
@@ -91,7 +88,7 @@ async def test_a_newcomer_gets_from_the_disk_what_is_not_in_memory(autojump_cloc
 async def test_a_damaged_snapshot_is_dropped(
     damage: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world)
         await work(nodes, 6)
         disk = world.crash(nodes[3])
@@ -105,7 +102,7 @@ async def test_a_damaged_snapshot_is_dropped(
         disk.summary = wrong
         expected = nodes[3].service.replica.heads_root()
         with caplog.at_level(logging.WARNING):
-            ledger = await load(disk, DOMAIN)
+            ledger = await load(disk, DOMAIN, OFTEN)
         assert ledger.replica.heads_root() == expected
         assert credits(ledger) == credits(nodes[3].service.ledger)
         assert "the snapshot of the log is of no use" in caplog.text
@@ -113,20 +110,20 @@ async def test_a_damaged_snapshot_is_dropped(
 
 
 async def test_a_fork_below_what_is_in_memory_is_proven(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world)
         await work(nodes, 8)
         node, author = nodes[0], nodes[1].identity
         replica = node.service.replica
         (held,) = (await node.disk.entries_at([(author.node, 2)]))[author.node, 2]
         assert replica.base_for(author.node) > 3
-        assert (await node.service.receive(entries=[held.encode()])).added == 0
+        assert (await node.service.intake.receive(entries=[held.encode()])).added == 0
         assert not replica.frozen(author.node)
         rival = make(author, DOMAIN.id, 2, held.prev, held.anchor, Leave())
         forged = rival.encode()[:-40] + bytes(40)
-        received = await node.service.receive(entries=[forged])
+        received = await node.service.intake.receive(entries=[forged])
         assert (received.added, len(received.errors)) == (0, 1)
-        received = await node.service.receive(entries=[rival.encode()])
+        received = await node.service.intake.receive(entries=[rival.encode()])
         assert received.added == 1
         assert replica.frozen(author.node)
         await converge(nodes)
@@ -138,7 +135,7 @@ async def test_a_fork_below_what_is_in_memory_is_proven(autojump_clock: trio.tes
 
 
 async def test_without_old_bodies_everything_above_still_works(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world, archive=False)
         await work(nodes, 8)
         assert all(node.disk.pruned for node in nodes)
@@ -164,7 +161,7 @@ async def test_without_old_bodies_everything_above_still_works(autojump_clock: t
 async def test_a_restored_backup_does_not_fork_where_nobody_keeps_old_bodies(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world, archive=False)
         await work(nodes, 2)
         backup = nodes[3].disk.copy()
@@ -184,7 +181,7 @@ async def test_a_restored_backup_does_not_fork_where_nobody_keeps_old_bodies(
 
 
 async def test_a_full_disk_keeps_everything_in_memory(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world)
         await work(nodes, 2)
         nodes[1].disk.full = True
@@ -196,11 +193,11 @@ async def test_a_full_disk_keeps_everything_in_memory(autojump_clock: trio.testi
         nodes[1].disk.full = False
         await work(nodes, 2)
         same(nodes[0], nodes[1])
-        assert (await load(nodes[1].disk, DOMAIN)).replica.heads_root() == nodes[1].service.replica.heads_root()
+        assert (await load(nodes[1].disk, DOMAIN, OFTEN)).replica.heads_root() == nodes[1].service.replica.heads_root()
 
 
 async def test_a_liar_who_offers_cuts_without_entries_costs_nothing(autojump_clock: trio.testing.MockClock) -> None:
-    async with open_world(DOMAIN, Network()) as world:
+    async with open_world(DOMAIN, Network(), OFTEN) as world:
         nodes = await start_all(world)
         await work(nodes, 3)
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import trio
 
-from node.log import log_opening as opening_module
 from node.log.elector import open_elector
 from node.log.log_opening import load
 from node.log.offline_verification import verify
@@ -30,13 +29,17 @@ from tests.protocol.builders import Writer, digest, key, small_genesis
 GENESIS = small_genesis()
 DOMAIN = parse_genesis(GENESIS)
 ELECTOR = key("elector")
+OFTEN = 6
+"""A snapshot for every few entries."""
 
 
 async def live(directory: DataDirectory, acknowledge: Any, *, archive: bool) -> None:
     """A few entries of one's own and of another, cuts, a grant, snapshots, pruning."""
     writer = Writer("a", DOMAIN.id)
     async with open_log_store(directory.log_database, DOMAIN) as store:
-        service = LogService(ELECTOR, await load(store, DOMAIN), store, fresh=True, archive=archive)
+        service = LogService(
+            ELECTOR, await load(store, DOMAIN, OFTEN), store, fresh=True, archive=archive, snapshot_entries=OFTEN
+        )
         elector = await open_elector(service, ELECTOR)
         (joined,) = await service.append(Join(digest("r"), "farflung/test", "node"))
         acknowledge(joined)
@@ -45,7 +48,7 @@ async def live(directory: DataDirectory, acknowledge: Any, *, archive: bool) -> 
                 acknowledge(entry)
             writer.anchor = service.replica.newest_cut_id
             writer.append(Role("none"))
-            await service.receive(entries=[entry.encode() for entry in writer.entries[-2:]])
+            await service.intake.receive(entries=[entry.encode() for entry in writer.entries[-2:]])
             await elector.cut()
             if number == 2:
                 await elector.grant_term(writer.node)
@@ -82,7 +85,7 @@ def crash(directory: DataDirectory, boundary: int, file: Path, *, archive: bool)
 async def go_on(directory: DataDirectory) -> tuple[dict[int, str], int]:
     """(id by seq of the own feed as it was found, its length after one more entry)."""
     async with open_log_store(directory.log_database, DOMAIN) as store:
-        ledger = await load(store, DOMAIN)
+        ledger = await load(store, DOMAIN, OFTEN)
         service = LogService(ELECTOR, ledger, store, fresh=True)
         node, count = ELECTOR.node, service.own_seq + 1
         held = await store.ids_at([(node, seq) for seq in range(count)])
@@ -96,7 +99,6 @@ async def go_on(directory: DataDirectory) -> tuple[dict[int, str], int]:
 
 def explore(folder: Path, first: int, step: int, archive: bool) -> int:
     """Crash at the boundaries ``first``, ``first + step``, …; returns how many there were. Asserts what must hold."""
-    opening_module.SNAPSHOT_ENTRIES = 6  # type: ignore[misc]
     for crashes, boundary in enumerate(range(first, 100_000, step)):
         directory = DataDirectory(folder / str(boundary))
         directory.create()

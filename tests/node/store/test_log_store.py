@@ -17,9 +17,10 @@ from node.errors import UserError
 from node.log.elector import open_elector
 from node.log.log_opening import load
 from node.log.replicated_log import LogService
-from node.store.log_store import RANGES_AT_ONCE, WRITTEN_AT_ONCE, open_log_store
+from node.store.log_rows import Item
+from node.store.log_store import RANGES_AT_ONCE, WRITTEN_AT_ONCE, LogStore, open_log_store
 from protocol.errors import LocalError
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest
 from protocol.log.replica import Replica
 from protocol.records import Join, Leave, Role
@@ -30,6 +31,16 @@ ELECTOR = key("elector")
 JOIN = Join(digest("recovery"), "farflung/test", "elector")
 
 
+async def everything(store: LogStore) -> list[Item]:
+    """What is stored, in order."""
+    items, position = await store.read(0)
+    found = list(items)
+    while items:
+        items, position = await store.read(position)
+        found += items
+    return found
+
+
 async def test_what_was_appended_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     writer = Writer("a", DOMAIN.id)
@@ -37,13 +48,13 @@ async def test_what_was_appended_comes_back(tmp_path: Path) -> None:
         service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True)
         elector = await open_elector(service, ELECTOR)
         await service.append(JOIN, Role("relay"))
-        await service.receive(entries=[writer.entries[0].encode()])
+        await service.intake.receive(entries=[writer.entries[0].encode()])
         await elector.cut()
         await service.append(Leave())
         await elector.grant_term(writer.node)
         writer.anchor = service.replica.newest_cut_id
-        await service.receive(entries=[writer.append(Role("trainer")).encode()])
-        expected = await store.load()
+        await service.intake.receive(entries=[writer.append(Role("trainer")).encode()])
+        expected = await everything(store)
         root = service.replica.heads_root()
     assert [type(item).__name__ for item in expected] == [
         *["Entry"] * 3,
@@ -53,7 +64,7 @@ async def test_what_was_appended_comes_back(tmp_path: Path) -> None:
         "Entry",
     ]
     async with open_log_store(path, DOMAIN) as store:
-        assert await store.load() == expected
+        assert await everything(store) == expected
         ledger = await load(store, DOMAIN)
         assert ledger.replica.heads_root() == root
         service = LogService(ELECTOR, ledger, store, fresh=True)
@@ -61,7 +72,7 @@ async def test_what_was_appended_comes_back(tmp_path: Path) -> None:
         cut = await elector.cut()
         assert cut is not None
         assert cut.cut.height == 2
-        assert len(await store.load()) == len(expected) + 1
+        assert len(await everything(store)) == len(expected) + 1
 
 
 async def test_a_fork_comes_back(tmp_path: Path) -> None:
@@ -70,10 +81,10 @@ async def test_a_fork_comes_back(tmp_path: Path) -> None:
     other.append(Role("trainer"))
     async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
         service = LogService(ELECTOR, Replica(DOMAIN), store, fresh=True)
-        await service.receive(entries=[entry.encode() for entry in one.entries])
-        await service.receive(entries=[other.entries[1].encode()])
+        await service.intake.receive(entries=[entry.encode() for entry in one.entries])
+        await service.intake.receive(entries=[other.entries[1].encode()])
         assert service.replica.frozen(one.node)
-        items = await store.load()
+        items = await everything(store)
         assert isinstance(items[-1], ForkProof)
         replica = (await load(store, DOMAIN)).replica
         assert replica.frozen(one.node)
@@ -92,11 +103,11 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
             await store.append(
                 [Writer("b", DOMAIN.id).entries[0], rival.entries[1]], {"key": b"new"}, exclusive={rival.entries[1].id}
             )
-        assert await store.load() == writer.entries
+        assert await everything(store) == writer.entries
         assert await store.meta("key") == b"value"
         assert await store.meta("other") is None
         await store.append([rival.entries[1]])  # evidence may stand beside it
-        assert len(await store.load()) == 3
+        assert len(await everything(store)) == 3
 
 
 async def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
@@ -107,10 +118,10 @@ async def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
         others = [Writer(f"w{number}", DOMAIN.id).entries[0] for number in range(100)]
         with pytest.raises(OSError, match="full"):
             await store.append(others)
-        kept = len(await store.load())
+        kept = len(await everything(store))
         await store._run(store._connection.execute_fetchall, "PRAGMA max_page_count=100000")
         await store.append(writer.entries)
-        assert len(await store.load()) == kept + 1
+        assert len(await everything(store)) == kept + 1
 
 
 async def test_tasks_from_elsewhere_may_use_it(tmp_path: Path) -> None:
@@ -124,7 +135,7 @@ async def test_tasks_from_elsewhere_may_use_it(tmp_path: Path) -> None:
 
         nursery.start_soon(use)  # this nursery knows nothing of the store's asyncio loop
         await done.wait()
-        assert await store.load() == writer.entries
+        assert await everything(store) == writer.entries
 
 
 async def test_a_cancelled_append_is_whole(tmp_path: Path) -> None:
@@ -134,7 +145,7 @@ async def test_a_cancelled_append_is_whole(tmp_path: Path) -> None:
             scope.cancel()
             await store.append(writer.entries)
         assert scope.cancelled_caught
-        assert await store.load() in ([], writer.entries)
+        assert await everything(store) in ([], writer.entries)
         await store.append([Writer("b", DOMAIN.id).entries[0]])
 
 
@@ -179,7 +190,7 @@ async def test_many_rows_and_many_ranges(tmp_path: Path) -> None:
     async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
         await store.append(items[:5])
         await store.append(items)
-        assert await store.load() == items
+        assert await everything(store) == items
         wanted = [RangeRequest(writer.node, 1, 9) for writer in reversed(writers)]
         expected = [[entry.encode() for entry in writer.entries[1:]] for writer in reversed(writers)]
         assert await store.ranges(wanted, 1 << 30) == expected
@@ -225,7 +236,7 @@ async def test_damaged_rows_are_noticed(tmp_path: Path) -> None:
         connection.commit()
         connection.close()
         with pytest.raises(UserError, match="delete"):
-            await store.load()
+            await everything(store)
 
 
 @pytest.mark.parametrize(

@@ -51,19 +51,22 @@ def test_a_swallowed_exception_comes_again_and_is_remembered() -> None:
 
 def test_code_that_never_returns_ends_the_process() -> None:
     died = run(
-        "from node.tasks import limits\nlimits.WALL_FACTOR = 1000\nwith limits.time_limit(0.1): sum(range(10**12))"
+        "from node.tasks import process_limits as limits\nlimits.WALL_FACTOR = 1000\n"
+        "with limits.time_limit(0.1): sum(range(10**12))"
     )
     assert died.returncode == -signal.SIGVTALRM
 
 
 def test_waiting_code_ends_the_process() -> None:
-    died = run("import time\nfrom node.tasks import limits\nwith limits.time_limit(0.02): time.sleep(20)")
+    died = run(
+        "import time\nfrom node.tasks import process_limits as limits\nwith limits.time_limit(0.02): time.sleep(20)"
+    )
     assert died.returncode == -signal.SIGALRM
 
 
 def test_resource_limits() -> None:
     code = (
-        "import resource\nfrom node.tasks import limits\n"
+        "import resource\nfrom node.tasks import process_limits as limits\n"
         "limits.bound_process(memory_bytes=1 << 30, file_bytes=1 << 20)\nlimits.bound_processes(50)\n"
         "limits.bound_process(memory_bytes=2 << 30, file_bytes=1 << 20)\n"
         "print(*(resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE,"

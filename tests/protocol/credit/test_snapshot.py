@@ -11,7 +11,7 @@ from protocol.credit.snapshot import Snapshot
 from protocol.errors import Evidence, LocalError, PeerError
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.quorum import CertifiedGrant
 from protocol.log.replica import Replica
 from protocol.records import Leave, Role

@@ -7,8 +7,9 @@ import pytest
 from protocol import codec
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.errors import Evidence, LocalError, PeerError
+from protocol.log.chain import FeedState
 from protocol.log.entry import Entry, make
-from protocol.log.feed import FeedState, ForkProof, evidence
+from protocol.log.fork_proof import ForkProof, evidence
 from protocol.log.merkle import root
 from protocol.records import Leave, Role
 from tests.protocol.builders import Writer, digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import Evidence
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import FROZEN, Head, heads_root
 from protocol.log.proposal import choose, problem, propose, proposer
 from protocol.log.quorum import Cut, Report, prepare, vote

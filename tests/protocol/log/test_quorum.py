@@ -13,7 +13,7 @@ from protocol import codec
 from protocol.domain import parse_genesis
 from protocol.errors import LocalError, PeerError
 from protocol.log import entry
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import FROZEN, Head, heads_root
 from protocol.log.quorum import (
     CertifiedCut,

@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import Evidence, PeerError
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry, make
-from protocol.log.feed import ForkProof
+from protocol.log.fork_proof import ForkProof
 from protocol.log.frozen_entries import MAX_SHELF
 from protocol.log.heads import FROZEN, LIVE, Head, RangeRequest, bucket_digests, heads_root, plan
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit

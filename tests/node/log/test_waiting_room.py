@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from node.log import intake as intake_module
-from node.log.intake import Intake
 from node.log.replicated_log import LogService
+from node.log.waiting_room import RoomBounds, WaitingRoom, add
 from protocol import identity
 from protocol.log.entry import Entry
 from protocol.log.heads import RangeRequest
@@ -39,18 +38,18 @@ def history(names: tuple[str, ...], cuts: int) -> tuple[list[Entry], list[Certif
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_chain_of_cuts_and_entries_falls_into_place(backwards: bool) -> None:
     entries, cuts, source = history(("a", "b", "c"), 40)
-    intake = Intake(replica := Replica(DOMAIN))
+    room = WaitingRoom(replica := Replica(DOMAIN))
     order = 1 if not backwards else -1
-    first = intake.deliver(entries[::order], origin=A)
-    rest = intake.deliver(cuts=cuts[::order], origin=A)
+    first = room.deliver(entries[::order], origin=A)
+    rest = room.deliver(cuts=cuts[::order], origin=A)
     assert len(first.items) + len(rest.items) == len(entries) + len(cuts)
     assert replica.heads_root() == source.heads_root()
     assert len(replica.cuts) == 40
-    assert not intake.waits(entries, cuts)
+    assert not room.waits(entries, cuts)
     # What was taken stands in an order in which it can be taken again.
     again = Replica(DOMAIN)
     for item in [*first.items, *rest.items]:
-        assert intake_module.add(again, item)
+        assert add(again, item)
 
 
 def starts(wanted: list[RangeRequest]) -> dict[bytes, int]:
@@ -58,66 +57,67 @@ def starts(wanted: list[RangeRequest]) -> dict[bytes, int]:
     return {one.author: one.first_seq for one in reversed(wanted)}
 
 
-def test_one_peers_waiting_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_peers_waiting_entries_are_bounded() -> None:
     entries, cuts, _ = history(("a", "b"), 30)
-    monkeypatch.setattr(intake_module, "MAX_WAITING_BYTES", 5 * 1300)
-    intake = Intake(replica := Replica(DOMAIN))
-    intake.deliver([entry for entry in entries if entry.author == key("a").node], origin=A)
-    intake.deliver([entry for entry in entries if entry.author == key("b").node], origin=B)
-    kept = {name: sum(intake.holds(e) for e in entries if e.author == key(name).node) for name in ("a", "b")}
+    room = WaitingRoom(replica := Replica(DOMAIN), RoomBounds(peer_bytes=5 * 1300))
+    room.deliver([entry for entry in entries if entry.author == key("a").node], origin=A)
+    room.deliver([entry for entry in entries if entry.author == key("b").node], origin=B)
+    kept = {name: sum(room.holds(e) for e in entries if e.author == key(name).node) for name in ("a", "b")}
     assert 3 <= kept["a"] == kept["b"] <= 5
     # The first ones are those that stay, so the feed goes on from where it ended.
-    assert intake.holds(entries[1])
-    intake.deliver(cuts=cuts, origin=A)
+    assert room.holds(entries[1])
+    room.deliver(cuts=cuts, origin=A)
     assert replica.next_for(key("a").node) == kept["a"] + 1
-    assert not any(intake.holds(entry) for entry in entries)
-    intake.deliver(entries, origin=A)
+    assert not any(room.holds(entry) for entry in entries)
+    room.deliver(entries, origin=A)
     assert len(replica.cuts) == 30
 
 
-def test_no_more_is_asked_for_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_asked_for_than_there_is_room_for() -> None:
     _, cuts, _ = history(("a", "b", "c"), 40)
-    intake = Intake(Replica(DOMAIN))
-    intake.deliver(cuts=cuts)
-    assert sum(one.last_seq - one.first_seq + 1 for one in intake.missing_for_cuts()) == 3 * 40
-    monkeypatch.setattr(intake_module, "MAX_WAITING_ENTRIES", 30)
-    assert 15 < sum(one.last_seq - one.first_seq + 1 for one in intake.missing_for_cuts()) <= 18
+
+    def asked(room: WaitingRoom) -> int:
+        room.deliver(cuts=cuts)
+        return sum(one.last_seq - one.first_seq + 1 for one in room.missing_for_cuts())
+
+    assert asked(WaitingRoom(Replica(DOMAIN))) == 3 * 40
+    assert 15 < asked(WaitingRoom(Replica(DOMAIN), RoomBounds(entries=30))) <= 18
 
 
 def test_what_waits_is_not_asked_for_again_unless_it_leads_nowhere() -> None:
     entries, cuts, _ = history(("a", "b"), 10)
-    intake = Intake(Replica(DOMAIN))
-    intake.deliver(cuts=cuts)
+    room = WaitingRoom(Replica(DOMAIN))
+    room.deliver(cuts=cuts)
     of_a = [entry for entry in entries if entry.author == key("a").node]
-    intake.deliver(of_a[:7], origin=A)  # the first is taken, the others wait for cuts that cover b's as well
+    room.deliver(of_a[:7], origin=A)  # the first is taken, the others wait for cuts that cover b's as well
     a, b = key("a").node, key("b").node
-    assert starts(intake.missing_for_cuts()) == {a: 7, b: 0}
-    assert starts(intake.missing_for_cuts(again=True)) == {a: 1, b: 0}
+    assert starts(room.missing_for_cuts()) == {a: 7, b: 0}
+    assert starts(room.missing_for_cuts(again=True)) == {a: 1, b: 0}
     # Nor is what is under way.
-    assert starts(intake.missing_for_cuts(asked={a: 7, b: 4})) == {a: 8, b: 5}
+    assert starts(room.missing_for_cuts(asked={a: 7, b: 4})) == {a: 8, b: 5}
     # What does not follow what is held may be rubbish, and is no reason not to ask.
     other = Writer("a", DOMAIN.id)
     stray = other.append(Role("trainer"))
-    intake = Intake(Replica(DOMAIN))
-    intake.deliver(cuts=cuts)
-    intake.deliver([other.append(Role("relay"))], origin=A)
+    room = WaitingRoom(Replica(DOMAIN))
+    room.deliver(cuts=cuts)
+    room.deliver([other.append(Role("relay"))], origin=A)
     assert stray.seq == 1
-    assert starts(intake.missing_for_cuts())[a] == 0
+    assert starts(room.missing_for_cuts())[a] == 0
 
 
 def test_cuts_are_asked_for_in_their_order() -> None:
     _, cuts, _ = history(("a", "b"), 10)
-    intake = Intake(Replica(DOMAIN))
-    intake.deliver(cuts=cuts)
-    wanted = intake.missing_for_cuts(most=6)
+    room = WaitingRoom(Replica(DOMAIN))
+    room.deliver(cuts=cuts)
+    wanted = room.missing_for_cuts(most=6)
     assert [(one.first_seq, one.last_seq) for one in wanted] == [(0, 0), (0, 0), (1, 1), (1, 1), (2, 2), (2, 2)]
 
 
 def test_what_comes_in_the_order_of_cuts_does_not_wait() -> None:
     entries, cuts, source = history(("a", "b"), 10)
-    intake = Intake(replica := Replica(DOMAIN))
-    intake.deliver(cuts=cuts)
-    taken = intake.deliver(sorted(entries, key=lambda entry: entry.seq), origin=A)
+    room = WaitingRoom(replica := Replica(DOMAIN))
+    room.deliver(cuts=cuts)
+    taken = room.deliver(sorted(entries, key=lambda entry: entry.seq), origin=A)
     assert len(taken.items) == len(entries) + len(cuts)
     assert replica.heads_root() == source.heads_root()
 
@@ -132,12 +132,12 @@ async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(message)
         original(node, context, message, signature, what)
 
-    monkeypatch.setattr("node.log.verification.verify", counting)
+    monkeypatch.setattr("node.log.intake.verify", counting)
     data = [entry.encode() for entry in entries]
     for _ in range(3):
-        assert (await service.receive(entries=data)).errors == []
+        assert (await service.intake.receive(entries=data)).errors == []
     assert len(seen) == len(entries)
-    await service.receive(cuts=[cut.encode() for cut in cuts])
-    await service.receive(entries=data)
+    await service.intake.receive(cuts=[cut.encode() for cut in cuts])
+    await service.intake.receive(entries=data)
     assert len(seen) == len(entries)
     assert service.replica.next_for(key("a").node) == 4
