@@ -132,7 +132,7 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    wanted = limit_calibration.Wanted(
+    wanted = limit_calibration.CalibrationWanted(
         model=arguments.model,
         dtype=arguments.dtype,
         groups=arguments.groups,

@@ -16,14 +16,14 @@ from node.cli import held_versions, options, tables
 from node.domain import domain_toml, founding, joining, pinned_files, task_tables
 from node.errors import UserError
 from node.evaluation import difficulty
-from node.evaluation.difficulty import Model, Profile, Wanted, set_file
+from node.evaluation.difficulty import AnsweringModel, Profile, ProfileWanted, set_file
 from node.roles.engine_client import Setup
 from node.starter import defaults
 from node.store.data_directory import DataDirectory
 from node.workers.child_messages import ConfigureEngine
 from protocol.domain import Recipe
 
-Held = tuple[Model, tuple[dict[str, Any], ...], Recipe]
+Held = tuple[AnsweringModel, tuple[dict[str, Any], ...], Recipe]
 """A version on the disk, and its domain's tasks and recipe."""
 
 
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if all(each.kept for each in found) else 1
 
 
-async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wanted, list[Profile]]:
+async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[ProfileWanted, list[Profile]]:
     options.check_threads(arguments)
     async with _source(arguments, held) as (wanted, model):
         with tables.progress("asked", "bar", "count", "questions", "left") as bar:
@@ -105,7 +105,9 @@ async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wa
 
 
 @asynccontextmanager
-async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIterator[tuple[Wanted, Model]]:
+async def _source(
+    arguments: argparse.Namespace, held: Held | None
+) -> AsyncIterator[tuple[ProfileWanted, AnsweringModel]]:
     """What to ask, and the model that answers. Raises ``UserError``."""
     band = difficulty.Band(arguments.k, arguments.low, arguments.high)
     asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
@@ -114,12 +116,12 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
     other = None if arguments.tasks is None else tuple(task_tables.named(arguments.tasks))
     if held is not None:
         model, rows, recipe = held
-        wanted = difficulty.Wanted(other or rows, recipe, **asked)
+        wanted = difficulty.ProfileWanted(other or rows, recipe, **asked)
         wanted.check()
         yield wanted, model
         return
     dtype, folder = "float32", arguments.model or founding.MODEL
-    wanted = difficulty.Wanted(other or tuple(task_tables.named(None)), defaults.RECIPE, **asked)
+    wanted = difficulty.ProfileWanted(other or tuple(task_tables.named(None)), defaults.RECIPE, **asked)
     if arguments.domain is not None:
         file = domain_toml.load(arguments.domain)
         dtype, folder = file.dtype, file.model
@@ -146,7 +148,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     remedy = f"farflung weights pull {arguments.version}, or see farflung weights ls"
     version = held_versions.choose(directory, arguments.version, remedy)
     setup = held_versions.engine_setup(directory, domain, arguments.engine, arguments.threads)
-    return Model(setup, version.manifest, version.whole), rows, domain.recipe
+    return AnsweringModel(setup, version.manifest, version.whole), rows, domain.recipe
 
 
 def _told(found: Profile, out: Path) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def _told(found: Profile, out: Path) -> dict[str, Any]:
     }
 
 
-def _show(wanted: Wanted, told: list[dict[str, Any]]) -> None:
+def _show(wanted: ProfileWanted, told: list[dict[str, Any]]) -> None:
     rows = []
     for row in told:
         counts = {int(right): count for right, count in row["right"].items()}
