@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.net.address_text import MAX_ADDRESSES, address_problem
 from node.store.durable_files import read_text, write_atomic
 from node.weights.bulk import bulk_address
@@ -422,7 +422,5 @@ def _lines(values: Mapping[str, object], meanings: Mapping[str, str]) -> list[st
 def _save(lines: list[str], path: Path) -> None:
     text = "\n".join(lines)
     parse(text, path)
-    try:
+    with os_errors(path, "cannot be written", "check the folder's rights and room"):
         write_atomic(path, text.encode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})", "check the folder's rights and room") from None

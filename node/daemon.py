@@ -36,10 +36,10 @@ from node.log.log_opening import load
 from node.log.replicated_log import LogService
 from node.log.replication import LogSync
 from node.log.signature_checkers import open_checkers
+from node.net.address_text import AddressError
 from node.net.blob_exchange import BlobExchange, serve_blobs, serve_chunks, serve_haves
-from node.net.discovery import AddressError
 from node.net.host import PortBusy, open_network
-from node.peers import address_book, twins
+from node.peers import peers_file, twins
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles import cheats, inference, relay, trainer, validator
@@ -58,9 +58,9 @@ from node.systemd import service_manager, watchdog
 from node.tasks.task_service import TaskService
 from node.telemetry import metrics, tracking
 from node.weights import offers, second_holder
-from node.weights.bulk.bulk_process import Bulk
-from node.weights.bulk.token_exchange import Routes
-from node.weights.following import Weights
+from node.weights.bulk.bulk_process import BulkProcess, StartBulk, start_child
+from node.weights.bulk.token_exchange import TokenExchange
+from node.weights.following import WeightsService
 from node.workers import vllm_start
 from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Domain
@@ -81,6 +81,7 @@ class Machinery:
 
     open_worker: OpenWorker = open_worker
     tasks: OpenTasks = TaskService
+    start_bulk: StartBulk = start_child
 
 
 class Parts:
@@ -108,9 +109,9 @@ class Parts:
         self.blobs = BlobExchange(BlobStore(directory.blobs), node.network)
         quota, reserve = config.weights.quota << 20, config.weights.reserve << 20
         self.versions = VersionStore(directory.versions, quota=quota, reserve=reserve)
-        self.bulk = Bulk(node, self.own)
-        self.tokens = Routes(node, self.bulk)
-        self.weights = Weights(
+        self.bulk = BulkProcess(node, self.own, start=machinery.start_bulk)
+        self.tokens = TokenExchange(node, self.bulk)
+        self.weights = WeightsService(
             node,
             self.own,
             self.presences,
@@ -134,7 +135,7 @@ class Parts:
                 node,
                 self.own,
                 self.blobs,
-                self.weights.paths,
+                self.weights.held.paths,
                 open_worker=machinery.open_worker,
                 tasks=machinery.tasks,
             ),
@@ -174,8 +175,8 @@ class Parts:
         self.sync.serve()
         network.on_connect(self.sync.connected)
         joining.serve(network, self.node.directory.genesis() or b"")
-        serve_blobs(network, self.blobs.store.get_async, may_read=tokens.may_read)
         read = partial(partial, trio.to_thread.run_sync)
+        serve_blobs(network, read(self.blobs.store.get_range), may_read=tokens.may_read)
         serve_chunks(network, read(self.versions.read_chunk), may_have=tokens.may_have)
         serve_haves(network, read(self.versions.bitmap), may_have=tokens.may_have)
         tokens.serve()
@@ -198,7 +199,7 @@ class Parts:
             "watching the log's past": partial(own_feed.watch_history, node, self.sync),
             "following weights": weights.run,
             "fetching on demand": self.pulls.run,
-            "remembering peers": partial(address_book.remember, node),
+            "remembering peers": partial(peers_file.remember, node),
             "voting": self.elector.run,
             "feeding the watchdog": partial(watchdog.run, node, own, weights, self.roles, self.manager),
             PRESENCE: self.presences.run,
@@ -218,7 +219,7 @@ class Parts:
         node, services = self.node, self.services()
         self.serve()
         with ExitStack() as stack:
-            stack.enter_context(self.bulk.open())
+            stack.enter_context(self.bulk.ports.open())
             await self.control.open()
             await self.elector.open()
             late = {name: services.pop(name) for name in (PRESENCE, ROLES)}

@@ -8,6 +8,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from protocol.errors import Error
 
 
@@ -23,6 +27,15 @@ class UserError(Error):
         # One line, whatever an operating system or a parser put into the message.
         super().__init__(" ".join(text.split()))
         self.remedy = remedy
+
+
+@contextmanager
+def os_errors(path: Path, problem: str, remedy: str) -> Iterator[None]:
+    """Make an ``OSError`` the ``UserError`` "PATH: PROBLEM (reason)" with the ``remedy``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: {problem} ({error.strerror})", remedy) from None
 
 
 class Unreachable(Error):

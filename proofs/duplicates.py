@@ -31,7 +31,7 @@ CAPACITY: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResponsePlace:
     """Where a response stands; ``submission`` is the id of its rollout entry."""
 
     author: bytes
@@ -46,7 +46,7 @@ class Pair:
 
     group: int
     response: int
-    earlier: Place
+    earlier: ResponsePlace
 
 
 class Index:
@@ -55,7 +55,7 @@ class Index:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         # fingerprint → where it was seen first, and the surprise (micro) there
-        self._seen: dict[int, tuple[Place, int]] = {}
+        self._seen: dict[int, tuple[ResponsePlace, int]] = {}
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -66,15 +66,15 @@ class Index:
         found = []
         for number, group in enumerate(submission.groups):
             for place, response in enumerate(group.responses):
-                here = Place(submission.author, entry_id, number, place)
+                here = ResponsePlace(submission.author, entry_id, number, place)
                 earlier = self._near(response, here)
                 if earlier is not None:
                     found.append(Pair(number, place, earlier))
                 self._add(response, here)
         return found
 
-    def _near(self, response: Response, here: Place) -> Place | None:
-        runs: dict[Place, tuple[int, int]] = {}
+    def _near(self, response: Response, here: ResponsePlace) -> ResponsePlace | None:
+        runs: dict[ResponsePlace, tuple[int, int]] = {}
         count = 0
         for number, (fingerprint, _) in enumerate(_fingerprints(response)):
             count += number > 0
@@ -90,14 +90,14 @@ class Index:
                 return place
         return None
 
-    def _add(self, response: Response, here: Place) -> None:
+    def _add(self, response: Response, here: ResponsePlace) -> None:
         for fingerprint, surprise in _fingerprints(response):
             self._seen.setdefault(fingerprint, (here, surprise))
         while len(self._seen) > self._capacity:
             del self._seen[next(iter(self._seen))]
 
 
-def _before(place: Place, here: Place) -> bool:
+def _before(place: ResponsePlace, here: ResponsePlace) -> bool:
     return (place.group, place.response) < (here.group, here.response)
 
 

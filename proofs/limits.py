@@ -50,7 +50,7 @@ class Statistic:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What became of a forger's (or an honest node's) submissions, one after the other: the reason of each, and how
     many it took until the first hard rejection (None: none)."""
 
@@ -140,7 +140,7 @@ def _rounded(value: float) -> int:
     return -(-micro // step) * step
 
 
-def run(rows: Sequence[Sequence[Row]], limits: Thresholds) -> Outcome:
+def run(rows: Sequence[Sequence[Row]], limits: Thresholds) -> RunOutcome:
     """A node's submissions (their groups' rows), one after the other, judged as validators do that replay all of them
     and whose verdicts become final at once. It ends with the first hard rejection."""
     standing: Standing = NEWCOMER
@@ -150,7 +150,7 @@ def run(rows: Sequence[Sequence[Row]], limits: Thresholds) -> Outcome:
         found = audit.audit_replay(_blank(groups), replays, limits, standing)
         reasons.append(found.reason)
         if found.severity == "hard":
-            return Outcome(tuple(reasons), len(reasons))
+            return RunOutcome(tuple(reasons), len(reasons))
         gain = sequential_test.gain(
             sum(replay.deficit_sum for replay in replays.values()),
             sum(replay.tokens for replay in replays.values()),
@@ -158,7 +158,7 @@ def run(rows: Sequence[Sequence[Row]], limits: Thresholds) -> Outcome:
             limits.deficit_mean,
         )
         standing = standing.after(gain, found.reason == "borderline")
-    return Outcome(tuple(reasons), None)
+    return RunOutcome(tuple(reasons), None)
 
 
 def _blank(groups: Sequence[Row]) -> Submission:

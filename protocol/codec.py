@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, get_origin, get_type_hints
 
 import msgpack
 
@@ -145,6 +145,27 @@ Schema = Int | Bytes | Text | Optional | Many | Array | Anything | Tagged
 HASH = Bytes(32)
 KEY = Bytes(32)
 SIGNATURE = Bytes(64)
+Hash = Annotated[bytes, HASH]
+Key = Annotated[bytes, KEY]
+Signature = Annotated[bytes, SIGNATURE]
+
+
+class Fields:
+    """Base of classes whose fields carry their schemas: ``count: Annotated[int, Int(0, 9)]``. ``SCHEMA`` has them in
+    the order of declaration, without those that carry none."""
+
+    __slots__ = ()
+    SCHEMA: ClassVar[tuple[tuple[str, Schema], ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        hints = get_type_hints(cls, include_extras=True)
+        cls.SCHEMA = tuple(
+            (name, hint.__metadata__[0]) for name, hint in hints.items() if get_origin(hint) is Annotated
+        )
+
+    def to_value(self) -> list[Any]:
+        """The fields in declaration order, ready for ``encode``."""
+        return [getattr(self, name) for name, _ in self.SCHEMA]
 
 
 def check(value: Value, schema: Schema, what: str) -> None:

@@ -23,28 +23,12 @@ from protocol.constants import FORMAT, MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES, MA
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
 from protocol.records import Blob
-from protocol.rules import Part, Policy, Recipe, Thresholds, Timings, default_timings
-
-__all__ = [
-    "DTYPES",
-    "ID_CONTEXT",
-    "MAX_ELECTORS",
-    "MAX_NAMED_VALIDATORS",
-    "MAX_TASKS",
-    "TASK_KINDS",
-    "Domain",
-    "Model",
-    "Part",
-    "Policy",
-    "Recipe",
-    "Task",
-    "Thresholds",
-    "Timings",
-    "default_timings",
-    "domain_id",
-    "make_genesis",
-    "parse_genesis",
-]
+from protocol.rules import Part as Part
+from protocol.rules import Policy as Policy
+from protocol.rules import Recipe as Recipe
+from protocol.rules import Thresholds as Thresholds
+from protocol.rules import Timings as Timings
+from protocol.rules import default_timings as default_timings
 
 ID_CONTEXT: Final = b"farflung/domain/v1\0"
 MAX_ARCHITECTURE: Final = 64

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from protocol import codec
-from protocol.codec import Array, Bytes, Int, Many, Optional, Schema, Text
+from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many, Optional, Signature, Text
 from protocol.constants import (
     FORMAT,
     MAX_BLOB_BYTES,
@@ -37,19 +37,14 @@ ROLES: Final = ("trainer", "relay", "validator", "inference", "none")
 OUTCOMES: Final = ("accepted", "rejected", "void")
 SEVERITIES: Final = ("none", "soft", "hard")
 
-_COUNT = Int(0, 2**31 - 1)
+Count = Annotated[int, Int(0, 2**31 - 1)]
 
 
 @value
-class Payload:
+class Payload(Fields):
     """Base of all payloads; ``KIND`` is the entry kind that carries the class."""
 
     KIND: ClassVar[str] = ""
-    SCHEMA: ClassVar[tuple[tuple[str, Schema], ...]] = ()
-
-    def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
-        return [getattr(self, name) for name, _ in self.SCHEMA]
 
     def problem(self) -> str | None:
         """What is wrong between fields that each fit their own schema, or None."""
@@ -61,11 +56,10 @@ class Join(Payload):
     """Opens a feed. ``recovery`` is SHA-256 of the recovery public key, ``agent`` names the program."""
 
     KIND: ClassVar[str] = "join"
-    SCHEMA: ClassVar = (("recovery", codec.HASH), ("agent", Text(64)), ("name", Text(32)))
 
-    recovery: bytes
-    agent: str
-    name: str
+    recovery: Hash
+    agent: Annotated[str, Text(64)]
+    name: Annotated[str, Text(32)]
 
 
 @value
@@ -80,9 +74,8 @@ class Role(Payload):
     """The role that the author now stands for, one of ``ROLES``."""
 
     KIND: ClassVar[str] = "role"
-    SCHEMA: ClassVar = (("role", Text(16, ROLES)),)
 
-    role: str
+    role: Annotated[str, Text(16, ROLES)]
 
 
 @value
@@ -91,29 +84,17 @@ class Weights(Payload):
     BLAKE3 of the manifest (``delta_size`` bytes) of its difference to the predecessor, where there is one."""
 
     KIND: ClassVar[str] = "weights"
-    SCHEMA: ClassVar = (
-        ("term", Int(1)),
-        ("number", Int()),
-        ("predecessor", Optional(codec.HASH)),
-        ("manifest", codec.HASH),
-        ("manifest_size", Int(1, MAX_MANIFEST_BYTES)),
-        ("whole", codec.HASH),
-        ("size", Int(1)),
-        ("step", Optional(codec.HASH)),
-        ("delta", Optional(codec.HASH)),
-        ("delta_size", Int(0, MAX_MANIFEST_BYTES)),
-    )
 
-    term: int
-    number: int
-    predecessor: bytes | None
-    manifest: bytes
-    manifest_size: int
-    whole: bytes
-    size: int
-    step: bytes | None
-    delta: bytes | None = None
-    delta_size: int = 0
+    term: Annotated[int, Int(1)]
+    number: Annotated[int, Int()]
+    predecessor: Annotated[bytes | None, Optional(codec.HASH)]
+    manifest: Hash
+    manifest_size: Annotated[int, Int(1, MAX_MANIFEST_BYTES)]
+    whole: Hash
+    size: Annotated[int, Int(1)]
+    step: Annotated[bytes | None, Optional(codec.HASH)]
+    delta: Annotated[bytes | None, Optional(codec.HASH)] = None
+    delta_size: Annotated[int, Int(0, MAX_MANIFEST_BYTES)] = 0
 
     def problem(self) -> str | None:
         if (self.number == 0) != (self.predecessor is None):
@@ -135,25 +116,15 @@ class Rollout(Payload):
     """
 
     KIND: ClassVar[str] = "rollout"
-    SCHEMA: ClassVar = (
-        ("weights", codec.HASH),
-        ("first_counter", Int(0, 2**62)),
-        ("groups", Int(1, 2**16)),
-        ("responses", Int(1, 2**20)),
-        ("tokens", Int(1, 2**31 - 1)),
-        ("submission", codec.HASH),
-        ("size", Int(1, MAX_SUBMISSION_BYTES)),
-        ("signal", Int(0, 2**16)),
-    )
 
-    weights: bytes
-    first_counter: int
-    groups: int
-    responses: int
-    tokens: int
-    submission: bytes
-    size: int
-    signal: int
+    weights: Hash
+    first_counter: Annotated[int, Int(0, 2**62)]
+    groups: Annotated[int, Int(1, 2**16)]
+    responses: Annotated[int, Int(1, 2**20)]
+    tokens: Annotated[int, Int(1, 2**31 - 1)]
+    submission: Hash
+    size: Annotated[int, Int(1, MAX_SUBMISSION_BYTES)]
+    signal: Annotated[int, Int(0, 2**16)]
 
     def problem(self) -> str | None:
         if not self.groups <= self.responses <= self.tokens:
@@ -169,23 +140,14 @@ class Verdict(Payload):
     validator's signature over the submission (``protocol.work.schedule``); ``audited`` counts replayed groups."""
 
     KIND: ClassVar[str] = "verdict"
-    SCHEMA: ClassVar = (
-        ("rollout", codec.HASH),
-        ("outcome", Text(16, OUTCOMES)),
-        ("severity", Text(16, SEVERITIES)),
-        ("reason", Text(32)),
-        ("score", Int(0, MILLION)),
-        ("draw", codec.SIGNATURE),
-        ("audited", Int(0, 2**16)),
-    )
 
-    rollout: bytes
-    outcome: str
-    severity: str
-    reason: str
-    score: int
-    draw: bytes
-    audited: int
+    rollout: Hash
+    outcome: Annotated[str, Text(16, OUTCOMES)]
+    severity: Annotated[str, Text(16, SEVERITIES)]
+    reason: Annotated[str, Text(32)]
+    score: Annotated[int, Int(0, MILLION)]
+    draw: Signature
+    audited: Annotated[int, Int(0, 2**16)]
 
     def problem(self) -> str | None:
         if not self.reason:
@@ -212,43 +174,24 @@ class Step(Payload):
     """
 
     KIND: ClassVar[str] = "step"
-    SCHEMA: ClassVar = (
-        ("term", Int(1)),
-        ("number", Int(1)),
-        ("base", codec.HASH),
-        ("blob", codec.HASH),
-        ("blob_size", Int(1, MAX_STEP_BLOB_BYTES)),
-        ("reward", Int(0, MILLION)),
-        ("lag_mean", Int()),
-        ("lag_max", _COUNT),
-        ("groups", _COUNT),
-        ("accepted", _COUNT),
-        ("rejected", _COUNT),
-        ("trained", _COUNT),
-        ("tokens", Int()),
-        ("train_ms", Int()),
-        ("wait_ms", Int()),
-        ("publish_ms", Int()),
-        ("blocked_ms", Int()),
-    )
 
-    term: int
-    number: int
-    base: bytes
-    blob: bytes
-    blob_size: int
-    reward: int
-    lag_mean: int
-    lag_max: int
-    groups: int
-    accepted: int
-    rejected: int
-    trained: int
-    tokens: int
-    train_ms: int
-    wait_ms: int
-    publish_ms: int
-    blocked_ms: int
+    term: Annotated[int, Int(1)]
+    number: Annotated[int, Int(1)]
+    base: Hash
+    blob: Hash
+    blob_size: Annotated[int, Int(1, MAX_STEP_BLOB_BYTES)]
+    reward: Annotated[int, Int(0, MILLION)]
+    lag_mean: Annotated[int, Int()]
+    lag_max: Count
+    groups: Count
+    accepted: Count
+    rejected: Count
+    trained: Count
+    tokens: Annotated[int, Int()]
+    train_ms: Annotated[int, Int()]
+    wait_ms: Annotated[int, Int()]
+    publish_ms: Annotated[int, Int()]
+    blocked_ms: Annotated[int, Int()]
 
     def problem(self) -> str | None:
         if self.trained > self.accepted:
@@ -264,11 +207,10 @@ class Close(Payload):
     ``signature`` its own over this statement."""
 
     KIND: ClassVar[str] = "close"
-    SCHEMA: ClassVar = (("target", codec.KEY), ("recovery", codec.KEY), ("signature", codec.SIGNATURE))
 
-    target: bytes
-    recovery: bytes
-    signature: bytes
+    target: Key
+    recovery: Key
+    signature: Signature
 
 
 @value
@@ -276,11 +218,10 @@ class Rebind(Payload):
     """Ends the feed of ``target``, whose owner goes on as the author of this entry. Fields as in ``Close``."""
 
     KIND: ClassVar[str] = "rebind"
-    SCHEMA: ClassVar = (("target", codec.KEY), ("recovery", codec.KEY), ("signature", codec.SIGNATURE))
 
-    target: bytes
-    recovery: bytes
-    signature: bytes
+    target: Key
+    recovery: Key
+    signature: Signature
 
 
 @value
@@ -288,17 +229,14 @@ class Amend(Payload):
     """New electors and thresholds, signed by electors. 64 is ``MAX_ELECTORS``; an entry has room for about 25."""
 
     KIND: ClassVar[str] = "amend"
-    SCHEMA: ClassVar = (
-        ("number", Int(1, 2**62)),
-        ("electors", Many(codec.KEY, most=64, least=1)),
-        ("thresholds", Many(Int(), most=8, least=8)),
-        ("votes", Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=64, least=1)),
-    )
 
-    number: int
-    electors: tuple[bytes, ...]
-    thresholds: tuple[int, ...]
-    votes: tuple[tuple[bytes, bytes], ...]
+    number: Annotated[int, Int(1, 2**62)]
+    electors: Annotated[tuple[bytes, ...], Many(codec.KEY, most=64, least=1)]
+    thresholds: Annotated[tuple[int, ...], Many(Int(), most=8, least=8)]
+    votes: Annotated[
+        tuple[tuple[bytes, bytes], ...],
+        Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=64, least=1),
+    ]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "electors", tuple(self.electors))

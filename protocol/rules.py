@@ -9,32 +9,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Final, Self
 
 from protocol import codec
-from protocol.codec import Int, Many, Schema, Text
+from protocol.codec import Fields, Int, Many, Text
 from protocol.constants import MILLION
 
 NORMALISATIONS: Final = ("token", "sequence")
 MAX_TARGET_LENGTHS: Final = 64
 
 _COUNT = Int(1, 2**20)
-_MICRO = Int(0, 1000 * MILLION)
-_SHARE = Int(0, MILLION)
-_MS = Int(1, 2**40)
+Count = Annotated[int, _COUNT]
+Micro = Annotated[int, Int(0, 1000 * MILLION)]
+Share = Annotated[int, Int(0, MILLION)]
+Milliseconds = Annotated[int, Int(1, 2**40)]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Fields):
     """Base of the genesis' flat parts: fields in declaration order, each with a schema."""
-
-    SCHEMA: ClassVar[tuple[tuple[str, Schema], ...]] = ()
-
-    def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
-        return [getattr(self, item.name) for item in fields(self)]
 
     @classmethod
     def from_value(cls, value: codec.Value) -> Self:
@@ -51,55 +46,29 @@ class Recipe(Part):
     and each token more or less than it takes ``length_penalty`` (micro) off the reward.
     """
 
-    SCHEMA: ClassVar = (
-        ("async_level", Int(0, 64)),
-        ("group_size", Int(1, 256)),
-        ("groups_per_submission", Int(1, 1024)),
-        ("groups_per_step", Int(1, 2**16)),
-        ("max_prompt_tokens", _COUNT),
-        ("max_response_tokens", _COUNT),
-        ("temperature", Int(1, 100 * MILLION)),
-        ("min_p", _SHARE),
-        ("clip_low", _SHARE),
-        ("clip_high", _MICRO),
-        ("clip_max", Int(MILLION, 1000 * MILLION)),
-        ("importance_max", Int(MILLION, 1000 * MILLION)),
-        ("learning_rate", Int(0, 10**12)),
-        ("warmup_steps", Int(0, 2**20)),
-        ("weight_decay", _MICRO),
-        ("grad_clip", _MICRO),
-        ("entropy", _MICRO),
-        ("kl", _MICRO),
-        ("inner_steps", Int(1, 1024)),
-        ("normalisation", Text(16, NORMALISATIONS)),
-        ("target_lengths", Many(_COUNT, most=MAX_TARGET_LENGTHS)),
-        ("length_penalty", _SHARE),
-        ("budget_prompt", Text(200)),
-    )
-
-    async_level: int
-    group_size: int
-    groups_per_submission: int
-    groups_per_step: int
-    max_prompt_tokens: int
-    max_response_tokens: int
-    temperature: int
-    min_p: int
-    clip_low: int
-    clip_high: int
-    clip_max: int
-    importance_max: int
-    learning_rate: int
-    warmup_steps: int
-    weight_decay: int
-    grad_clip: int
-    entropy: int
-    kl: int
-    inner_steps: int
-    normalisation: str
-    target_lengths: tuple[int, ...]
-    length_penalty: int
-    budget_prompt: str
+    async_level: Annotated[int, Int(0, 64)]
+    group_size: Annotated[int, Int(1, 256)]
+    groups_per_submission: Annotated[int, Int(1, 1024)]
+    groups_per_step: Annotated[int, Int(1, 2**16)]
+    max_prompt_tokens: Count
+    max_response_tokens: Count
+    temperature: Annotated[int, Int(1, 100 * MILLION)]
+    min_p: Share
+    clip_low: Share
+    clip_high: Micro
+    clip_max: Annotated[int, Int(MILLION, 1000 * MILLION)]
+    importance_max: Annotated[int, Int(MILLION, 1000 * MILLION)]
+    learning_rate: Annotated[int, Int(0, 10**12)]
+    warmup_steps: Annotated[int, Int(0, 2**20)]
+    weight_decay: Micro
+    grad_clip: Micro
+    entropy: Micro
+    kl: Micro
+    inner_steps: Annotated[int, Int(1, 1024)]
+    normalisation: Annotated[str, Text(16, NORMALISATIONS)]
+    target_lengths: Annotated[tuple[int, ...], Many(_COUNT, most=MAX_TARGET_LENGTHS)]
+    length_penalty: Share
+    budget_prompt: Annotated[str, Text(200)]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_lengths", tuple(self.target_lengths))
@@ -121,19 +90,11 @@ class Timings(Part):
     """Milliseconds: between presences, between attempts to cut, a trainer's silence that ends its term, the wait
     for a verdict before a submission counts as late, and the wait after the first peer before a first term."""
 
-    SCHEMA: ClassVar = (
-        ("presence_ms", _MS),
-        ("epoch_ms", _MS),
-        ("term_silence_ms", _MS),
-        ("verdict_wait_ms", _MS),
-        ("founding_wait_ms", _MS),
-    )
-
-    presence_ms: int
-    epoch_ms: int
-    term_silence_ms: int
-    verdict_wait_ms: int
-    founding_wait_ms: int
+    presence_ms: Milliseconds
+    epoch_ms: Milliseconds
+    term_silence_ms: Milliseconds
+    verdict_wait_ms: Milliseconds
+    founding_wait_ms: Milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,23 +102,13 @@ class Policy(Part):
     """How many nodes take which role (``*_per_million`` of the nodes present), the reputation (micro) that makes
     a validator where the genesis names none such, and the least share (micro) of a submission's groups to replay."""
 
-    SCHEMA: ClassVar = (
-        ("min_nodes", _COUNT),
-        ("relays_min", Int(0, 2**20)),
-        ("relays_per_million", _SHARE),
-        ("validators_min", Int(0, 2**20)),
-        ("validators_per_million", _SHARE),
-        ("validator_reputation", _SHARE),
-        ("audit_share", _SHARE),
-    )
-
-    min_nodes: int
-    relays_min: int
-    relays_per_million: int
-    validators_min: int
-    validators_per_million: int
-    validator_reputation: int
-    audit_share: int
+    min_nodes: Count
+    relays_min: Annotated[int, Int(0, 2**20)]
+    relays_per_million: Share
+    validators_min: Annotated[int, Int(0, 2**20)]
+    validators_per_million: Share
+    validator_reputation: Share
+    audit_share: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,25 +120,14 @@ class Thresholds(Part):
     forger's least mean deficit, are in millionths of the clip.
     """
 
-    SCHEMA: ClassVar = (
-        ("deficit_clip", Int(1, 100 * MILLION)),
-        ("deficit_honest", Int(1, MILLION)),
-        ("deficit_mean", Int(1, MILLION)),
-        ("mismatch_share", _SHARE),
-        ("activation_mismatch_share", _SHARE),
-        ("mantissa_mean", Int()),
-        ("mantissa_median", Int()),
-        ("logprob_error", Int()),
-    )
-
-    deficit_clip: int
-    deficit_honest: int
-    deficit_mean: int
-    mismatch_share: int
-    activation_mismatch_share: int
-    mantissa_mean: int
-    mantissa_median: int
-    logprob_error: int
+    deficit_clip: Annotated[int, Int(1, 100 * MILLION)]
+    deficit_honest: Annotated[int, Int(1, MILLION)]
+    deficit_mean: Annotated[int, Int(1, MILLION)]
+    mismatch_share: Share
+    activation_mismatch_share: Share
+    mantissa_mean: Annotated[int, Int()]
+    mantissa_median: Annotated[int, Int()]
+    logprob_error: Annotated[int, Int()]
 
 
 def default_timings(devnet: bool) -> Timings:

@@ -29,7 +29,7 @@ from node.net.blob_exchange import BLOB_PROTOCOL, CHUNK_PROTOCOL, HAVE_PROTOCOL
 from node.net.host import open_network
 from node.store.data_directory import DataDirectory
 from node.weights.bulk import node_certificate, token_exchange
-from node.weights.bulk.bulk_process import PORT_STEP
+from node.weights.bulk.bulk_ports import PORT_STEP
 from protocol import codec
 from protocol.domain import Domain, parse_genesis
 from protocol.identity import Identity

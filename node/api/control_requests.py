@@ -21,8 +21,8 @@ from node.roles.elector_part import ElectorPart
 from node.roles.rollout_pool import Pool
 from node.roles.workbench import Evaluations
 from node.store.version_store import VersionStore
-from node.weights.bulk.bulk_process import Bulk
-from node.weights.following import Weights
+from node.weights.bulk.bulk_process import BulkProcess
+from node.weights.following import WeightsService
 
 
 class Request(msgspec.Struct, tag_field="op"):
@@ -122,8 +122,8 @@ class Panel:
     own: OwnState
     presences: Presences
     versions: VersionStore
-    weights: Weights
-    bulk: Bulk
+    weights: WeightsService
+    bulk: BulkProcess
     pool: Pool
     pulls: Pulls
     elector: ElectorPart

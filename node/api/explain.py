@@ -7,7 +7,7 @@ from typing import Any
 
 from node.api.control_requests import Panel
 from node.api.reason_words import remedy, words
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from proofs.checks import REASONS
 from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
@@ -69,14 +69,14 @@ def waits_for(panel: Panel) -> list[str]:
     if panel.own.left:
         return []
     if not log.ready.is_set():
-        height, told = len(log.replica.cuts), log.height_told
+        height, told = len(log.replica.cuts), log.height_claimed
         return [log.waits_for(), *([f"the log to arrive: cut {height} of {told}"] if told > height else [])]
     if log.own_seq < 0:
         return ["the entry that it joins with"]
     if ledger.grant() is None:
         present, asked = len(panel.presences.live()), node.domain.policy.min_nodes
         return [f"a first trainer: {present} nodes are present, {asked} are asked for"]
-    newest, held = panel.weights.newest_number(), panel.weights.newest_held()
+    newest, held = panel.weights.held.newest_number(), panel.weights.held.newest_held()
     number = -1 if held is None else weights_payload(held).number
     found = []
     elector = panel.elector.elector
@@ -93,7 +93,7 @@ def waits_for(panel: Panel) -> list[str]:
             if groups < node.domain.recipe.groups_per_step:
                 found.append(f"accepted rollouts: {groups} of {node.domain.recipe.groups_per_step} groups are there")
         case "validator" if newest >= 0:
-            version = panel.weights.newest()
+            version = panel.weights.held.newest()
             if version is not None and node.id not in ledger.validators_of(version.id):
                 found.append("a version that counts it among the validators")
             elif not ledger.pending_for(node.id):
@@ -151,7 +151,7 @@ def why_nothing(panel: Panel) -> str | None:
     if account.pending:
         count = account.pending
         return f"{count} of its submissions wait for verdicts" if count > 1 else "its submission waits for verdicts"
-    held = panel.weights.newest_held()
+    held = panel.weights.held.newest_held()
     if held is not None and not ledger.may_infer(node.id, held.id):
         return "it may generate from the first version on that is made after it joined"
     if held is not None and not panel.presences.can_decide(ledger.validators_of(held.id) - {node.id}):

@@ -8,6 +8,7 @@ from typing import Any
 from protocol.credit import ledger as ledgers
 from protocol.credit.ledger import Ledger
 from protocol.credit.reputation import Account
+from protocol.records import Step
 
 
 def role_rows(ledger: Ledger) -> list[dict[str, Any]]:
@@ -48,3 +49,21 @@ def account(live: Account, final: Account | None) -> dict[str, Any]:
     if final is None:  # not even its join is final: whatever it did does not count yet
         value.update(credit=0, generated=0, audited=0, trained=0)
     return {**value, "pending": live.pending}
+
+
+def step_row(step: Step) -> dict[str, Any]:
+    """What a ``step`` entry says; fractions as floats."""
+    return {
+        "step": step.number,
+        "reward": step.reward / 1e6,
+        "lag_mean": step.lag_mean / 1e6,
+        "lag_max": step.lag_max,
+        "accepted": step.accepted,
+        "rejected": step.rejected,
+        "trained": step.trained,
+        "tokens": step.tokens,
+        "train_ms": step.train_ms,
+        "wait_ms": step.wait_ms,
+        "publish_ms": step.publish_ms,
+        "blocked_ms": step.blocked_ms,
+    }

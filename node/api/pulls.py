@@ -10,7 +10,8 @@ import trio
 
 from node.context import Node
 from node.errors import innermost
-from node.weights.following import Weights, payload
+from node.weights.following import WeightsService
+from node.weights.held import payload
 from protocol.errors import Error
 from protocol.log.entry import Entry
 
@@ -34,7 +35,7 @@ class _Pull:
 class Pulls:
     """Fetches versions that a person asked for."""
 
-    def __init__(self, node: Node, weights: Weights) -> None:
+    def __init__(self, node: Node, weights: WeightsService) -> None:
         self._node = node
         self._weights = weights
         self._pulls: dict[bytes, _Pull] = {}
@@ -70,14 +71,14 @@ class Pulls:
         else:
             entry = next((e for e in lineage if payload(e).number == version), None)
         if version == -1:
-            entry = weights.newest()
+            entry = weights.held.newest()
         if entry is None:
             return {"error": "no version was published yet" if version == -1 else f"there is no version {version}"}
         number, size = payload(entry).number, payload(entry).size
-        if weights.outdated(entry.id):
+        if weights.held.outdated(entry.id):
             return {"error": f"version {number} is older than those that nodes keep"}
         told = {"version": number, "size": size}
-        if entry.id in weights.held():
+        if entry.id in weights.held.ids():
             return {**told, "done": True, "have": size, "rate": 0, "peers": 0, "part": "whole"}
         pull = self._pulls.get(entry.id)
         now = trio.current_time()

@@ -5,16 +5,16 @@ Ids are hex, fractions floats, sizes bytes, times seconds unless the name says `
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import trio
 
 from node import __version__
 from node.api import control_requests, explain, node_rows
 from node.api.control_requests import Answer, Handler, Panel, Request
-from node.api.node_rows import account, role_rows
+from node.api.node_rows import account, role_rows, step_row
 from node.context import Node
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from protocol.credit.ledger import credits
 from protocol.identity import peer_id
 from protocol.records import Step
@@ -32,7 +32,7 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
     ledger, replica = node.log.ledger, node.log.replica
     cut = replica.newest_cut
     accounts = credits(ledger)
-    held = panel.weights.newest_held()
+    held = panel.weights.held.newest_held()
     sent, received = node.network.traffic
     steps = ledger.steps()
     peers = node.network.peers
@@ -50,7 +50,7 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
         "domain": node.domain.id.hex(),
         "domain_name": node.domain.name,
         "version": -1 if held is None else weights_payload(held).number,
-        "newest_version": panel.weights.newest_number(),
+        "newest_version": panel.weights.held.newest_number(),
         "step": ledger.step_count(),
         "heads_root": replica.heads_root().hex(),
         "cut_height": 0 if cut is None else cut.cut.height,
@@ -73,7 +73,11 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
         "disk_free": node.directory.free_bytes(),
         "health": _health(node),
         "addresses": list(node.network.addresses),
-        "bulk": {"addresses": panel.bulk.addresses, "listening": panel.bulk.listening, "private": panel.bulk.private},
+        "bulk": {
+            "addresses": panel.bulk.addresses,
+            "listening": panel.bulk.ports.addresses(),
+            "private": panel.bulk.private,
+        },
         "children": [{"name": name, "pid": pid} for name, pid in sorted(own.children.items())],
         "account": None if (mine := ledger.accounts().get(node.id)) is None else account(mine, accounts.get(node.id)),
         "last_rejection": explain.last_rejection(ledger, node.id),
@@ -86,7 +90,7 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
             for author in ledger.authors()
         ],
         "evaluations": list(panel.evaluations.rows)[-RECENT_EVALUATIONS:],
-        "steps": [_step(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
+        "steps": [step_row(s.payload) for s in steps[-RECENT_STEPS:] if isinstance(s.payload, Step)],
     }
     answer["problems"] = explain.problems(answer, ROOM)
     return answer
@@ -133,25 +137,12 @@ async def roles(panel: Panel, request: control_requests.Roles) -> Answer:
 
 
 def _health(node: Node) -> list[str]:
-    trouble = node.log.disk_trouble
-    return sorted([*node.health.warnings.values(), *([] if trouble is None else [f"the log is not stored: {trouble}"])])
-
-
-def _step(step: Step) -> dict[str, Any]:
-    return {
-        "step": step.number,
-        "reward": step.reward / 1e6,
-        "lag_mean": step.lag_mean / 1e6,
-        "lag_max": step.lag_max,
-        "accepted": step.accepted,
-        "rejected": step.rejected,
-        "trained": step.trained,
-        "tokens": step.tokens,
-        "train_ms": step.train_ms,
-        "wait_ms": step.wait_ms,
-        "publish_ms": step.publish_ms,
-        "blocked_ms": step.blocked_ms,
-    }
+    found = list(node.health.warnings.values())
+    if node.log.disk_trouble is not None:
+        found.append(f"the log is not stored: {node.log.disk_trouble}")
+    if node.log.store.unreadable is not None:
+        found.append(node.log.store.unreadable)
+    return sorted(found)
 
 
 async def _credits(panel: Panel, request: control_requests.Credits) -> Answer:

@@ -18,7 +18,7 @@ from node.api import control_requests
 from node.api.control_requests import Answer, Handler, Panel, Request
 from node.store.version_store import VersionStore
 from node.weights import retention
-from node.weights.following import payload
+from node.weights.held import payload
 from protocol.constants import CHUNK_BYTES
 from protocol.log.entry import Entry
 from protocol.weights.delta import DeltaManifest
@@ -26,21 +26,21 @@ from protocol.weights.delta import DeltaManifest
 
 async def _list(panel: Panel, request: control_requests.ListWeights) -> Answer:
     node = panel.node
-    entries, lineage = node.log.ledger.lineage(), panel.weights.lineage()
+    entries, lineage = node.log.ledger.lineage(), panel.weights.held.lineage()
     rows = await trio.to_thread.run_sync(objects, entries, panel.versions, lineage)
     room = await trio.to_thread.run_sync(retention.room, panel.versions)
-    return {**room, "domain": node.domain.id.hex(), "applied": panel.weights.catching_up.applied, "objects": rows}
+    return {**room, "domain": node.domain.id.hex(), "applied": panel.weights.deltas.applied, "objects": rows}
 
 
 async def _clean(panel: Panel, request: control_requests.CleanWeights) -> Answer:
-    return {**await panel.weights.clean(dry_run=request.dry_run)}
+    return {**await panel.weights.held.clean(dry_run=request.dry_run)}
 
 
 async def _pull(panel: Panel, request: control_requests.PullWeights) -> Answer:
     return await panel.pulls.answer(request.version)
 
 
-def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Lineage) -> list[dict[str, Any]]:
+def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.RetentionBasis) -> list[dict[str, Any]]:
     """Everything in the store, newest first: what it is, how much of it is here, and why it is kept."""
     named = _named(entries)
     present = store.held()

@@ -19,6 +19,7 @@ from typing import Any, Final
 from node.api.control_client import Declined, Unavailable
 from node.cli import options
 from node.cli.node_reading import ask
+from node.cli.options import Values
 from node.errors import UserError
 from node.store.durable_files import read_named, write_atomic, write_new
 from protocol.constants import MILLION
@@ -95,7 +96,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> dict[str, Any]:
+def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> Values:
     try:
         return ask(options.existing_directory(arguments), op, **more)
     except Unavailable as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from node.api.node_rows import credits
 from node.cli import options, tables
 from node.cli.node_reading import daemon_or_log
+from node.cli.options import Values
 
 NUMBERS: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
 COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
@@ -38,12 +39,9 @@ def _credits(arguments: argparse.Namespace) -> int:
         COLUMNS,
         [
             (
-                row["node"][:8],
-                row["name"],
-                row["role"],
-                *(str(row[key]) for key in NUMBERS),
-                f"{row['reputation'] / 1e6:.3f}",
-                "; ".join(_notes(row)),
+                *(row["node"][:8], row["name"], row["role"]),
+                *(row[key] for key in NUMBERS),
+                *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
             )
             for row in answer["nodes"]
         ],
@@ -51,7 +49,7 @@ def _credits(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _notes(row: dict[str, Any]) -> Iterator[str]:
+def _notes(row: Values) -> Iterator[str]:
     """Why submissions did not count, and what became of a node or its predecessors."""
     if row["reasons"]:
         yield ", ".join(f"{count} {reason}" for reason, count in row["reasons"].items())

@@ -7,13 +7,15 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from node.cli import amend, options
+from node.cli.options import Values
 from node.errors import UserError
 
 if TYPE_CHECKING:
     from protocol.domain import Domain
+    from protocol.records import Blob
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
@@ -58,7 +60,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
     from node.config import resolve
     from node.domain import domain_toml, founding
-    from node.net.listening import own_addresses
+    from node.net.address_text import own_addresses
     from node.store.durable_files import write_new
 
     asked = domain_toml.load(arguments.file)
@@ -76,6 +78,7 @@ def _create(arguments: argparse.Namespace) -> int:
         listen = resolve(directory.config_file, environment=os.environ).listen
         directory.identity()
         options.note(f"checking the tasks and converting {asked.model}")
+        trio.run(founding.check, asked)
         domain = trio.run(founding.found, directory, asked)
         directory.clean_work()
     if out is not None:
@@ -124,11 +127,11 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(domain: Domain) -> dict[str, Any]:
+def describe(domain: Domain) -> Values:
     """A domain as JSON-ready values, its numbers in the units of ``domain.toml``."""
     from node.domain.domain_toml import SECTIONS
 
-    values: dict[str, Any] = {
+    values: Values = {
         "id": domain.id.hex(),
         "name": domain.name,
         "creator": domain.creator.hex(),
@@ -144,15 +147,8 @@ def describe(domain: Domain) -> dict[str, Any]:
             "tokenizer": domain.model.tokenizer.hash.hex(),
         },
         "tasks": [
-            {
-                "kind": task.kind,
-                "name": task.name,
-                "weight": task.weight,
-                "parameters": task.parameters,
-                "version": task.version,
-                "data": None if task.data is None else {"hash": task.data.hash.hex(), "bytes": task.data.size},
-                "set": None if task.items is None else {"hash": task.items.hash.hex(), "bytes": task.items.size},
-            }
+            {name: getattr(task, name) for name in ("kind", "name", "weight", "parameters", "version")}
+            | {"data": _blob(task.data), "set": _blob(task.items)}
             for task in domain.tasks
         ],
     }
@@ -165,7 +161,11 @@ def describe(domain: Domain) -> dict[str, Any]:
     return values
 
 
-def text(described: dict[str, Any]) -> str:
+def _blob(blob: Blob | None) -> Values | None:
+    return None if blob is None else {"hash": blob.hash.hex(), "bytes": blob.size}
+
+
+def text(described: Values) -> str:
     """A described domain for people."""
     from node.cli.identity import fingerprint
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import trio
 
 from node.cli import held_versions, options, tables
 from node.cli.held_versions import HeldVersion
+from node.cli.options import Values
 from node.config import MAX_QUESTIONS, MAX_SAMPLES
 from node.domain import joining, pinned_files
 from node.errors import UserError
@@ -100,7 +101,7 @@ async def _measure(
     setup: Setup,
     directory: DataDirectory,
     held: Sequence[HeldVersion],
-) -> dict[str, Any]:
+) -> Values:
     plan = held_out.Plan.of(
         domain.id,
         held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
@@ -144,7 +145,7 @@ async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any)
         return await answer(sampler, service, asked, lambda done, _: bar.update(task, completed=done))
 
 
-def _version_values(plan: Plan, version: HeldVersion, given: Sequence[QuestionAnswers]) -> dict[str, Any]:
+def _version_values(plan: Plan, version: HeldVersion, given: Sequence[QuestionAnswers]) -> Values:
     labels = plan.labels()
     return {
         "version": version.number,
@@ -161,22 +162,16 @@ def _version_values(plan: Plan, version: HeldVersion, given: Sequence[QuestionAn
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Values) -> None:
+    rows = [(version["version"], row) for version in found["versions"] for row in version["scores"]]
     tables.table(
         ("version", "task", "questions", "answers", "passed", "reward", "tokens", "ended"),
         [
             (
-                str(version["version"]),
-                row["task"],
-                str(row["questions"]),
-                str(row["answers"]),
-                _interval(row, "pass_rate"),
-                _interval(row, "reward"),
-                f"{row['length']:.1f}",
-                f"{100 * row['ended']:.0f} %",
+                *(version, row["task"], row["questions"], row["answers"], *_intervals(row)),
+                *(f"{row['length']:.1f}", f"{100 * row['ended']:.0f} %"),
             )
-            for version in found["versions"]
-            for row in version["scores"]
+            for version, row in rows
         ],
     )
     if found["differences"]:
@@ -184,18 +179,11 @@ def _show(found: dict[str, Any]) -> None:
         tables.table(
             ("version", "against", "task", "questions", "passed", "reward"),
             [
-                (
-                    str(row["version"]),
-                    str(row["against"]),
-                    row["task"],
-                    str(row["questions"]),
-                    _interval(row, "pass_rate", "+"),
-                    _interval(row, "reward", "+"),
-                )
+                (row["version"], row["against"], row["task"], row["questions"], *_intervals(row, "+"))
                 for row in found["differences"]
             ],
         )
-    undecidable = sum(row["undecidable"] for version in found["versions"] for row in version["scores"])
+    undecidable = sum(row["undecidable"] for _, row in rows)
     how = "the likeliest tokens" if found["greedy"] else "sampled by the domain's recipe"
     options.note(
         f"95 % intervals; {how}, {found['engine']} in {found['dtype']}"
@@ -203,14 +191,14 @@ def _show(found: dict[str, Any]) -> None:
     )
     few = {
         row["task"]: row["questions"]
-        for version in found["versions"]
-        for row in version["scores"]
+        for _, row in rows
         if row["task"] != "all" and row["questions"] < found["questions"] and not row["undecidable"]
     }
     for task, count in few.items():
         options.note(f"{task} has only {options.counted(count, 'different question')}")
 
 
-def _interval(row: dict[str, Any], name: str, sign: str = "-") -> str:
-    value, low, high = (format(row[key], f"{sign}.3f") for key in (name, f"{name}_low", f"{name}_high"))
-    return f"{value} ({low} to {high})"
+def _intervals(row: Values, sign: str = "-") -> Iterator[str]:
+    for name in ("pass_rate", "reward"):
+        value, low, high = (format(row[key], f"{sign}.3f") for key in (name, f"{name}_low", f"{name}_high"))
+        yield f"{value} ({low} to {high})"

@@ -16,12 +16,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from node.cli import held_versions
+from node.cli.options import Values
 from node.domain import joining, pinned_files
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
@@ -37,7 +38,7 @@ CLASS: Final = "PreTrainedTokenizerFast"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ExportedVersion:
     """A version on the disk, with what belongs to it."""
 
     number: int
@@ -47,7 +48,7 @@ class Chosen:
     tokenizer: bytes
 
 
-def choose(directory: DataDirectory, version: int) -> Chosen:
+def choose(directory: DataDirectory, version: int) -> ExportedVersion:
     """Version number ``version``, -1 for the newest that is here whole. Raises ``UserError``."""
     domain = joining.required(directory)
     found = held_versions.choose(directory, version, "farflung weights pull fetches one")
@@ -55,7 +56,7 @@ def choose(directory: DataDirectory, version: int) -> Chosen:
         manifest = Manifest.parse(found.manifest.read_bytes())
     except (OSError, PeerError) as error:
         raise UserError(f"{found.folder}: the version cannot be read ({error})", "farflung weights pull") from None
-    return Chosen(
+    return ExportedVersion(
         number=found.number,
         manifest=manifest,
         whole=found.whole,
@@ -66,7 +67,7 @@ def choose(directory: DataDirectory, version: int) -> Chosen:
 
 def header(manifest: Manifest) -> bytes:
     """The beginning of the safetensors file (https://github.com/huggingface/safetensors, "Format")."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    table: Values = {"__metadata__": {"format": "pt"}}
     offsets = manifest.tensor_offsets()
     for tensor in manifest.tensors:
         start, size = offsets[tensor.name]
@@ -80,7 +81,7 @@ def header(manifest: Manifest) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write(chosen: Chosen, folder: Path, *, progress: Callable[[int, int], None]) -> None:
+def write(chosen: ExportedVersion, folder: Path, *, progress: Callable[[int, int], None]) -> None:
     """Write the directory ``folder``, which must be new or empty; ``progress(done, total)`` tells bytes.
 
     Raises ``UserError``, and ``OSError`` where the disk is full.
@@ -106,7 +107,7 @@ def write(chosen: Chosen, folder: Path, *, progress: Callable[[int, int], None])
         raise
 
 
-def _copy(chosen: Chosen, path: Path, progress: Callable[[int, int], None]) -> None:
+def _copy(chosen: ExportedVersion, path: Path, progress: Callable[[int, int], None]) -> None:
     manifest = chosen.manifest
     with chosen.whole.open("rb") as source, path.open("wb") as target:
         target.write(header(manifest))
@@ -137,11 +138,11 @@ def _compare(manifest: Manifest, path: Path) -> None:
             raise LocalError(f"{path}: it has more tensors than the version")
 
 
-def tokenizer_config(config: bytes, tokenizer: bytes) -> dict[str, Any]:
+def tokenizer_config(config: bytes, tokenizer: bytes) -> Values:
     """What transformers needs to know beside ``tokenizer.json``: the class, the special tokens and the longest text."""
     model = json.loads(config)
     words = Tokenizer.from_str(tokenizer.decode())
-    described: dict[str, Any] = {"tokenizer_class": CLASS, "clean_up_tokenization_spaces": False}
+    described: Values = {"tokenizer_class": CLASS, "clean_up_tokenization_spaces": False}
     if isinstance(longest := model.get("max_position_embeddings"), int):
         described["model_max_length"] = longest
     for name in ("bos_token", "eos_token", "pad_token"):

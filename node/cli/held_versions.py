@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from node.cli import options, tables
+from node.cli.options import Values
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 from node.workers.child_messages import ConfigureEngine
@@ -16,7 +17,7 @@ from node.workers.child_messages import ConfigureEngine
 if TYPE_CHECKING:
     from node.roles.engine_client import Setup
     from node.store.version_store import VersionStore
-    from node.weights.retention import Lineage
+    from node.weights.retention import RetentionBasis
     from protocol.domain import Domain
     from protocol.log.entry import Entry
 
@@ -45,7 +46,7 @@ class HeldVersion:
         return self.folder / "whole.bin"
 
 
-def read_offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, Lineage]:
+def read_offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, RetentionBasis]:
     """What commands need of a node that does not run: its lineage's entries, none where it never ran."""
     from node.cli.node_reading import offline
     from node.domain import joining
@@ -60,7 +61,7 @@ def read_offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStor
     return entries, store, lineage_of(entries, domain)
 
 
-def on_disk(directory: DataDirectory) -> dict[str, Any]:
+def on_disk(directory: DataDirectory) -> Values:
     """What is on the disk: from the daemon, else from the folder's own log."""
     from node.api.weight_requests import objects
     from node.cli.node_reading import ask_or_none
@@ -147,33 +148,22 @@ def _fetched(directory: DataDirectory, wanted: int | str) -> HeldVersion:
 
 def pull(
     directory: DataDirectory, version: int | str, poll: float = POLL, clock: Callable[[], float] | None = None
-) -> dict[str, Any]:
+) -> Values:
     """Return once the directory's daemon holds a version: its number, -1 for the newest, or its id's first digits.
 
     The answer has its number (``version``) and ``size``. Raises ``Declined`` where it does not arrive, and
     ``UserError`` where no daemon answers.
     """
-    from node.api.control_client import Declined, Unavailable
-    from node.cli.node_reading import ask, lock_holder
+    from node.cli.node_reading import ask, ask_running
 
-    parts = ("version {task.fields[version]}", "{task.fields[part]}")
-    with tables.progress(
-        *parts, "bar", "bytes", "{task.fields[rate]}", "{task.fields[peers]}", "left", clock=clock
-    ) as bar:
+    ask_running(directory, "can fetch", f"farflung run --data-dir {directory.path}")
+    parts = ("version {task.fields[version]}", "{task.fields[part]}", "bar", "bytes")
+    speed = ("{task.fields[rate]}", "{task.fields[peers]}", "left")
+    with tables.progress(*parts, *speed, clock=clock) as bar:
         task = bar.add_task("", total=None, version="?", part="", rate="", peers="")
         part = None
         while True:
-            try:
-                found = ask(directory, "weights-pull", version=version)
-            except Declined:
-                raise
-            except Unavailable as error:
-                if lock_holder(directory) is None:
-                    raise UserError(
-                        f"{directory.path}: no daemon runs, and only a running one can fetch",
-                        f"farflung run --data-dir {directory.path}",
-                    ) from None
-                raise UserError(str(error), "wait until the daemon answers") from None
+            found = ask(directory, "weights-pull", version=version)
             if found["done"]:
                 return found
             if found["part"] != part:

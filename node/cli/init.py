@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from node.cli import options, recovery
+from node.cli import options
 from node.config import write_template
 from node.errors import UserError
+from node.keys import recovery_words
 from node.store.data_directory import DataDirectory
 from protocol.identity import Identity, peer_id
 
@@ -49,8 +50,22 @@ def _init(arguments: argparse.Namespace) -> int:
     print(f"node {peer_id(identity.node)} {'stands' if made else 'stood already'} in {directory.path}")
     print(f"configuration: {path}")
     print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
-    recovery.announce(directory, new_key, secret=arguments.terminal.shows())
+    announce(directory, new_key, secret=arguments.terminal.shows())
     return 0
+
+
+def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
+    """Tell about a recovery key that was ``made`` just now: its words where ``secret`` text may go to the output."""
+    if not made:
+        return
+    command = f"farflung identity recovery show --data-dir {directory.path}"
+    if secret:
+        print("\nthe recovery key of this node, shown this once:\n")
+        print("\n".join(recovery_words.lines(directory.recovery())))
+        print(f"\n{recovery_words.PURPOSE}")
+        print(f"It also lies in {directory.recovery_file} until farflung identity recovery forget.\n")
+    else:
+        print(f"write its recovery key down, as words: {command}")
 
 
 def furnish(arguments: argparse.Namespace, directory: DataDirectory) -> tuple[Identity, bool]:

@@ -13,12 +13,12 @@ from typing import Final
 import trio
 
 from node import daemon
-from node.cli import options, recovery, tables
-from node.cli.init import furnish
+from node.cli import options, tables
+from node.cli.init import announce, furnish
 from node.config import Config
 from node.domain import invitation, joining
-from node.domain.invitation import Invitation, Offer
-from node.errors import UserError
+from node.domain.invitation import DomainOffer, Invitation
+from node.errors import UserError, os_errors
 from node.store.data_directory import DataDirectory
 from protocol.constants import MILLION
 from protocol.domain import Domain
@@ -51,10 +51,10 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 
 def join(
     arguments: argparse.Namespace,
-    look: Callable[[Invitation, float], Awaitable[Offer]] | None = None,
+    inspect: Callable[[Invitation, float], Awaitable[DomainOffer]] | None = None,
     start: Callable[[DataDirectory, Config], None] | None = None,
 ) -> int:
-    """Join, by what the peer offers to whoever ``look``s, and ``start`` the daemon."""
+    """Join, by what the peer offers as ``inspect`` finds it, and ``start`` the daemon."""
     wanted = invitation.parse(arguments.address)
     directory = options.data_directory(arguments)
     config = options.configuration(arguments, directory, may_lack=True)
@@ -64,7 +64,7 @@ def join(
     held = joining.held(directory)
     if held is not None and wanted.domain not in (None, held.id):
         raise _other_domain(directory, held)
-    offer = trio.run(look or invitation.look, wanted, PATIENCE)
+    offer = trio.run(inspect or invitation.inspect, wanted, PATIENCE)
     if held is not None and offer.domain.id != held.id:
         raise _other_domain(directory, held)
     tables.facts(_shown(offer, config), title="This node would run:")
@@ -73,7 +73,7 @@ def join(
         return 1
     new_key = _keep(arguments, directory, wanted, offer)
     # Whoever starts it unattended may keep the output in a journal: secrets are not for that.
-    recovery.announce(directory, new_key, secret=not arguments.yes and arguments.terminal.shows())
+    announce(directory, new_key, secret=not arguments.yes and arguments.terminal.shows())
     if arguments.no_run:
         # How it is started only whoever asked for this knows: the service's installer, say.
         print(f"joined {offer.domain.name}; nothing runs yet")
@@ -101,7 +101,7 @@ def _other_domain(directory: DataDirectory, held: Domain) -> UserError:
     )
 
 
-def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invitation, offer: Offer) -> bool:
+def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invitation, offer: DomainOffer) -> bool:
     """Make the folder's content; whether the recovery key was made now."""
     with directory.open_locked():
         _, made = furnish(arguments, directory)
@@ -109,16 +109,12 @@ def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invit
         peer = wanted.address.rpartition("/")[2]
         known = dict(directory.known_peers())
         known[peer] = tuple(dict.fromkeys([wanted.address, *known.get(peer, ())]))
-        try:
+        with os_errors(directory.peers_file, "cannot be written", "check the rights and the room"):
             directory.save_peers(known)
-        except OSError as error:
-            raise UserError(
-                f"{directory.peers_file}: cannot be written ({error.strerror})", "check the rights and the room"
-            ) from None
     return made
 
 
-def _shown(offer: Offer, config: Config) -> Iterator[tuple[str, str]]:
+def _shown(offer: DomainOffer, config: Config) -> Iterator[tuple[str, str]]:
     domain, recipe, model = offer.domain, offer.domain.recipe, offer.domain.model
     yield "domain", f"{domain.name}{', a development network' if domain.devnet else ''}"
     yield "id", domain.id.hex()

@@ -7,10 +7,11 @@ import json
 import sys
 import time
 from collections import deque
-from typing import Any, TextIO
+from typing import TextIO
 
 from node.api.reason_words import words
 from node.cli import log_proof, options, tables
+from node.cli.options import Values
 from node.errors import UserError
 from node.log.offline_verification import Each, LogReport, verify
 from node.store.data_directory import DataDirectory
@@ -112,13 +113,8 @@ def _show(arguments: argparse.Namespace) -> int:
         ("cut", "entry", "node", "name", "seq", "kind", "what"),
         [
             (
-                str(found.replica.height(entry.anchor)),
-                entry.id.hex()[:8],
-                entry.author.hex()[:8],
-                found.names[entry.author],
-                str(entry.seq),
-                entry.kind,
-                _words(entry.payload, numbers),
+                *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
+                *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
             )
             for entry in chosen
         ],
@@ -180,7 +176,7 @@ def _is(author: bytes, name: str, wanted: str | None) -> bool:
     return wanted is None or author.hex().startswith(wanted.lower()) or name == wanted
 
 
-def _values(ledger: Ledger, entry: Entry) -> dict[str, Any]:
+def _values(ledger: Ledger, entry: Entry) -> Values:
     return {
         "id": entry.id.hex(),
         "author": entry.author.hex(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from node.cli import options, tables
+from node.cli.options import Values
 from node.errors import UserError
 from node.log.offline_proof import NotFinal, consistency, prove, published
 from node.store.durable_files import read_named, write_new
@@ -131,7 +132,7 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
+def _values(proof: LogProof, electors: tuple[bytes, ...]) -> Values:
     covering = proof.covering
     entry, cut = covering.entry, covering.cut
     return {
@@ -155,23 +156,23 @@ def _values(proof: LogProof, electors: tuple[bytes, ...]) -> dict[str, Any]:
 
 def _words(proof: LogProof, electors: tuple[bytes, ...]) -> list[tuple[str, str]]:
     found = _values(proof, electors)
-    told = [
+    rows = [
         ("domain", f"{found['domain_name']}, {found['domain']}"),
         ("entry", found["entry"]),
         ("written by", f"{found['author']} ({peer_id(proof.covering.entry.author)})"),
         ("place", f"{found['seq']} in its author's feed, of which the first {found['final_entries']} are final"),
         ("says", found["kind"]),
     ]
-    told += [("", f"{name} = {value}") for name, value in found["payload"].items()]
-    told.append(("final", f"at height {found['height']} or before, by cut {found['cut']}"))
+    rows += [("", f"{name} = {value}") for name, value in found["payload"].items()]
+    rows.append(("final", f"at height {found['height']} or before, by cut {found['cut']}"))
     of = f"{len(found['signers'])} of {found['electors']} electors signed it, {found['quorum']} are needed"
-    told.append(("certified", of))
+    rows.append(("certified", of))
     if found["frozen"]:
-        told.append(("mind", "the author's feed has ended: it was forked, closed or moved to another node"))
-    return told
+        rows.append(("mind", "the author's feed has ended: it was forked, closed or moved to another node"))
+    return rows
 
 
-def plain(payload: Any) -> dict[str, Any]:
+def plain(payload: Any) -> Values:
     """A payload's fields by name, ready for JSON: bytes as hexadecimal digits."""
     values = {item.name: getattr(payload, item.name) for item in fields(payload)}
     return {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}

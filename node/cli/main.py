@@ -63,13 +63,13 @@ def parser(chosen: str | None = None) -> argparse.ArgumentParser:
     return top
 
 
-def _told(error: BaseException) -> tuple[str, int] | None:
+def _line_and_code(error: BaseException) -> tuple[str, int] | None:
     """The line and the exit code that ``error`` comes to, None for a bug: trio wraps errors in groups."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, BaseExceptionGroup):
         mistakes, others = error.split(UserError)
-        return None if mistakes is None or others is not None else _told(mistakes.exceptions[0])
+        return None if mistakes is None or others is not None else _line_and_code(mistakes.exceptions[0])
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         # Whatever was being written, standard output included, only the user can make room for it.
         return f"{error.filename or 'the output'}: {error.strerror}; make room and try again", 2
@@ -134,22 +134,22 @@ def exit_code(run: Callable[[], int]) -> int:
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         if _interrupted(error):
             return 130
-        told = _told(error)
-        if told is None:
+        outcome = _line_and_code(error)
+        if outcome is None:
             raise
         # Imported here: most commands end without a mistake.
         import logging
 
         from node.systemd import service_manager
 
-        line = f"farflung: {told[0]}"
+        line = f"farflung: {outcome[0]}"
         print(
             service_manager.for_journal(line, logging.ERROR) if service_manager.is_journal(sys.stderr) else line,
             file=sys.stderr,
         )
         if isinstance(error, OSError):
             _abandon_output()
-        return told[1]
+        return outcome[1]
 
 
 if __name__ == "__main__":

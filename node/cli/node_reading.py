@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from node.api.control_client import Declined, Unavailable, request
-from node.cli.options import note
+from node.cli.options import Values, note
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
@@ -25,16 +25,16 @@ POLL: Final = 0.5
 """Seconds between two questions to a daemon that is waited for."""
 
 
-def ask(directory: DataDirectory, op: str, **arguments: Any) -> dict[str, Any]:
+def ask(directory: DataDirectory, op: str, **arguments: Any) -> Values:
     """One operation on the directory's daemon. Raises ``Unavailable``."""
 
-    async def call() -> dict[str, Any]:
+    async def call() -> Values:
         return await request(directory, op, timeout=PATIENCE, **arguments)
 
     return trio.run(call)
 
 
-def ask_or_none(directory: DataDirectory, op: str) -> dict[str, Any] | None:
+def ask_or_none(directory: DataDirectory, op: str) -> Values | None:
     """The same, None where no daemon answers. Raises ``Declined``."""
     try:
         return ask(directory, op)
@@ -44,21 +44,23 @@ def ask_or_none(directory: DataDirectory, op: str) -> dict[str, Any] | None:
         return None
 
 
-def ask_running(directory: DataDirectory, why: str, remedy: str) -> dict[str, Any]:
+def ask_running(directory: DataDirectory, why: str, remedy: str) -> Values:
     """The status of a node that must run. Raises ``UserError`` where none does: ``why`` only a running one will do."""
-    status = ask_or_none(directory, "status")
-    if status is None:
-        raise UserError(f"{directory.path}: no daemon runs, and only a running one {why}", remedy)
-    return status
+    try:
+        return ask(directory, "status")
+    except Unavailable as error:
+        if isinstance(error, Declined) or lock_holder(directory) is not None:
+            raise
+    raise UserError(f"{directory.path}: no daemon runs, and only a running one {why}", remedy)
 
 
 def wait_for(
-    look: Callable[[], dict[str, Any]], condition: Callable[[dict[str, Any]], bool], patience: float, poll: float = POLL
-) -> dict[str, Any]:
-    """The first answer of ``look`` that meets ``condition``, or the one after ``patience`` seconds."""
+    read: Callable[[], Values], condition: Callable[[Values], bool], patience: float, poll: float = POLL
+) -> Values:
+    """The first answer of ``read`` that meets ``condition``, or the one after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while True:
-        found = look()
+        found = read()
         if condition(found) or time.monotonic() > deadline:
             return found
         time.sleep(poll)
@@ -94,9 +96,7 @@ def offline(directory: DataDirectory) -> tuple[Ledger, tuple[str, ...]]:
     return report.ledger, report.problems
 
 
-def daemon_or_log(
-    directory: DataDirectory, op: str, of_ledger: Callable[[Ledger], dict[str, Any]]
-) -> tuple[dict[str, Any], int]:
+def daemon_or_log(directory: DataDirectory, op: str, of_ledger: Callable[[Ledger], Values]) -> tuple[Values, int]:
     """What the daemon answers to ``op``, else what ``of_ledger`` makes of the folder's own log; and the exit code.
 
     ``source`` in it is "daemon" or "log".

@@ -28,6 +28,9 @@ LISTS: Final = ("listen", "bootstrap")
 """Keys whose flag is given once an item; the items of other lists stand in one flag, with commas."""
 
 
+Values: TypeAlias = dict[str, Any]
+"""Named values that JSON can hold: an answer of a daemon, or what ``--json`` prints."""
+
 if TYPE_CHECKING:
     Parsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
     """Where the parsers of commands, or of a command's actions, are added."""
@@ -169,7 +172,7 @@ def configuration(arguments: argparse.Namespace, directory: DataDirectory, *, ma
     return resolve(path, required=named and not may_lack, environment=os.environ, flags=flags(arguments))
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Values) -> None:
     """One JSON object on standard output."""
     print(json.dumps(value, indent=1))
 

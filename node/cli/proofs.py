@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from dataclasses import fields
 
 import trio
 
 from node.api.reason_words import words
 from node.cli import options, tables
+from node.cli.options import Values
 from node.evaluation import limit_calibration, verdict_replay
 from node.evaluation.verdict_replay import Replayed
 from protocol.records import Rollout, Verdict
@@ -65,15 +66,15 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 def _replay(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
-    told = _values(found)
+    values = _values(found)
     if arguments.json:
-        options.print_json(told)
+        options.print_json(values)
     else:
-        tables.facts(_lines(told), title="the verdict holds" if found.confirmed else "the verdict is not confirmed")
+        tables.facts(_lines(values), title="the verdict holds" if found.confirmed else "the verdict is not confirmed")
     return 0 if found.confirmed else 1
 
 
-def _values(found: Replayed) -> dict[str, Any]:
+def _values(found: Replayed) -> Values:
     verdict, rollout = found.verdict.payload, found.rollout.payload
     assert isinstance(verdict, Verdict)
     assert isinstance(rollout, Rollout)
@@ -84,64 +85,46 @@ def _values(found: Replayed) -> dict[str, Any]:
         "validator": found.verdict.author.hex(),
         "author": found.rollout.author.hex(),
         "rollout": found.rollout.id.hex(),
-        "said": {
-            "outcome": verdict.outcome,
-            "severity": verdict.severity,
-            "reason": verdict.reason,
-            "words": words(verdict.reason),
-            "score": verdict.score,
-            "audited": verdict.audited,
-        },
+        "said": {**_judgement(verdict), "words": words(verdict.reason)},
         "draw_holds": found.draw_holds,
         "share": found.share / 1e6,
         "drawn": list(found.drawn),
         "groups": found.groups,
-        "replayed": None
-        if result is None
-        else {
-            "outcome": result.outcome,
-            "severity": result.severity,
-            "reason": result.reason,
-            "words": result.words,
-            "score": result.score,
-            "audited": result.audited,
-            "all_groups": found.whole,
-        },
+        "replayed": result and {**_judgement(result), "words": result.words, "all_groups": found.whole},
         "note": found.note,
     }
 
 
-def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    said, replayed = told["said"], told["replayed"]
-    drawn = ", ".join(map(str, told["drawn"]))
+def _judgement(judged: object) -> Values:
+    return {name: getattr(judged, name) for name in ("outcome", "severity", "reason", "score", "audited")}
+
+
+def _lines(values: Values) -> list[tuple[str, str]]:
+    said, replayed = values["said"], values["replayed"]
+    drawn = ", ".join(map(str, values["drawn"]))
     lines = [
-        ("verdict", told["verdict"]),
-        ("by", told["validator"]),
-        ("about", f"submission {told['rollout']} of {told['author']}"),
+        ("verdict", values["verdict"]),
+        ("by", values["validator"]),
+        ("about", f"submission {values['rollout']} of {values['author']}"),
         ("said", f"{said['words']} ({said['outcome']}, {said['reason']}; score {said['score']})"),
-        ("draw", "its author's signature over the submission" if told["draw_holds"] else "not its author's signature"),
-        ("drawn", f"group {drawn} of 0 to {told['groups'] - 1}: a share of {told['share']:g} was to be replayed"),
+        (
+            "draw",
+            "its author's signature over the submission" if values["draw_holds"] else "not its author's signature",
+        ),
+        ("drawn", f"group {drawn} of 0 to {values['groups'] - 1}: a share of {values['share']:g} was to be replayed"),
     ]
     if replayed is not None:
         what = "all groups" if replayed["all_groups"] else "the drawn groups"
         found = f"{replayed['outcome']}, {replayed['reason']}; score {replayed['score']}"
         lines.append(("replayed", f"{what}: {replayed['words']} ({found})"))
-    if told["note"]:
-        lines.append(("mind", told["note"]))
+    if values["note"]:
+        lines.append(("mind", values["note"]))
     return lines
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     wanted = limit_calibration.CalibrationWanted(
-        model=arguments.model,
-        dtype=arguments.dtype,
-        groups=arguments.groups,
-        forged=arguments.forged,
-        group_size=arguments.group_size,
-        tokens=arguments.tokens,
-        threads=arguments.threads,
-        learning_rate=arguments.learning_rate,
-        prompts=arguments.prompts,
+        **{field.name: getattr(arguments, field.name) for field in fields(limit_calibration.CalibrationWanted)}
     )
     found = trio.run(lambda: limit_calibration.calibrate(wanted, arguments.out, options.note))
     if arguments.json:
@@ -150,13 +133,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         tables.table(
             ("forger", "groups", "caught at once", "submissions until caught", "by"),
             [
-                (
-                    row["name"],
-                    str(row["groups"]),
-                    f"{row['caught']}/{row['groups']}",
-                    "never" if row["until"] is None else str(row["until"]),
-                    row["by"],
-                )
+                (row["name"], row["groups"], f"{row['caught']}/{row['groups']}", row["until"] or "never", row["by"])
                 for row in found["forgers"]
             ],
         )

@@ -6,13 +6,13 @@ The words never leave the command that they are typed into: what it signs with t
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Final
 
 from node.cli import options
 from node.cli.node_reading import ask, ask_running, wait_for
+from node.cli.options import Values
 from node.errors import UserError
 from node.keys import recovery_words
-from node.log.offline_proof import own_join
 from node.store.data_directory import DataDirectory
 from protocol.identity import Identity
 from protocol.log import recovery
@@ -72,20 +72,6 @@ def add_to(actions: options.Parsers) -> None:
         options.add_file(parser, "--words-file", help="a file with the words (default: ask)")
 
 
-def announce(directory: DataDirectory, made: bool, *, secret: bool) -> None:
-    """Tell about a recovery key that was ``made`` just now: its words where ``secret`` text may go to the output."""
-    if not made:
-        return
-    command = f"farflung identity recovery show --data-dir {directory.path}"
-    if secret:
-        print("\nthe recovery key of this node, shown this once:\n")
-        print("\n".join(recovery_words.lines(directory.recovery())))
-        print(f"\n{recovery_words.PURPOSE}")
-        print(f"It also lies in {directory.recovery_file} until farflung identity recovery forget.\n")
-    else:
-        print(f"write its recovery key down, as words: {command}")
-
-
 def _show(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     key = directory.recovery()
@@ -106,6 +92,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _committed(directory: DataDirectory, public: bytes) -> bool | None:
     """Whether the node's join names this key; None as long as no join is held."""
+    from node.log.offline_proof import own_join  # it takes a second to load, which no other action should pay
+
     join = own_join(directory)
     return None if join is None else join.recovery == commitment(public)
 
@@ -150,7 +138,7 @@ def rebind_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE)
     return _append(directory, "rebind", target, record.signature, key, done, patience)
 
 
-def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, dict[str, Any], Identity, dict[str, Any]]:
+def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, Values, Identity, Values]:
     """The folder, its daemon's status, the recovery key, and the node that it is the key of."""
     directory = options.existing_directory(arguments)
     status = ask_running(directory, "can tell others", "start it with farflung run")
@@ -180,7 +168,7 @@ def _typed(arguments: argparse.Namespace) -> str:
 def _append(
     directory: DataDirectory,
     op: str,
-    target: dict[str, Any],
+    target: Values,
     signature: bytes,
     key: Identity,
     done: str,
@@ -189,14 +177,14 @@ def _append(
     """Have the daemon append the entry, and wait until a cut covers it."""
     made = ask(directory, op, target=target["node"], recovery=key.node.hex(), signature=signature.hex())
 
-    def look() -> dict[str, Any]:
+    def read() -> Values:
         rows = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
         return next(row for row in rows if row["node"] == target["node"])
 
-    def final(row: dict[str, Any]) -> bool:
+    def final(row: Values) -> bool:
         return row["ended"] is not None and (op == "close" or row["successor"] is not None)
 
-    row = wait_for(look, final, patience)
+    row = wait_for(read, final, patience)
     if final(row):
         print(f"{done} (final since the cut of height {row['ended']})")
     else:
@@ -204,5 +192,5 @@ def _append(
     return 0
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Values) -> str:
     return f"{row['name']} ({row['node'][:8]})"

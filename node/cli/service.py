@@ -43,7 +43,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
     remove.add_argument("--purge", action="store_true", help="remove the node's key and all its data as well")
 
 
-def _place(arguments: argparse.Namespace) -> installing.Place:
+def _place(arguments: argparse.Namespace) -> installing.ServicePlace:
     return installing.user_place() if arguments.user or os.geteuid() != 0 else installing.system_place()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
 
 from node.cli import options, tables
+from node.cli.options import Values
 from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
@@ -54,7 +54,7 @@ def _status(arguments: argparse.Namespace) -> int:
     return 1 if troubles else 0
 
 
-def _away(directory: DataDirectory, why: str) -> dict[str, Any]:
+def _away(directory: DataDirectory, why: str) -> Values:
     """What can be said of a node that does not answer."""
     from node.domain import joining
 
@@ -73,7 +73,7 @@ def _away(directory: DataDirectory, why: str) -> dict[str, Any]:
     }
 
 
-def _away_lines(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _away_lines(status: Values) -> Iterator[tuple[str, str]]:
     yield "node", status["peer_id"] or "it has no key yet"
     yield "domain", f"{status['domain_name']} {status['domain']}" if status["domain"] else "none yet: farflung join"
     yield "disk", f"{status['disk_free'] / 1e9:.1f} GB free"
@@ -84,7 +84,7 @@ def _away_lines(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "to do", f"farflung run --data-dir {status['data_dir']}" if status["domain"] else "farflung join ADDRESS"
 
 
-def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, str]]:
+def _lines(status: Values, troubles: list[str]) -> Iterator[tuple[str, str]]:
     yield "role", f"{status['role']}: {status['why']}"
     held, newest = status["version"], status["newest_version"]
     yield "version", _version(held, newest)
@@ -115,8 +115,8 @@ def _lines(status: dict[str, Any], troubles: list[str]) -> Iterator[tuple[str, s
     if status["why_nothing"] is not None:
         yield "earned nothing", status["why_nothing"]
     for number, row in enumerate(status["unpaid"]):
-        told = f"{row['count']} × {row['words']} ({row['reason']}, {row['severity']})"
-        yield "earned nothing" if number == 0 else "", f"{told}: {row['remedy']}" if row["remedy"] else told
+        line = f"{row['count']} × {row['words']} ({row['reason']}, {row['severity']})"
+        yield "earned nothing" if number == 0 else "", f"{line}: {row['remedy']}" if row["remedy"] else line
     rejection = status["last_rejection"]
     if rejection is not None:
         yield "last rejection", f"{rejection['words']} ({rejection['outcome']}: {rejection['reason']})"
@@ -136,7 +136,7 @@ def _version(held: int, newest: int) -> str:
     return f"{held}, the newest" if held == newest else f"{held}; the newest is {newest}"
 
 
-def _reachability(status: dict[str, Any]) -> str:
+def _reachability(status: Values) -> str:
     if status["inbound"]:
         return f"others reach it: {status['inbound']} of its peers dialled it"
     return "not seen yet: it dialled all its peers. If that stays so, a firewall keeps others out; the node works"

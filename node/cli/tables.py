@@ -50,11 +50,11 @@ def progress(*columns: str, clock: Callable[[], float] | None = None) -> Iterato
         yield bar
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Print ``rows`` under ``columns``."""
-    rows = [list(row) for row in rows]
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+    """Print ``rows``, made texts, under ``columns``."""
+    cells = [[str(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        _plain([list(columns), *rows])
+        _plain([list(columns), *cells])
         return
     # Imported here: in a pipe it is not needed.
     from rich.console import Console
@@ -66,7 +66,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=title or None, title_justify="left")
     for column in columns:
         drawn.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
-    for row in rows:
+    for row in cells:
         drawn.add_row(*(Text(cell, style=ROLE_STYLES.get(cell, "")) for cell in row))
     Console().print(drawn)
 

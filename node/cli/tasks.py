@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from node.cli import options, tables, tasks_profile
+from node.cli.options import Values
 from node.tasks import task_kinds
 
 
@@ -26,7 +26,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
     )
 
 
-def ls(arguments: argparse.Namespace, kinds: Callable[[], list[dict[str, Any]]] | None = None) -> int:
+def ls(arguments: argparse.Namespace, kinds: Callable[[], list[Values]] | None = None) -> int:
     """List what ``kinds`` there are."""
     rows = (kinds or task_kinds.kinds)()
     if arguments.json:

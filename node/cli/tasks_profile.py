@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import trio
 
 from node.cli import held_versions, options, tables
+from node.cli.options import Values
 from node.domain import domain_toml, founding, joining, pinned_files, task_tables
-from node.errors import UserError
+from node.errors import os_errors
 from node.evaluation import difficulty
 from node.evaluation.difficulty import AnsweringModel, Profile, ProfileWanted, set_file
 from node.roles.engine_client import Setup
@@ -23,7 +23,7 @@ from node.store.data_directory import DataDirectory
 from node.workers.child_messages import ConfigureEngine
 from protocol.domain import Recipe
 
-Held = tuple[AnsweringModel, tuple[dict[str, Any], ...], Recipe]
+Held = tuple[AnsweringModel, tuple[Mapping[str, Any], ...], Recipe]
 """A version on the disk, and its domain's tasks and recipe."""
 
 
@@ -78,12 +78,12 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.version is not None:  # asks the daemon, with a loop of its own
         held = _held(options.existing_directory(arguments), arguments)
     wanted, found = trio.run(_profile, arguments, held)
-    told = [_told(each, arguments.out) for each in found]
+    values = [_values(each, arguments.out) for each in found]
     if arguments.json:
         band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
-        options.print_json({"responses": wanted.responses, **band, "tasks": told})
+        options.print_json({"responses": wanted.responses, **band, "tasks": values})
     else:
-        _show(wanted, told)
+        _show(wanted, values)
     return 0 if all(each.kept for each in found) else 1
 
 
@@ -110,33 +110,30 @@ async def _source(
 ) -> AsyncIterator[tuple[ProfileWanted, AnsweringModel]]:
     """What to ask, and the model that answers. Raises ``UserError``."""
     band = difficulty.Band(arguments.k, arguments.low, arguments.high)
-    asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")} | {
-        "band": band
-    }
+    asked: Values = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")}
+    rows: tuple[Mapping[str, Any], ...]
     other = None if arguments.tasks is None else tuple(task_tables.named(arguments.tasks))
     if held is not None:
         model, rows, recipe = held
-        wanted = difficulty.ProfileWanted(other or rows, recipe, **asked)
-        wanted.check()
+    elif arguments.domain is not None:
+        file = domain_toml.load(arguments.domain)
+        rows, recipe, dtype, folder = file.tasks, file.recipe, file.dtype, file.model
+    else:
+        rows, recipe = tuple(task_tables.named(None)), defaults.RECIPE
+        dtype, folder = "float32", arguments.model or founding.MODEL
+    wanted = difficulty.ProfileWanted(other or rows, recipe, band=band, **asked)
+    wanted.check()
+    if held is not None:
         yield wanted, model
         return
-    dtype, folder = "float32", arguments.model or founding.MODEL
-    wanted = difficulty.ProfileWanted(other or tuple(task_tables.named(None)), defaults.RECIPE, **asked)
-    if arguments.domain is not None:
-        file = domain_toml.load(arguments.domain)
-        dtype, folder = file.dtype, file.model
-        wanted = replace(wanted, tasks=other or file.tasks, recipe=file.recipe)
-    wanted.check()
     setup = Setup(
         # The model's files come with their conversion.
         configured=ConfigureEngine("", "", wanted.recipe, dtype, arguments.threads or 1),
         engine=arguments.engine or "auto",
         cache=arguments.out.absolute() / "vllm",
     )
-    try:
+    with os_errors(arguments.out, "cannot be made", "name another folder"):
         arguments.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{arguments.out}: cannot be made ({error.strerror})", "name another folder") from None
     async with difficulty.converted(folder.absolute(), setup, arguments.out.absolute()) as model:
         yield wanted, model
 
@@ -151,7 +148,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     return AnsweringModel(setup, version.manifest, version.whole), rows, domain.recipe
 
 
-def _told(found: Profile, out: Path) -> dict[str, Any]:
+def _values(found: Profile, out: Path) -> Values:
     return {
         "task": found.label,
         "questions": found.questions,
@@ -162,25 +159,15 @@ def _told(found: Profile, out: Path) -> dict[str, Any]:
     }
 
 
-def _show(wanted: ProfileWanted, told: list[dict[str, Any]]) -> None:
+def _show(wanted: ProfileWanted, values: list[Values]) -> None:
     rows = []
-    for row in told:
+    for row in values:
         counts = {int(right): count for right, count in row["right"].items()}
         low, high = (counts.get(number, 0) for number in (0, wanted.responses))
         mean = sum(right * count for right, count in counts.items()) / max(1, row["questions"]) / wanted.responses
-        rows.append(
-            (
-                row["task"],
-                str(row["questions"]),
-                f"{mean:.3f}",
-                str(low),
-                str(high),
-                str(row["kept"]),
-                row["set"] or "none",
-            )
-        )
+        rows.append((row["task"], row["questions"], f"{mean:.3f}", low, high, row["kept"], row["set"] or "none"))
     tables.table(("task", "questions", "passed", "never right", "always right", "kept", "set"), rows)
-    for row in told:
+    for row in values:
         if row["set"] is not None:
             options.note(
                 f'{row["task"]}: add set = "{row["set"]}" to its [[task]], the path being relative to that file'

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from node.api.control_client import Declined, Unavailable
 from node.cli import export, held_versions, options, tables
 from node.cli.node_reading import ask, lock_holder
-from node.errors import UserError
+from node.cli.options import Values
 from node.weights.retention import clean
 
 
@@ -89,10 +87,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 def _gc(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     if lock_holder(directory) is not None:
-        try:
-            found = ask(directory, "weights-gc", dry_run=arguments.dry_run)
-        except Unavailable as error:
-            raise UserError(str(error), "wait until the daemon answers, or stop it") from None
+        found = ask(directory, "weights-gc", dry_run=arguments.dry_run)
     else:
         _, store, lineage = held_versions.read_offline(directory)
         with directory.open_locked():
@@ -112,11 +107,7 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    try:
-        found = held_versions.pull(options.existing_directory(arguments), arguments.version)
-    except Declined as error:
-        options.note(str(error))
-        return 1
+    found = held_versions.pull(options.existing_directory(arguments), arguments.version)
     options.note(f"version {found['version']} is here, whole and verified ({tables.size(found['size'])})")
     return 0
 
@@ -135,7 +126,7 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _room(found: dict[str, Any]) -> str:
+def _room(found: Values) -> str:
     quota = f" of at most {tables.size(found['quota'])}" if found["quota"] else ""
     free, reserve = tables.size(found["free"]), tables.size(found["reserve"])
     return f"weights take {tables.size(found['used'])}{quota}; the disk has {free} free, and they leave {reserve}"

@@ -60,7 +60,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Tell one event."""
 
-    def tell(self, text: str) -> None:
+    def conclude(self, text: str) -> None:
         """Tell one line of the result, to be read at the end."""
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class PlainDisplay:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._console.file.flush()
 
-    def tell(self, text: str) -> None:
+    def conclude(self, text: str) -> None:
         """Print ``text``."""
         self.say(text)
 
@@ -152,7 +152,7 @@ class LiveDisplay:
         """Keep ``text`` among the last events under the table."""
         self._events.append(text)
 
-    def tell(self, text: str) -> None:
+    def conclude(self, text: str) -> None:
         """Keep ``text`` for the end."""
         self._result.append(text)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
@@ -24,9 +24,9 @@ from node.config import write
 from node.devnet import fleet, report
 from node.devnet.fleet import PACE, Member, Pace
 from node.devnet.live_display import Display, NodeView, View, human_time
-from node.devnet.report import Sample, Story
+from node.devnet.report import Story, TrafficSample
 from node.devnet.setup import Options, make_folder, prepare
-from node.devnet.summary import EMPTY, StepRow, Summary, evaluation_rows, of_ledger, timed
+from node.devnet.summary import EMPTY, RunSummary, StepRow, evaluation_rows, of_ledger, timed
 from node.domain import domain_toml, founding
 from node.domain.domain_toml import EARNED_REPUTATION, Founding, new_policy
 from node.errors import UserError
@@ -56,16 +56,8 @@ class Patience:
 
 
 PATIENCE: Final = Patience()
-
-
-class Founder(Protocol):
-    """What makes the domain: ``node.domain.founding``."""
-
-    async def check(self, founding: Founding) -> None:
-        """Raise ``UserError`` for tasks that cannot be used."""
-
-    async def found(self, directory: DataDirectory, founding: Founding, *, checked: bool) -> object:
-        """Make the genesis in the directory."""
+Check = Callable[[Founding], Awaitable[object]]
+Found = Callable[[DataDirectory, Founding], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -74,18 +66,18 @@ class _Devnet:
     founding: Founding
     display: Display
     members: list[Member]
-    founder: Founder
+    found: Found
     patience: Patience
     began: float = field(default_factory=time.monotonic)
     phase: str = "starting"
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TrafficSample] = field(default_factory=list)
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     """What any node told of a version, by its number."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     interrupted: bool = False
     failure: UserError | None = None
     converged: bool = False
-    summary: Summary | None = None
+    summary: RunSummary | None = None
 
     # The run
 
@@ -114,7 +106,7 @@ class _Devnet:
             # Named, so that no stranger who joins can make itself a validator and judge its own work.
             honest = [m.directory.read_identity().node for m in self.members[: self.options.nodes]]
             ours = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
-            await self.founder.found(founder.directory, ours, checked=True)
+            await self.found(founder.directory, ours)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])
             # The others are told its address only, and ask it for the genesis: it must answer by then.
@@ -141,14 +133,14 @@ class _Devnet:
         )
 
     async def _train(self) -> None:
-        step, since, told = 0, trio.current_time(), False
+        step, since, stalled = 0, trio.current_time(), False
         while (now := self._step()) < self.options.steps:
             if any(member.status.get("version", -1) >= 0 for member in self.members):
                 self.phase = "training"
             if now > step:
-                step, since, told = now, trio.current_time(), False
-            elif trio.current_time() > since + self.patience.stall and not told:
-                told = True
+                step, since, stalled = now, trio.current_time(), False
+            elif trio.current_time() > since + self.patience.stall and not stalled:
+                stalled = True
                 waited = f"{self.patience.stall:.0f} s"
                 self.display.say(f"no step for {waited}; what the nodes say stands in their daemon.log")
             await trio.sleep(0.1)
@@ -211,7 +203,7 @@ class _Devnet:
         if self.summary is None or self.interrupted:
             await self._write(signatures=not self.interrupted)
         self._draw()
-        self._tell_result()
+        self._show_result()
 
     async def _write(self, *, signatures: bool = True) -> None:
         """Write ``summary.json`` and ``report.html`` from the first node's log that can be read."""
@@ -243,17 +235,17 @@ class _Devnet:
             ("folder", str(self.options.folder)),
         )
 
-    def _tell_result(self) -> None:
+    def _show_result(self) -> None:
         assert self.summary is not None
         both = report.means([row.reward for row in self.summary.steps])
         if both is not None:
             count, took = len(self.summary.steps), human_time(self.summary.seconds)
-            self.display.tell(
+            self.display.conclude(
                 f"{count} steps in {took}; mean reward of the first {report.WINDOW} steps {both[0]:.3f}, "
                 f"of the last {report.WINDOW} {both[1]:.3f}"
             )
         for name in ("report.html", "summary.json"):
-            self.display.tell(str(self.options.folder / name))
+            self.display.conclude(str(self.options.folder / name))
 
     # The picture
 
@@ -262,7 +254,7 @@ class _Devnet:
         while True:
             now = time.monotonic() - self.began
             if now >= sampled + SAMPLE_EVERY:
-                self.samples.append(Sample(now, sum(m.tokens.value for m in self.members), self._bytes()))
+                self.samples.append(TrafficSample(now, sum(m.tokens.value for m in self.members), self._bytes()))
                 sampled = now
             for member in self.members:
                 self.evaluations |= {found["version"]: found for found in member.status.get("evaluations", ())}
@@ -279,7 +271,7 @@ class _Devnet:
             phase=self.phase,
             seconds=time.monotonic() - self.began,
             bytes=self._bytes(),
-            steps=tuple(_row(step) for step in newest.get("steps", ())),
+            steps=tuple(StepRow.of(step) for step in newest.get("steps", ())),
             nodes=tuple(_node(member, newest) for member in self.members),
             cut_height=newest.get("cut_height", 0),
             address=self.members[0].address,
@@ -293,7 +285,7 @@ class _Devnet:
         return sum(member.sent.value for member in self.members)
 
 
-def _read_log(members: list[Member], signatures: bool) -> tuple[Summary, str | None]:
+def _read_log(members: list[Member], signatures: bool) -> tuple[RunSummary, str | None]:
     """The summary from the first log that can be read, and what is wrong with that log; an empty one without any."""
     for member in members:
         try:
@@ -303,23 +295,6 @@ def _read_log(members: list[Member], signatures: bool) -> tuple[Summary, str | N
         problem = f"{member.name}: the log is not valid: {checked.problems[0]}" if checked.problems else None
         return of_ledger(Ledger(checked.replica), [m.name for m in members]), problem
     return EMPTY, None
-
-
-def _row(step: dict[str, Any]) -> StepRow:
-    return StepRow(
-        step=step["step"],
-        reward=step["reward"],
-        lag_mean=step["lag_mean"],
-        lag_max=step["lag_max"],
-        accepted=step["accepted"],
-        rejected=step["rejected"],
-        trained=step["trained"],
-        seconds=(step["train_ms"] + step["wait_ms"] + step["blocked_ms"]) / 1000,
-        training=step["train_ms"] / 1000,
-        waiting=step["wait_ms"] / 1000,
-        blocked=step["blocked_ms"] / 1000,
-        publishing=step["publish_ms"] / 1000,
-    )
 
 
 def _node(member: Member, newest: dict[str, Any]) -> NodeView:
@@ -351,7 +326,8 @@ async def run(
     open_display: Callable[[], Display],
     *,
     command: Callable[[DataDirectory], list[str]] = fleet.daemon_command,
-    founder: Founder = founding,
+    check: Check = founding.check,
+    found: Found = founding.found,
     pace: Pace = PACE,
     patience: Patience = PATIENCE,
 ) -> int:
@@ -368,13 +344,13 @@ async def run(
         policy = new_policy(nodes, EARNED_REPUTATION)
         asked = replace(domain_toml.load(options.domain), devnet=True, policy=policy)
     chosen(options.engine, 0, installed=vllm_start.installed())
-    await founder.check(asked)
+    await check(asked)
     # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)
     others = fleet.adopt_orphans()
     members = prepare(options, command, pace)
     display = open_display()
     try:
-        return await _Devnet(options, asked, display, members, founder, patience).run(others)
+        return await _Devnet(options, asked, display, members, found, patience).run(others)
     finally:
         display.close()

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import Any, Final
 
 from node import __version__
 from node.devnet.live_display import human_bytes, human_time
-from node.devnet.summary import NodeRow, Rejection, StepRow, Summary
+from node.devnet.summary import NodeRow, Rejection, RunSummary, StepRow
 from node.telemetry.plot import STYLE, Point, Series, legend, plot
 from proofs.checks import REASONS
 
@@ -23,7 +23,7 @@ RATE_WINDOW: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrafficSample:
     """Totals over all nodes, ``seconds`` after the run began: response tokens generated and bytes sent."""
 
     seconds: float
@@ -35,8 +35,8 @@ class Sample:
 class Story:
     """All that the report shows. ``goal`` is the number of steps asked for; ``facts`` are (name, value) rows."""
 
-    summary: Summary
-    samples: tuple[Sample, ...]
+    summary: RunSummary
+    samples: tuple[TrafficSample, ...]
     goal: int
     phase: str
     facts: tuple[tuple[str, str], ...]
@@ -110,7 +110,7 @@ def moving_mean(points: Sequence[Point], window: int) -> list[Point]:
     return result
 
 
-def rates(samples: Sequence[Sample], window: float) -> list[Point]:
+def rates(samples: Sequence[TrafficSample], window: float) -> list[Point]:
     """(seconds, tokens a second over the ``window`` seconds before) for each sample but the first."""
     points, start = [], 0
     for i in range(1, len(samples)):
@@ -127,94 +127,71 @@ def _minutes(minutes: float) -> str:
     return f"{whole}:{seconds:02d}"
 
 
-def _panel(title: str, note: str, picture: str, key: str = "", css: str = "") -> str:
+def _panel(
+    name: str, note: str, series: Sequence[Series], title: str, *, key: Sequence[Series] = (), wide: int = 0, **how: Any
+) -> str:
+    """A figure with a plot of ``series`` that is ``wide`` pixels high and takes the whole width, or half of it.
+
+    ``key`` are the series of the legend; ``how`` are arguments of ``node.telemetry.plot.plot``.
+    """
+    picture = plot(series, size=(960, wide) if wide else (470, 210), title=title, **how)
     return (
-        f'<figure class="{css}"><figcaption><h2>{escape(title)}</h2><span>{escape(note)}</span>{key}</figcaption>'
-        f"{picture}</figure>"
+        f'<figure class="{"wide" if wide else ""}"><figcaption><h2>{escape(name)}</h2><span>{escape(note)}</span>'
+        f"{legend(key) if key else ''}</figcaption>{picture}</figure>"
     )
 
 
 def _plots(story: Story) -> str:
     steps, samples = story.summary.steps, story.samples
-    reward = [(float(row.step), row.reward) for row in steps]
+
+    def of(name: str) -> list[Point]:
+        return [(float(row.step), float(getattr(row, name))) for row in steps]
+
     rewards = [
-        Series("reward", reward, "c1 faint", dots=True),
-        Series(f"mean of {WINDOW}", moving_mean(reward, WINDOW), "c1"),
+        Series("reward", of("reward"), "c1 faint", dots=True),
+        Series(f"mean of {WINDOW}", moving_mean(of("reward"), WINDOW), "c1"),
     ]
-    lags = [
-        Series("largest", [(float(row.step), float(row.lag_max)) for row in steps], "c2 faint"),
-        Series("mean", [(float(row.step), row.lag_mean) for row in steps], "c2", dots=True),
-    ]
-    counts = [
-        Series("accepted", [(float(row.step), float(row.accepted)) for row in steps], "c3"),
-        Series("rejected", [(float(row.step), float(row.rejected)) for row in steps], "c5"),
-    ]
+    lags = [Series("largest", of("lag_max"), "c2 faint"), Series("mean", of("lag_mean"), "c2", dots=True)]
+    counts = [Series("accepted", of("accepted"), "c3"), Series("rejected", of("rejected"), "c5")]
     times = [
-        Series("training", [(float(row.step), row.training) for row in steps], "c1"),
-        Series("waiting for rollouts", [(float(row.step), row.waiting) for row in steps], "c4"),
-        Series("waiting for its version", [(float(row.step), row.blocked) for row in steps], "c2"),
-        Series("publishing, meanwhile", [(float(row.step), row.publishing) for row in steps], "c1 faint"),
+        Series("training", of("training"), "c1"),
+        Series("waiting for rollouts", of("waiting"), "c4"),
+        Series("waiting for its version", of("blocked"), "c2"),
+        Series("publishing, meanwhile", of("publishing"), "c1 faint"),
     ]
     tokens = [Series("tokens a second", [(x / 60, y) for x, y in rates(samples, RATE_WINDOW)], "c4")]
     moved = [Series("MB", [(s.seconds / 60, s.bytes / 1e6) for s in samples], "c2")]
-    small = (470, 210)
-    evaluations = _evaluations(story, small)
+    by_step: dict[str, Any] = {"x_label": "step", "whole_x": True}
+    by_time: dict[str, Any] = {"x_label": "minutes", "x_format": _minutes}
+    note = "mean over all accepted rollouts of a step"
+    idle = f"seconds a step; it stood still for {_idle(steps)}"
     panels = [
-        _panel(
-            "Reward",
-            "mean over all accepted rollouts of a step",
-            plot(rewards, size=(960, 280), title="reward by step", x_label="step", whole_x=True),
-            legend(rewards),
-            "wide",
-        ),
-        _panel(
-            "Policy lag",
-            "versions behind the trainer",
-            plot(lags, size=small, title="policy lag by step", x_label="step", whole_x=True),
-            legend(lags),
-        ),
-        _panel(
-            "Rollouts",
-            "responses a step",
-            plot(counts, size=small, title="rollouts by step", x_label="step", whole_x=True, bars=True),
-            legend(counts),
-        ),
-        _panel(
-            "The trainer's time",
-            f"seconds a step; it stood still for {_idle(steps)}",
-            plot(times, size=(960, 210), title="the trainer's time by step", x_label="step", whole_x=True),
-            legend(times),
-            "wide",
-        ),
-        _panel(
-            "Tokens a second",
-            "generated by all inference nodes",
-            plot(tokens, size=small, title="tokens a second", x_label="minutes", x_format=_minutes),
-        ),
-        *evaluations,
-        _panel(
-            "Bytes moved",
-            "MB sent by all nodes since the start",
-            plot(moved, size=small, title="bytes moved", x_label="minutes", x_format=_minutes),
-        ),
+        _panel("Reward", note, rewards, "reward by step", key=rewards, wide=280, **by_step),
+        _panel("Policy lag", "versions behind the trainer", lags, "policy lag by step", key=lags, **by_step),
+        _panel("Rollouts", "responses a step", counts, "rollouts by step", key=counts, bars=True, **by_step),
+        _panel("The trainer's time", idle, times, "the trainer's time by step", key=times, wide=210, **by_step),
+        _panel("Tokens a second", "generated by all inference nodes", tokens, "tokens a second", **by_time),
+        *_evaluations(story),
+        _panel("Bytes moved", "MB sent by all nodes since the start", moved, "bytes moved", **by_time),
     ]
     return f'<section class="plots">{"".join(panels)}</section>'
 
 
-def _evaluations(story: Story, size: tuple[int, int]) -> list[str]:
+def _evaluations(story: Story) -> list[str]:
     """A panel of what the trainer measured on held-out questions, where it did."""
     rows = story.summary.evaluations
     rows = tuple(row for row in rows if row.task == "all") or rows  # several tasks have a mean as well
     if not rows:
         return []
-    limits = [
-        Series("95 % interval", [(float(row.version), row.pass_rate_low) for row in rows], "c3 faint"),
-        Series("", [(float(row.version), row.pass_rate_high) for row in rows], "c3 faint"),
-    ]
-    rate = Series("passed", [(float(row.version), row.pass_rate) for row in rows], "c3", dots=True)
-    drawn = plot([*limits, rate], size=size, title="held-out questions by version", x_label="version", whole_x=True)
+    low, high, rate = (
+        [(float(row.version), getattr(row, name)) for row in rows]
+        for name in ("pass_rate_low", "pass_rate_high", "pass_rate")
+    )
+    limits = [Series("95 % interval", low, "c3 faint"), Series("", high, "c3 faint")]
+    passed = Series("passed", rate, "c3", dots=True)
     note = f"passed of {rows[-1].questions}, the same each time"
-    return [_panel("Held-out questions", note, drawn, legend([rate, limits[0]]))]
+    title, key = "held-out questions by version", [passed, limits[0]]
+    return [_panel("Held-out questions", note, [*limits, passed], title, key=key, x_label="version", whole_x=True)]
 
 
 def _idle(steps: Sequence[StepRow]) -> str:

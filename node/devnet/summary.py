@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from protocol.constants import MILLION
+from node.api.node_rows import step_row
 from protocol.credit.ledger import Ledger
 from protocol.records import Step
 
@@ -47,22 +47,16 @@ class StepRow:
     publishing: float
 
     @classmethod
-    def of(cls, step: Step) -> StepRow:
-        """The row of a ``step`` entry's payload."""
-        return cls(
-            step=step.number,
-            reward=step.reward / MILLION,
-            lag_mean=step.lag_mean / MILLION,
-            lag_max=step.lag_max,
-            accepted=step.accepted,
-            rejected=step.rejected,
-            trained=step.trained,
-            seconds=(step.train_ms + step.wait_ms + step.blocked_ms) / 1000,
-            training=step.train_ms / 1000,
-            waiting=step.wait_ms / 1000,
-            blocked=step.blocked_ms / 1000,
-            publishing=step.publish_ms / 1000,
+    def of(cls, row: Mapping[str, Any]) -> StepRow:
+        """From a row of ``node.api.node_rows.step_row``, as statuses have them."""
+        same = {
+            name: row[name] for name in ("step", "reward", "lag_mean", "lag_max", "accepted", "rejected", "trained")
+        }
+        training, waiting, blocked, publishing = (
+            row[f"{name}_ms"] / 1000 for name in ("train", "wait", "blocked", "publish")
         )
+        seconds = (row["train_ms"] + row["wait_ms"] + row["blocked_ms"]) / 1000
+        return cls(**same, seconds=seconds, training=training, waiting=waiting, blocked=blocked, publishing=publishing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +72,9 @@ class EvaluationRow:
     reward: float
 
 
-def evaluation_rows(told: Iterable[Mapping[str, Any]]) -> tuple[EvaluationRow, ...]:
+def evaluation_rows(evaluations: Iterable[Mapping[str, Any]]) -> tuple[EvaluationRow, ...]:
     """The rows of evaluations as statuses tell them (``node.api.status``), by version; each version counts once."""
-    versions = {evaluation["version"]: evaluation["scores"] for evaluation in told}
+    versions = {evaluation["version"]: evaluation["scores"] for evaluation in evaluations}
     names = [field.name for field in fields(EvaluationRow) if field.name != "version"]
     return tuple(
         EvaluationRow(version, **{name: score[name] for name in names})
@@ -109,7 +103,7 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """The whole summary; ``bytes`` were sent between the nodes in ``seconds``."""
 
     steps: tuple[StepRow, ...]
@@ -126,7 +120,7 @@ class Summary:
         return json.dumps(value, indent=1) + "\n"
 
 
-EMPTY: Final = Summary((), (), 0.0, 0)
+EMPTY: Final = RunSummary((), (), 0.0, 0)
 """The summary of a run that ended before there was a log."""
 
 
@@ -136,7 +130,7 @@ def rejections(reasons: Mapping[str, int]) -> tuple[Rejection, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.count, row.reason)))
 
 
-def of_ledger(ledger: Ledger, order: Sequence[str] = ()) -> Summary:
+def of_ledger(ledger: Ledger, order: Sequence[str] = ()) -> RunSummary:
     """What the log says; ``seconds`` and ``bytes`` are 0, see ``timed``.
 
     Nodes come in the ``order`` of their names, others behind them by name and id: keys in order say nothing to people.
@@ -156,10 +150,12 @@ def of_ledger(ledger: Ledger, order: Sequence[str] = ()) -> Summary:
         )
     places = {name: place for place, name in enumerate(order)}
     nodes.sort(key=lambda row: (places.get(row.name, len(places)), row.name, row.id))
-    steps = tuple(StepRow.of(entry.payload) for entry in ledger.steps() if isinstance(entry.payload, Step))
-    return Summary(steps, tuple(nodes), 0.0, 0)
+    steps = tuple(StepRow.of(step_row(entry.payload)) for entry in ledger.steps() if isinstance(entry.payload, Step))
+    return RunSummary(steps, tuple(nodes), 0.0, 0)
 
 
-def timed(summary: Summary, seconds: float, bytes_sent: int, evaluations: tuple[EvaluationRow, ...] = ()) -> Summary:
+def timed(
+    summary: RunSummary, seconds: float, bytes_sent: int, evaluations: tuple[EvaluationRow, ...] = ()
+) -> RunSummary:
     """``summary`` with what no log knows."""
     return replace(summary, seconds=round(seconds, 3), bytes=bytes_sent, evaluations=evaluations)

@@ -26,9 +26,8 @@ from node.doctor import machine_checks
 from node.doctor.finding import ERROR, OK, WARNING, Check, Finding
 from node.domain.joining import held
 from node.errors import UserError
-from node.net.discovery import AddressError
+from node.net.address_text import AddressError, own_addresses, split
 from node.net.host import Network, PortBusy, open_network
-from node.net.listening import own_addresses, split
 from node.net.requests import Unreachable
 from node.peers import twins
 from node.store.data_directory import DataDirectory

@@ -168,10 +168,10 @@ def load(path: Path) -> Founding:
 
 def parse(text: str, path: Path) -> Founding:
     """The domain described in ``text``; ``path`` is the file it came from. Raises ``UserError``."""
-    return _Reader(toml_table(text, path, Decimal), text, path).read()
+    return _DomainReader(toml_table(text, path, Decimal), text, path).read()
 
 
-class _Reader:
+class _DomainReader:
     def __init__(self, table: dict[str, Any], text: str, path: Path) -> None:
         self.table = table
         self.text = text

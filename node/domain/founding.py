@@ -64,7 +64,7 @@ def devnet(*, name: str, nodes: int, tasks: str | None) -> Founding:
 
 
 Convert = Callable[[Path, Path, str, int], Awaitable[ConvertedModel]]
-"""``convert_model``, or what stands in for it."""
+"""Writes a folder's weights as a whole file: ``convert_model``, or what stands in for it."""
 
 
 async def check(founding: Founding) -> None:
@@ -75,21 +75,26 @@ async def check(founding: Founding) -> None:
         raise UserError(f"the tasks cannot be checked: {error}") from None
 
 
-async def found(
-    directory: DataDirectory, founding: Founding, *, checked: bool = False, convert: Convert | None = None
-) -> Domain:
+async def convert_model(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
+    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
+    ``node.workers.model_conversion.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at
+    fault."""
+    async with open_worker("node.workers.engine_child", name="engine") as worker:
+        request = ConvertModel(str(folder), str(whole), dtype)
+        return await worker.call(request, timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED)
+
+
+async def found(directory: DataDirectory, founding: Founding, convert: Convert = convert_model) -> Domain:
     """Make the domain with the key of ``directory`` as creator; what its genesis names lies there afterwards.
 
-    ``checked`` says that ``check`` was called. Raises ``UserError`` for tasks or a model that cannot be used and for a
-    disk without room.
+    Its tasks are what ``check`` found usable. Raises ``UserError`` for a model that cannot be used and for a disk
+    without room.
     """
     size = _model_bytes(founding)
     directory.require_room(ROOM + 2 * size)
     scratch = directory.work / "version-0.bin"
-    if not checked:
-        await check(founding)
     try:
-        model_files = await (convert or convert_model)(founding.model, scratch, founding.dtype, size)
+        model_files = await convert(founding.model, scratch, founding.dtype, size)
         _require_positions(founding, model_files.positions)
         genesis = await trio.to_thread.run_sync(_store, directory, founding, model_files, scratch)
     except WorkerError as error:
@@ -101,14 +106,6 @@ async def found(
         raise UserError(f"{directory.path}: the model cannot be stored ({error.strerror})", "free some room") from None
     directory.save_genesis(genesis)
     return parse_genesis(genesis)
-
-
-async def convert_model(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
-    """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file
-    (``node.workers.model_conversion``). Raises ``WorkerError``, of kind "user" where the model is at fault."""
-    async with open_worker("node.workers.engine_child", name="engine") as worker:
-        request = ConvertModel(str(folder), str(whole), dtype)
-        return await worker.call(request, timeout=CONVERT_TIMEOUT + size / CONVERT_SPEED)
 
 
 def described(model_files: ConvertedModel, whole: Path) -> Manifest:

@@ -1,7 +1,7 @@
 """Looking at what a peer invites to, before anything of it is kept.
 
 1. An invitation is a peer's address, with ``?domain=<id>`` behind it where the domain must be a certain one.
-2. A look is made with a key of its own, so that a peer learns nothing of the node and a running one is not disturbed.
+2. A peer is asked with a key of its own, so that a peer learns nothing of the node and a running one is not disturbed.
 3. What a peer says is checked: the genesis by its creator's signature, the model's files by the hashes in it.
 """
 
@@ -16,15 +16,14 @@ from typing import Final
 
 import trio
 
-from node.domain.joining import PROTOCOL
+from node.domain.joining import ask_genesis
 from node.errors import UserError
-from node.net.address_text import address_problem
+from node.net.address_text import AddressError, address_problem
 from node.net.blob_exchange import fetch_blob
-from node.net.discovery import AddressError
 from node.net.host import Network, open_network
 from node.net.requests import Unreachable
-from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES
-from protocol.domain import Domain, parse_genesis
+from protocol.constants import MAX_MANIFEST_BYTES
+from protocol.domain import Domain
 from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.records import Blob
@@ -46,7 +45,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DomainOffer:
     """What a peer invites to. ``parameters`` and ``size`` (bytes) of the model are None and ``shape``, what its
     configuration says of its layers, is empty where the peer did not tell."""
 
@@ -70,7 +69,7 @@ def parse(text: str) -> Invitation:
     return Invitation(address, bytes.fromhex(found[1]))
 
 
-async def look(invitation: Invitation, patience: float) -> Offer:
+async def inspect(invitation: Invitation, patience: float) -> DomainOffer:
     """Ask the peer what it invites to; each of its answers may take ``patience`` seconds. Raises ``UserError``.
 
     A peer of another domain than the invitation names is refused.
@@ -78,13 +77,9 @@ async def look(invitation: Invitation, patience: float) -> Offer:
     address = invitation.address
     async with open_network(Identity(secrets.token_bytes(32)), listen=(), domain_tag="genesis") as network:
         try:
-            peer = await network.connect(address, timeout=patience)
-            data = await network.request(peer, PROTOCOL, b"", timeout=patience, max_response=MAX_GENESIS_BYTES)
-            domain = parse_genesis(data)
+            peer, data, domain = await ask_genesis(network, address, patience)
         except (Unreachable, AddressError) as error:
             raise UserError(f"no genesis: {error}", "check the address and that the peer runs") from None
-        except PeerError as error:
-            raise UserError(f"{address} serves a genesis that is not valid ({error})", "ask for another peer") from None
         if invitation.domain is not None and invitation.domain != domain.id:
             raise UserError(
                 f"{address} offers the domain {domain.id.hex()} ({domain.name}), not {invitation.domain.hex()}",
@@ -93,7 +88,7 @@ async def look(invitation: Invitation, patience: float) -> Offer:
         manifest = await _blob(network, peer, domain.model.manifest, MAX_MANIFEST_BYTES, patience)
         config = await _blob(network, peer, domain.model.config, MAX_CONFIG_BYTES, patience)
     parameters, size = _measure(manifest)
-    return Offer(domain, data, parameters, size, _shape(config))
+    return DomainOffer(domain, data, parameters, size, _shape(config))
 
 
 async def _blob(network: Network, peer: bytes, blob: Blob, most: int, patience: float) -> bytes | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import trio
 
 from node.errors import UserError
-from node.net.discovery import AddressError
+from node.net.address_text import AddressError
 from node.net.host import Network, open_network
 from node.net.requests import Unreachable
 from node.store.data_directory import DataDirectory
@@ -22,6 +22,8 @@ from protocol.errors import PeerError
 from protocol.identity import Identity
 
 PROTOCOL = "/farflung/genesis/1"
+ANSWER_PATIENCE = 10.0
+"""Seconds for an answer of a bootstrap peer."""
 
 
 def held(directory: DataDirectory) -> Domain | None:
@@ -68,14 +70,9 @@ async def fetch(identity: Identity, directory: DataDirectory, addresses: Sequenc
         while True:
             for address in addresses:
                 try:
-                    data = await _ask(network, address)
-                    domain = parse_genesis(data)
+                    _, data, domain = await ask_genesis(network, address, ANSWER_PATIENCE)
                 except (Unreachable, AddressError) as error:
                     problem = str(error)
-                except PeerError as error:
-                    raise UserError(
-                        f"{address} serves a genesis that is not valid ({error})", "ask the founder for another peer"
-                    ) from None
                 else:
                     directory.save_genesis(data)
                     return domain
@@ -84,6 +81,14 @@ async def fetch(identity: Identity, directory: DataDirectory, addresses: Sequenc
             await trio.sleep(0.5)
 
 
-async def _ask(network: Network, address: str) -> bytes:
-    peer = await network.connect(address, timeout=5)
-    return await network.request(peer, PROTOCOL, b"", timeout=10, max_response=MAX_GENESIS_BYTES)
+async def ask_genesis(network: Network, address: str, patience: float) -> tuple[bytes, bytes, Domain]:
+    """The node at ``address``, the genesis that it serves and the domain; each answer may take ``patience`` seconds.
+
+    Raises ``Unreachable``, ``AddressError``, and ``UserError`` for a genesis that is not valid.
+    """
+    peer = await network.connect(address, timeout=patience)
+    data = await network.request(peer, PROTOCOL, b"", timeout=patience, max_response=MAX_GENESIS_BYTES)
+    try:
+        return peer, data, parse_genesis(data)
+    except PeerError as error:
+        raise UserError(f"{address} serves a genesis that is not valid ({error})", "ask for another peer") from None

@@ -20,14 +20,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
+import msgspec
+from msgspec import Meta
 from nacl.exceptions import CryptoError
 from nacl.pwhash import argon2id
 from nacl.secret import SecretBox
 from nacl.utils import random as random_bytes
 
 from node.errors import UserError
+from node.store.durable_files import read_named
 from protocol.identity import Identity
 
 FORMAT: Final = "farflung-key/1"
@@ -39,8 +42,6 @@ MAX_MEMORY: Final = 2 << 30
 MAX_FILE_BYTES: Final = 4096
 MIN_PASSPHRASE: Final = 8
 """Characters; argon2id makes guessing dear, not a short passphrase long."""
-
-_HEX: Final = {"node": 32, "salt": int(argon2id.SALTBYTES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +57,31 @@ class Keys:
         return Identity(self.identity).node
 
 
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    format: Literal["farflung-key/1"]
+    node: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    kdf: Literal["argon2id13"]
+    ops: int
+    memory: int
+    salt: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    box: Annotated[str, Meta(pattern="^([0-9a-f]{2}){24,}$")]
+
+
 def seal(keys: Keys, passphrase: str, *, ops: int = OPS, memory: int = MEMORY) -> str:
     """The text of the file that ``unseal`` opens with the same passphrase. Fills ``memory`` bytes for a moment."""
     salt = random_bytes(int(argon2id.SALTBYTES))
     box = SecretBox(_key(passphrase, salt, ops, memory))
-    secret = keys.identity + (keys.recovery or b"")
-    fields = {
-        "format": FORMAT,
-        "node": keys.node.hex(),
-        "kdf": KDF,
-        "ops": ops,
-        "memory": memory,
-        "salt": salt.hex(),
-        "box": bytes(box.encrypt(secret)).hex(),
-    }
-    return json.dumps(fields, indent=1) + "\n"
+    sealed = bytes(box.encrypt(keys.identity + (keys.recovery or b"")))
+    fields = _Fields(FORMAT, keys.node.hex(), KDF, ops, memory, salt.hex(), sealed.hex())
+    return json.dumps(msgspec.to_builtins(fields), indent=1) + "\n"
 
 
 def unseal(text: str, passphrase: str, where: str) -> Keys:
     """The keys in a file's ``text``; ``where`` names the file in a ``UserError``."""
     fields = _fields(text, where)
-    key = _key(passphrase, bytes.fromhex(fields["salt"]), fields["ops"], fields["memory"])
+    key = _key(passphrase, bytes.fromhex(fields.salt), fields.ops, fields.memory)
     try:
-        secret = SecretBox(key).decrypt(bytes.fromhex(fields["box"]))
+        secret = SecretBox(key).decrypt(bytes.fromhex(fields.box))
     except CryptoError:
         raise UserError(
             f"{where}: the passphrase is wrong, or the file is damaged", "try again, or use another copy of the file"
@@ -86,23 +89,19 @@ def unseal(text: str, passphrase: str, where: str) -> Keys:
     if len(secret) not in (32, 64):
         raise UserError(f"{where}: it holds no key of a known length", "use another copy of the file")
     keys = Keys(secret[:32], secret[32:] or None)
-    if keys.node.hex() != fields["node"]:
+    if keys.node.hex() != fields.node:
         raise UserError(f"{where}: it holds the key of another node than it says", "use another copy of the file")
     return keys
 
 
 def node_of(text: str, where: str) -> bytes:
     """The node id that a file claims to hold the key of. Raises ``UserError`` for what is no key file."""
-    return bytes.fromhex(_fields(text, where)["node"])
+    return bytes.fromhex(_fields(text, where).node)
 
 
 def read(path: Path) -> str:
     """The text of a key file. Raises ``UserError``."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "name a file made by identity export") from None
+    data = read_named(path, MAX_FILE_BYTES, "name a file made by identity export")
     if len(data) > MAX_FILE_BYTES:
         raise _unknown(str(path))
     return data.decode("ascii", "replace")
@@ -115,23 +114,14 @@ def _key(passphrase: str, salt: bytes, ops: int, memory: int) -> bytes:
         raise UserError(f"the passphrase cannot be worked on: {memory >> 20} MB of free memory are needed") from None
 
 
-def _fields(text: str, where: str) -> dict[str, Any]:
+def _fields(text: str, where: str) -> _Fields:
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
+        fields = msgspec.json.decode(text, type=_Fields)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise _unknown(where) from None
-    known = {"format", "node", "kdf", "ops", "memory", "salt", "box"}
-    if not isinstance(fields, dict) or set(fields) != known or fields["format"] != FORMAT or fields["kdf"] != KDF:
-        raise _unknown(where)
-    try:
-        lengths = {name: len(bytes.fromhex(fields[name])) for name in (*_HEX, "box")}
-    except (TypeError, ValueError):
-        raise _unknown(where) from None
-    if any(lengths[name] != size for name, size in _HEX.items()) or lengths["box"] < SecretBox.NONCE_SIZE:
-        raise _unknown(where)
     limits = (("ops", int(argon2id.OPSLIMIT_MIN), MAX_OPS), ("memory", int(argon2id.MEMLIMIT_MIN), MAX_MEMORY))
     for name, low, high in limits:
-        if type(fields[name]) is not int or not low <= fields[name] <= high:
+        if not low <= getattr(fields, name) <= high:
             raise UserError(f"{where}: {name} is not an integer from {low} to {high}", "use another copy of the file")
     return fields
 

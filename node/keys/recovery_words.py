@@ -9,6 +9,7 @@ from typing import Final
 from mnemonic import Mnemonic
 
 from node.errors import UserError
+from node.store.durable_files import read_text
 from protocol.identity import Identity
 
 WORDS: Final = 24
@@ -52,12 +53,7 @@ def key(text: str) -> Identity:
 
 def read(path: Path) -> str:
     """What a file with words holds. Raises ``UserError``."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise UserError(f"{path}: this is no list of {WORDS} words", "name the file that holds them")
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"{path}: cannot be read ({reason})", "name the file that holds the words") from None
+    text = read_text(path, "name the file that holds the words", most=MAX_FILE_BYTES)
+    if len(text) > MAX_FILE_BYTES:
+        raise UserError(f"{path}: this is no list of {WORDS} words", "name the file that holds them")
+    return text

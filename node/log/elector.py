@@ -18,16 +18,16 @@ import trio
 
 from node.errors import UserError
 from node.log import elector_messages as wire
-from node.log.elector_answers import Answers
-from node.log.elector_messages import Evidence, Refusal
-from node.log.other_electors import Others
+from node.log.elector_answers import ElectorAnswers
+from node.log.elector_messages import Refusal, SignedBallot
+from node.log.other_electors import OtherElectors
 from node.log.replicated_log import LogService, Own
 from node.log.replication import LogSync
 from node.log.voter import META, Objection, Voter
 from protocol.errors import Error, LocalError, PeerError
 from protocol.identity import Identity
 from protocol.log import elector_state as rules
-from protocol.log.elector_state import State
+from protocol.log.elector_state import ElectorState
 from protocol.log.proposal import choose, propose
 from protocol.log.quorum import (
     CertifiedCut,
@@ -67,7 +67,7 @@ class Elector:
 
     def __init__(self, voter: Voter) -> None:
         self.voter = voter
-        self._others = Others(voter)
+        self._others = OtherElectors(voter)
         self._service = voter.service
         self._identity = voter.identity
         self._pace = voter.service.domain.timings.epoch_ms / 1000
@@ -268,7 +268,7 @@ class Elector:
         checkpoints = self._service.checkpoints
         own = checkpoints.cosign(self._identity, certified.cut.id)
 
-        async def tell(peer: bytes) -> bytes | None:
+        async def send(peer: bytes) -> bytes | None:
             value = self._others.value(peer, "certified", await self._others.request(peer, payload))
             if isinstance(value, Refusal) or value is None:
                 return None
@@ -277,7 +277,7 @@ class Elector:
                 checkpoints.check(peer, value)
             return value
 
-        cosignatures = await self._others.gather(tell, quorum(len(self.voter.electors)) - 1)
+        cosignatures = await self._others.gather(send, quorum(len(self.voter.electors)) - 1)
         if own is not None:
             await checkpoints.gather(certified.cut.id, {**cosignatures, self.voter.me: own})
         return certified if taken else None
@@ -351,7 +351,7 @@ class Elector:
 
     def _note(self, signatures: dict[bytes, bytes], cut: Cut, epoch: int, *, committed: bool) -> None:
         for elector, signature in signatures.items():
-            self.voter.note(elector, Evidence(committed, epoch, cut.id, signature))
+            self.voter.note(elector, SignedBallot(committed, epoch, cut.id, signature))
 
 
 async def open_elector(
@@ -373,10 +373,10 @@ async def open_elector(
         raise LocalError("one of several electors needs a way to the others")
     try:
         data = await service.store.meta(META)
-        state = State() if data is None else State.decode(data)
+        state = ElectorState() if data is None else ElectorState.decode(data)
     except (PeerError, OSError) as error:
         raise UserError(f"the stored state of the elector is damaged: {error}", REMEDY) from None
     voter = Voter(service, identity, state, sync, objection)
     if sync is not None:
-        Answers(voter, sync)
+        ElectorAnswers(voter, sync)
     return Elector(voter)

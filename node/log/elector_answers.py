@@ -29,7 +29,7 @@ ABSURD: Final = 2**40
 """No honest elector is so far ahead of the others."""
 
 
-class Answers:
+class ElectorAnswers:
     """Serves the protocol between electors, for ``voter``."""
 
     def __init__(self, voter: Voter, sync: LogSync) -> None:

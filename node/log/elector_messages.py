@@ -14,9 +14,9 @@ would      a grant's body                                                nil: it
 grant      a grant's body                                                signature
 =========  ============================================================  =======================================
 
-The third field of ``propose`` are the votes of the prepared cut that justifies it. Evidence is a ballot that the asker
-itself signed once: ``[0 vote | 1 commit, epoch, cut id, signature]``. A refusal is ``[reason, epoch, height, term]``,
-what the refusing elector has reached.
+The third field of ``propose`` are the votes of the prepared cut that justifies it. A signed ballot is one that the
+asker itself signed once: ``[0 vote | 1 commit, epoch, cut id, signature]``. A refusal is ``[reason, epoch, height,
+term]``, what the refusing elector has reached.
 
 Parsers raise ``PeerError`` and nothing else.
 """
@@ -85,7 +85,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class SignedBallot:
     """A ballot that somebody signed: a vote, or a commit."""
 
     committed: bool
@@ -101,7 +101,7 @@ class Reached:
     epoch: int
     height: int
     term: int
-    evidence: Evidence | None
+    evidence: SignedBallot | None
 
 
 def request(op: str, argument: codec.Value) -> bytes:
@@ -142,7 +142,7 @@ def parse_status(data: bytes) -> Reached:
     """The answer to ``status``; the evidence is not verified yet."""
     epoch, height, term, evidence = codec.parse(data, _STATUS, max_bytes=MAX_MESSAGE, what="answer to status")
     if evidence is not None:
-        evidence = Evidence(bool(evidence[0]), *evidence[1:])
+        evidence = SignedBallot(bool(evidence[0]), *evidence[1:])
     return Reached(epoch, height, term, evidence)
 
 

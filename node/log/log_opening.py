@@ -75,7 +75,7 @@ async def sum_up(ledger: Ledger, store: LogStore, entries: int = SNAPSHOT_ENTRIE
     """Where enough became final since the last time, ``entries`` at least, store a snapshot and let go of what it sums
     up; whether one was stored. Where ``more`` is about to become final, what did leaves memory all the same, and a
     snapshot has time."""
-    ledger.settle()
+    ledger.note_final()
     enough = max(entries, len(ledger.replica.certified))
     if ledger.final_entries - ledger.summed_up < (enough * SPARSE if more else enough):
         if more and ledger.final_entries - ledger.forgotten >= enough:
@@ -106,7 +106,7 @@ async def _fill(ledger: Ledger, store: LogStore, position: int, most: int, first
         for start in range(0, len(batch), OPENED_AT_ONCE):
             _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
             await trio.lowlevel.checkpoint()
-        ledger.settle()
+        ledger.note_final()
         if ledger.final_entries - ledger.forgotten >= most:
             ledger.forget()
 

@@ -20,10 +20,11 @@ from protocol.domain import Domain, parse_genesis
 from protocol.errors import Error, LocalError, PeerError
 from protocol.log import entry as entries
 from protocol.log.amendment import Amendment
-from protocol.log.checkpoint import CheckpointLog, CosignedCheckpoint
+from protocol.log.checkpoint import CosignedCheckpoint
 from protocol.log.entry import Entry
 from protocol.log.entry_proof import Covering, LogProof
 from protocol.log.heads import Head
+from protocol.log.merkle import consistency_path, leaf_hash
 from protocol.log.quorum import CertifiedCut, check_quorum
 from protocol.records import Amend, Join
 
@@ -219,8 +220,10 @@ def consistency(directory: DataDirectory, first: int, second: int) -> list[bytes
     try:
         with closing(connect(path)) as connection:
             rows = connection.execute("SELECT data FROM cuts WHERE height <= ? ORDER BY height", (second,))
-            bodies = [CertifiedCut.parse(_bytes(data), verify=False).cut.body for (data,) in rows]
-        return CheckpointLog(b"", bodies).consistency(first, second)
+            hashes = [leaf_hash(CertifiedCut.parse(_bytes(data), verify=False).cut.body) for (data,) in rows]
+        if len(hashes) != second:
+            raise LocalError(f"there is no checkpoint of {second} cuts")
+        return consistency_path(hashes, first)
     except (sqlite3.Error, PeerError, LocalError) as error:
         raise UserError(
             f"{path}: there is no proof from {first} to {second} cuts ({error})", "a smaller size is 1 or more"

@@ -211,7 +211,7 @@ class _Checking:
         for (author,) in self._rows("SELECT DISTINCT author FROM entries"):
             self._feed([(author, LAST)])
         self._forget()
-        self._tell([head for _, head in sorted(self.replica.heads.items())])
+        self._show([head for _, head in sorted(self.replica.heads.items())])
         for author, queue in self._queues.items():
             if queue:
                 seqs = f"{queue[0].seq} to {queue[-1].seq}" if len(queue) > 1 else f"{queue[0].seq}"
@@ -266,14 +266,14 @@ class _Checking:
             self._feed([(head.author, LAST) for head in cut.cut.changes])
             outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut))
         if outcome is Outcome.ADDED:
-            self._tell(cut.cut.changes, cut)
+            self._show(cut.cut.changes, cut)
         if outcome in (Outcome.ADDED, Outcome.KNOWN):
             return True
         if outcome is not None:
             self.problems.append(f"cut {cut.cut.height}: {outcome.value}")
         return False
 
-    def _tell(self, heads: Iterable[Head], cut: CertifiedCut | None = None) -> None:
+    def _show(self, heads: Iterable[Head], cut: CertifiedCut | None = None) -> None:
         """Show the entries up to these heads that were not shown yet, and the cut."""
         if self._each is None:
             return
@@ -320,7 +320,7 @@ class _Checking:
             yield from part
 
     def _forget(self) -> None:
-        self.ledger.settle()
+        self.ledger.note_final()
         most = self._forget_from
         if most is not None and self.ledger.final_entries - self._summed_up >= most:
             self._summed_up = self.ledger.final_entries

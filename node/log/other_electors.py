@@ -25,7 +25,7 @@ MIN_TIMEOUT: Final = 1.0
 """Seconds that others have for an answer at least."""
 
 
-class Others:
+class OtherElectors:
     """The other electors, as ``voter`` asks them. ``term_floor`` is a term that one of them is said to have reached."""
 
     def __init__(self, voter: Voter) -> None:

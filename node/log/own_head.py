@@ -26,33 +26,33 @@ class OwnHead:
         self._electors_needed = faults(len(electors)) + 1
         self._known = frozenset(known) - {node}
         self._fresh = fresh
-        self._told: set[bytes] = set()
+        self._confirmed: set[bytes] = set()
         self._furthest = -1
 
     def seen(self, seq: int) -> None:
         """Somebody showed a signed entry of the own feed at ``seq``."""
         self._furthest = max(self._furthest, seq)
 
-    def told(self, peer: bytes) -> None:
+    def confirm(self, peer: bytes) -> None:
         """``peer`` said which head it holds (``seen`` was called first), and everything it offered was fetched."""
-        self._told.add(peer)
+        self._confirmed.add(peer)
 
-    def settled(self, seq: int) -> bool:
+    def confirmed(self, seq: int) -> bool:
         """Whether a feed that ends at ``seq`` may be continued."""
         if seq < self._furthest:
             return False
         if self._fresh:
             return True
-        if self._electors and len(self._told & self._electors) >= self._electors_needed:
+        if self._electors and len(self._confirmed & self._electors) >= self._electors_needed:
             return True
         if self._electors and not self._known:
             return False
-        return len(self._told & self._known) >= min(PEERS_TO_ASK, len(self._known))
+        return len(self._confirmed & self._known) >= min(PEERS_TO_ASK, len(self._known))
 
     def missing(self) -> str:
         """What is still waited for, for people."""
         if self._electors and not self._known:
-            count = len(self._told & self._electors)
+            count = len(self._confirmed & self._electors)
             return f"{count} of {self._electors_needed} electors told this node where its feed ends"
         needed = min(PEERS_TO_ASK, len(self._known))
-        return f"{len(self._told & self._known)} of {needed} known peers told this node where its feed ends"
+        return f"{len(self._confirmed & self._known)} of {needed} known peers told this node where its feed ends"

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
@@ -31,13 +32,14 @@ from protocol.identity import Identity
 from protocol.log import entry as entries
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry
-from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.log.replica import Replica
 from protocol.records import Record
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Making = Record | Callable[[list[Entry]], Record]
 """A payload, or a function that makes it from the entries made before it in the same ``append``."""
@@ -48,14 +50,15 @@ class NotReady(Error):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class LogNews:
     """What the log took in one go. ``own``: this node made it, so it is for this node to publish."""
 
-    entries: tuple[Entry, ...] = ()
-    cuts: tuple[CertifiedCut, ...] = ()
-    grants: tuple[CertifiedGrant, ...] = ()
-    forks: tuple[ForkProof, ...] = ()
+    items: tuple[Item, ...] = ()
     own: bool = False
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The items of this class."""
+        return [item for item in self.items if isinstance(item, kind)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class LogService:
         self.store = store
         self.ready = trio.Event()
         self.generation = 0
-        self.height_told = 0
+        self.height_claimed = 0
         """The height of the newest cut that some peer says it holds, for people."""
         self.disk_trouble: str | None = None
         """Why the disk refuses what peers sent; None where all is stored."""
@@ -104,7 +107,7 @@ class LogService:
         """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
         self.checkpoints = Checkpoints(replica, store)
         self._own_head = OwnHead(identity.node, replica.electors_at(len(replica.cuts) + 1), known, fresh=fresh)
-        self._listeners: list[Callable[[News], None]] = []
+        self._listeners: list[Callable[[LogNews], None]] = []
         self._changed = trio.Event()
         self._lock = trio.Lock()
         self._unsaved: list[Item] = []
@@ -114,11 +117,11 @@ class LogService:
         self.intake = Intake(
             self.ledger, store, self._lock, self._keep, thread_from=thread_from, checking=checking, bounds=bounds
         )
-        self._settle()
+        self._confirm()
 
     # Watching
 
-    def subscribe(self, listener: Callable[[News], None]) -> None:
+    def subscribe(self, listener: Callable[[LogNews], None]) -> None:
         """Call ``listener`` after every change; it must neither block nor raise."""
         self._listeners.append(listener)
 
@@ -131,7 +134,7 @@ class LogService:
             await trio.lowlevel.checkpoint()
         return self.generation
 
-    def _tell(self, news: News) -> None:
+    def _notify(self, news: LogNews) -> None:
         self.generation += 1
         self._changed.set()
         self._changed = trio.Event()
@@ -145,7 +148,7 @@ class LogService:
         """The seq of this node's newest entry, -1 before its ``join``."""
         return self.replica.next_for(self.identity.node) - 1
 
-    def heard(self, entry: Entry) -> None:
+    def on_own_entry(self, entry: Entry) -> None:
         """Somebody showed a verified entry of the own feed; appending stops until this node holds it too."""
         self._own_head.seen(entry.seq)
         self.behind = self.behind or entry.seq > self.own_seq
@@ -153,17 +156,17 @@ class LogService:
             logger.error("another machine uses this node's key: it signed entry %d", entry.seq)
             self.ready = trio.Event()
 
-    def told(self, peer: bytes) -> None:
-        """``peer`` said where the own feed ends (``heard``), and what it offered was fetched."""
-        self._own_head.told(peer)
-        self._settle()
+    def on_own_head(self, peer: bytes) -> None:
+        """``peer`` said where the own feed ends (``on_own_entry``), and what it offered was fetched."""
+        self._own_head.confirm(peer)
+        self._confirm()
 
     def waits_for(self) -> str:
         """Why ``ready`` is not set, for people."""
         return self._own_head.missing()
 
-    def _settle(self) -> None:
-        if not self.ready.is_set() and self._own_head.settled(self.own_seq):
+    def _confirm(self) -> None:
+        if not self.ready.is_set() and self._own_head.confirmed(self.own_seq):
             self.ready.set()
 
     async def append(self, *payloads: Making, timeout: float = 60.0) -> list[Entry]:
@@ -231,7 +234,7 @@ class LogService:
             if self.replica.add_entry(entry) is not Outcome.ADDED:
                 raise LocalError(f"an own entry was not taken: {entry.kind} {entry.seq}")
         self._own_head.seen(made[-1].seq)
-        self._tell(News(entries=tuple(made), own=True))
+        self._notify(LogNews(tuple(made), own=True))
         return made
 
     async def commit(self, make: Callable[[], Own | None]) -> CertifiedCut | CertifiedGrant | None:
@@ -252,9 +255,7 @@ class LogService:
                     return None
                 if add(self.replica, item) is not Outcome.ADDED:
                     raise LocalError("an own cut or grant was not taken")
-                self._tell(
-                    News(cuts=(item,), own=True) if isinstance(item, CertifiedCut) else News(grants=(item,), own=True)
-                )
+                self._notify(LogNews((item,), own=True))
                 await self._keep(self.intake.room.deliver().items)
                 await self._sum_up()
                 return item
@@ -267,17 +268,10 @@ class LogService:
             await self._save_foreign(taken)
         for entry in good:
             if entry.author == self.identity.node:
-                self.heard(entry)
-        self._settle()
+                self.on_own_entry(entry)
+        self._confirm()
         if taken:
-            self._tell(
-                News(
-                    tuple(item for item in taken if isinstance(item, Entry)),
-                    tuple(item for item in taken if isinstance(item, CertifiedCut)),
-                    tuple(item for item in taken if isinstance(item, CertifiedGrant)),
-                    tuple(item for item in taken if isinstance(item, ForkProof)),
-                )
-            )
+            self._notify(LogNews(tuple(taken)))
         if any(isinstance(item, CertifiedCut) for item in taken):
             await self._sum_up()
 

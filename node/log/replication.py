@@ -16,13 +16,16 @@ from typing import Any, Final, Protocol
 import trio
 
 from node.log import replication_messages
-from node.log.replicated_log import LogService, News
-from node.log.replication_messages import ANSWER_BYTES, MAX_ROWS, Summary, fitting
+from node.log.replicated_log import LogNews, LogService
+from node.log.replication_messages import ANSWER_BYTES, MAX_ROWS, LogSummary, fitting
 from node.log.replication_round import Session, SyncResult, summary
 from node.net.requests import Refused, Unreachable
 from protocol import codec
 from protocol.errors import PeerError
+from protocol.log.entry import Entry
+from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import MAX_RANGE, RangeRequest
+from protocol.log.quorum import CertifiedCut, CertifiedGrant
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ class LogSync:
         self._last: dict[bytes, int] = {}
         # What each peer was sent lately, less what time has paid off: (bytes, when).
         self._debts: dict[bytes, tuple[float, float]] = {}
-        self._outgoing, self._news = trio.open_memory_channel[News](QUEUE)
+        self._outgoing, self._news = trio.open_memory_channel[LogNews](QUEUE)
 
     def connected(self, peer: bytes) -> None:
         """A peer appeared: compare logs with it at once."""
@@ -115,22 +118,20 @@ class LogSync:
 
     # Gossip
 
-    def _enqueue(self, news: News) -> None:
+    def _enqueue(self, news: LogNews) -> None:
         # Fork proofs are worth telling whoever found them; the rest is its maker's to tell.
-        if news.own or news.forks:
+        forks = news.of(ForkProof)
+        if news.own or forks:
             try:
-                self._outgoing.send_nowait(news if news.own else News(forks=news.forks))
+                self._outgoing.send_nowait(news if news.own else LogNews(tuple(forks)))
             except trio.WouldBlock:
                 logger.debug("gossip cannot keep up with the own log")
 
     async def _publish(self) -> None:
         async for news in self._news:
-            data = replication_messages.news(
-                [entry.encode() for entry in news.entries],
-                [cut.encode() for cut in news.cuts],
-                [grant.encode() for grant in news.grants],
-                [fork.encode() for fork in news.forks],
-            )
+            kinds = (Entry, CertifiedCut, CertifiedGrant, ForkProof)
+            parts = ([item.encode() for item in news.items if isinstance(item, kind)] for kind in kinds)
+            data = replication_messages.news(*parts)
             if data is not None:
                 await self.transport.publish(TOPIC, data)
 
@@ -202,7 +203,7 @@ class LogSync:
         session = Session(self, peer)
         theirs = await session.hello()
         ours = summary(self.service)
-        self.service.height_told = max(self.service.height_told, theirs.height)
+        self.service.height_claimed = max(self.service.height_claimed, theirs.height)
         if not theirs.agrees(ours):
             if theirs.side != ours.side:
                 await session.forks()
@@ -214,7 +215,7 @@ class LogSync:
                 await session.tails()
         if self.service.checkpoints.lacking:
             await session.checkpoint()
-        self.service.told(peer)
+        self.service.on_own_head(peer)
         return session.result
 
     @asynccontextmanager
@@ -255,7 +256,7 @@ class LogSync:
         replica = self.service.replica
         match op:
             case "hello":
-                theirs = Summary(*argument)
+                theirs = LogSummary(*argument)
                 mine = summary(self.service)
                 if theirs.height > mine.height or theirs.term > mine.term:
                     self.soon(peer)

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Anything, Array, Bytes, Int, Many, Optional, Schema, Text
+from protocol.codec import Anything, Array, Bytes, Fields, Hash, Int, Many, Optional, Schema, Text
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.log.checkpoint import MAX_CHECKPOINT_BYTES
 from protocol.log.entry import MAX_WIRE_BYTES
@@ -59,16 +59,25 @@ FIRST: Final = bytes(32)
 """Before every author."""
 
 _COUNT: Final = Int(0, 2**62)
-_SUMMARY: Final = Array(
-    (
-        ("heads_root", codec.HASH),
-        ("height", _COUNT),
-        ("cut", Optional(codec.HASH)),
-        ("term", _COUNT),
-        ("side", codec.HASH),
-        ("own", Optional(codec.HASH)),
-    )
-)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSummary(Fields):
+    """A replica in a few numbers, and the id of the newest entry of its own node's feed that it holds."""
+
+    heads_root: Hash
+    height: Annotated[int, _COUNT]
+    cut: Annotated[bytes | None, Optional(codec.HASH)]
+    term: Annotated[int, _COUNT]
+    side: Hash
+    own: Annotated[bytes | None, Optional(codec.HASH)] = None
+
+    def agrees(self, other: LogSummary) -> bool:
+        """Whether both summarise the same log, whoever they are."""
+        return self.to_value()[:-1] == other.to_value()[:-1]
+
+
+_SUMMARY: Final = Array(LogSummary.SCHEMA)
 _ARGUMENTS: Final[dict[str, Schema]] = {
     "hello": _SUMMARY,
     "buckets": Optional(Int(0, 0)),
@@ -109,26 +118,6 @@ _NEWS: Final = Array(
         ("forks", Many(_FORK, most=MAX_NEWS)),
     )
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A replica in a few numbers, and the id of the newest entry of its own node's feed that it holds."""
-
-    heads_root: bytes
-    height: int
-    cut: bytes | None
-    term: int
-    side: bytes
-    own: bytes | None = None
-
-    def agrees(self, other: Summary) -> bool:
-        """Whether both summarise the same log, whoever they are."""
-        return self.to_value()[:-1] == other.to_value()[:-1]
-
-    def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
-        return [self.heads_root, self.height, self.cut, self.term, self.side, self.own]
 
 
 def request(op: str, argument: codec.Value) -> bytes:

@@ -18,7 +18,7 @@ import trio
 from node.log import replication_messages
 from node.log.intake import Received
 from node.log.replicated_log import LogService
-from node.log.replication_messages import Summary
+from node.log.replication_messages import LogSummary
 from node.net.requests import Unreachable
 from protocol.errors import PeerError
 from protocol.log import entry as entries
@@ -67,13 +67,13 @@ class SyncResult:
     errors: list[PeerError] = field(default_factory=list)
 
 
-def summary(service: LogService) -> Summary:
+def summary(service: LogService) -> LogSummary:
     """What this node says of its log in a hello."""
     replica = service.replica
     newest = replica.newest_cut
     height, cut = (0, None) if newest is None else (newest.cut.height, newest.cut.id)
     own = replica.heads.get(service.identity.node)
-    return Summary(
+    return LogSummary(
         replica.heads_root(),
         height,
         cut,
@@ -108,7 +108,7 @@ class Session:
             self._sync.blame(self._peer, error)
         return received.added
 
-    async def hello(self) -> Summary:
+    async def hello(self) -> LogSummary:
         """Exchange summaries; what the peer holds of our own feed is taken note of."""
         payload = replication_messages.request("hello", summary(self._service).to_value())
         value, yours = await self._ask("hello", payload)
@@ -116,8 +116,8 @@ class Session:
             entry = entries.decode(yours)
             if entry.author != self._service.identity.node or entry.domain != self._service.domain.id:
                 raise PeerError("hello: it shows another feed than the asker's")
-            self._service.heard(entry)
-        return Summary(*value)
+            self._service.on_own_entry(entry)
+        return LogSummary(*value)
 
     async def forks(self) -> None:
         """Fetch the fork proofs, in pages."""

@@ -2,7 +2,7 @@
 
 1. A check is (key, message, signature), and its answer whether the signature is right: the rule of
    ``protocol.identity.verify``, which the child calls, and nothing else decides.
-2. A child is started when there is work for it and ends after ``IDLE_SECONDS`` without any. It runs at low priority:
+2. A child is started when there is work for it and ends after a while without any. It runs at low priority:
    the loop, which brings the next work, goes first.
 3. A check always gets an answer. What a child does not answer is checked in a thread, and no child is started for
    ``PAUSE_SECONDS``.
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 Checking = Callable[[Sequence[Check]], Awaitable[list[bool]]]
 """Answers checks, each in its place."""
+
 
 AT_ONCE: Final = 512
 """Checks that one child, or one thread, makes in one go: some 40 ms of work."""
@@ -56,7 +57,7 @@ async def check_in_threads(checks: Sequence[Check]) -> list[bool]:
 
 
 @dataclass(slots=True)
-class _Job:
+class _Checks:
     checks: Sequence[Check]
     answer: list[bool] | None = None
     done: trio.Event = field(default_factory=trio.Event)
@@ -65,14 +66,15 @@ class _Job:
 class Checkers:
     """At most ``count`` children. Make it with ``open_checkers``."""
 
-    def __init__(self, nursery: trio.Nursery, count: int, open_child: OpenWorker = open_worker) -> None:
+    def __init__(self, nursery: trio.Nursery, count: int, idle: float, open_child: OpenWorker) -> None:
         self._nursery = nursery
         self._count = count
+        self._idle = idle
         self._open_child = open_child
         self._running = 0
         self._waiting = 0
         self._paused_until = -math.inf
-        self._jobs, self._taken = trio.open_memory_channel[_Job](math.inf)
+        self._jobs, self._taken = trio.open_memory_channel[_Checks](math.inf)
 
     @property
     def children(self) -> int:
@@ -84,7 +86,7 @@ class Checkers:
         if trio.current_time() < self._paused_until:
             return await check_in_threads(checks)
         size = min(AT_ONCE, max(-(-len(checks) // self._count), LEAST))
-        jobs = [_Job(checks[start : start + size]) for start in range(0, len(checks), size)]
+        jobs = [_Checks(checks[start : start + size]) for start in range(0, len(checks), size)]
         for job in jobs:
             self._jobs.send_nowait(job)
         for _ in range(min(len(jobs) - self._waiting, self._count - self._running)):
@@ -98,7 +100,7 @@ class Checkers:
 
     async def _run(self) -> None:
         """One child's life."""
-        job: _Job | None = None
+        job: _Checks | None = None
         try:
             async with self._open_child("node.log.signature_child", name="signatures") as worker:
                 while (job := await self._next()) is not None:
@@ -119,11 +121,11 @@ class Checkers:
                 while self._taken.statistics().current_buffer_used:
                     self._taken.receive_nowait().done.set()
 
-    async def _next(self) -> _Job | None:
-        job: _Job | None = None
+    async def _next(self) -> _Checks | None:
+        job: _Checks | None = None
         self._waiting += 1
         try:
-            with trio.move_on_after(IDLE_SECONDS):
+            with trio.move_on_after(self._idle):
                 job = await self._taken.receive()
         finally:
             self._waiting -= 1
@@ -131,13 +133,15 @@ class Checkers:
 
 
 @asynccontextmanager
-async def open_checkers(count: int | None = None, open_child: OpenWorker = open_worker) -> AsyncIterator[Checkers]:
-    """Children that check signatures, as many as there are cores. Call it from the main thread. The block's own
-    exceptions come out as they are."""
+async def open_checkers(
+    count: int | None = None, *, idle: float = IDLE_SECONDS, open_child: OpenWorker = open_worker
+) -> AsyncIterator[Checkers]:
+    """Children that check signatures, as many as there are cores; one that had no work for ``idle`` seconds ends. Call
+    it from the main thread. The block's own exceptions come out as they are."""
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         try:
-            yield Checkers(nursery, count or os.cpu_count() or 1, open_child)
+            yield Checkers(nursery, count or os.cpu_count() or 1, idle, open_child)
         except Exception as error:
             failure = error  # raised below: the nursery would wrap it in a group
         finally:

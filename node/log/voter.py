@@ -16,17 +16,17 @@ from typing import Final
 
 import trio
 
-from node.log.elector_messages import Evidence, Reached
-from node.log.replicated_log import LogService, News, Own
+from node.log.elector_messages import Reached, SignedBallot
+from node.log.replicated_log import LogNews, LogService, Own
 from node.log.replication import LogSync
 from protocol import identity as keys
 from protocol.identity import Identity
 from protocol.log import elector_state as rules
 from protocol.log import proposal, quorum
 from protocol.log.amendment import Amendment
-from protocol.log.elector_state import State, Version
+from protocol.log.elector_state import ElectorState, Version
 from protocol.log.heads import Head
-from protocol.log.quorum import CertifiedCut, Cut, Grant, PreparedCut, Report
+from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, PreparedCut, Report
 from protocol.log.turns import Turns, reach
 from protocol.records import Weights
 
@@ -45,7 +45,7 @@ class Voter:
         self,
         service: LogService,
         identity: Identity,
-        state: State,
+        state: ElectorState,
         sync: LogSync | None,
         objection: Objection,
     ) -> None:
@@ -59,7 +59,7 @@ class Voter:
         self.asked = len(self.electors) == 1
         """Whether enough others said how far they are."""
         self.claims: dict[bytes, Reached] = {}
-        self._seen: dict[bytes, Evidence] = {}
+        self._seen: dict[bytes, SignedBallot] = {}
         self._proven = 0
         self._granted_at = trio.current_time()
         final = service.ledger.newest_weights(final=True)
@@ -69,9 +69,9 @@ class Voter:
         replica = service.replica
         newest = replica.newest_cut
         self.turns = self._new_turns(0 if newest is None else newest.epoch)
-        self._take_notice(News(cuts=tuple(replica.cuts[state.height - 1 :])))
+        self._take_notice(LogNews(tuple(replica.cuts[state.height - 1 :])))
         if replica.grants:
-            self._take_notice(News(grants=(replica.grants[max(replica.grants)],)))
+            self._take_notice(LogNews((replica.grants[max(replica.grants)],)))
         service.subscribe(self._take_notice)
         self.protocol = f"/farflung/{service.domain.id.hex()[:16]}/elector/1"
 
@@ -119,7 +119,7 @@ class Voter:
 
     # Deciding
 
-    async def keep(self, decide: Callable[[], State | str]) -> str | None:
+    async def keep(self, decide: Callable[[], ElectorState | str]) -> str | None:
         """Store what ``decide`` makes of the state before anything is signed; why it does not, or None.
 
         Raises ``OSError`` where the disk refuses.
@@ -137,14 +137,14 @@ class Voter:
         await self.service.commit(make)
         return problem[0] if problem else None
 
-    def resume(self, state: State) -> None:
+    def resume(self, state: ElectorState) -> None:
         """Go on with a state that is stored."""
         self.state = state
 
     async def vote(self, cut: Cut, epoch: int, proof: PreparedCut | None) -> bytes | str:
         """The signature of a vote, or why there is none."""
 
-        def decide() -> State | str:
+        def decide() -> ElectorState | str:
             lock = self.state.lock
             prepared = proof is not None or (lock is not None and lock.cut.id == cut.id)
             problem = self.away() or proposal.problem(self.service.replica, cut, prepared=prepared)
@@ -164,7 +164,7 @@ class Voter:
         problem = await self.keep(lambda: self.away() or self.grantable(grant))
         return quorum.grant_vote(self.identity, grant)[1] if problem is None else problem
 
-    def grantable(self, grant: Grant) -> State | str:
+    def grantable(self, grant: Grant) -> ElectorState | str:
         """What signing a grant makes of the state, or why it is not signed."""
         return rules.sign_grant(self.state, grant, self.known_term, limit=self.term_limit)
 
@@ -210,8 +210,8 @@ class Voter:
         found = self.service.replica.versions_in(cut)
         return [version_of(entry.payload) for entry in found if ledger.version_number(entry.id) is not None]
 
-    def _take_notice(self, news: News) -> None:
-        for certified in news.cuts:
+    def _take_notice(self, news: LogNews) -> None:
+        for certified in news.of(CertifiedCut):
             electors = self.service.replica.electors_at(certified.cut.height)
             versions = self._versions(certified.cut)
             self._lose(rules.follow(self.state, certified, self.me, electors, versions, asked=self.asked))
@@ -219,7 +219,7 @@ class Voter:
             if self.electors != self._in_force:
                 self._in_force = self.electors
                 self.turns = self._new_turns(certified.epoch)
-        if news.grants and (known := self.service.ledger.grant()) is not None:
+        if news.of(CertifiedGrant) and (known := self.service.ledger.grant()) is not None:
             self.state = rules.know_grant(self.state, known)
             self._granted_at = trio.current_time()
 
@@ -228,7 +228,7 @@ class Voter:
         pace = self.service.domain.timings.epoch_ms / 1000
         return Turns(len(self.electors), place, pace, trio.current_time(), epoch)
 
-    def _lose(self, state: State) -> None:
+    def _lose(self, state: ElectorState) -> None:
         """Take the next state; where that says that something was lost, the others must be asked."""
         if state.abstains is not None and state.abstains != self.state.abstains:
             if self.state.abstains is None:
@@ -242,7 +242,7 @@ class Voter:
 
     # The past
 
-    def note(self, elector: bytes, evidence: Evidence) -> None:
+    def note(self, elector: bytes, evidence: SignedBallot) -> None:
         """Remember a ballot that an elector signed, in case it forgets."""
         known = self._seen.get(elector)
         if known is None or (known.epoch, known.committed) < (evidence.epoch, evidence.committed):
@@ -271,7 +271,7 @@ class Voter:
             await self.keep(lambda: replace(self.state, abstains=max(epoch, self._proven)))
         self.asked = True
 
-    def evidence(self, elector: bytes) -> Evidence | None:
+    def evidence(self, elector: bytes) -> SignedBallot | None:
         """The highest ballot of an elector that this one knows."""
         replica = self.service.replica
         if self.state.lock is not None:
@@ -282,7 +282,7 @@ class Voter:
 
     def _note_all(self, committed: bool, certified: PreparedCut | CertifiedCut) -> None:
         for elector, signature in certified.votes:
-            self.note(elector, Evidence(committed, certified.epoch, certified.cut.id, signature))
+            self.note(elector, SignedBallot(committed, certified.epoch, certified.cut.id, signature))
 
 
 def version_of(payload: object) -> Version:

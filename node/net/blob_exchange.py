@@ -2,15 +2,15 @@
 
 Wire (canonical codec): a blob range is asked for with ``[digest, offset, length]`` on ``/farflung/blob/1``, a chunk
 with ``[manifest hash, index]`` on ``/farflung/chunk/1``; the answer is the bytes. A node that does not hold them
-refuses, which is no fault. Which chunks it has it tells on ``/farflung/have/1``: the request is the manifest hash, the
+refuses, which is no fault. Which chunks it has it says on ``/farflung/have/1``: the request is the manifest hash, the
 answer a bitmap (chunk i is bit i, the most significant of a byte first).
 
 1. A blob larger than ``CHUNK_BYTES`` is fetched in ranges of that size; each must arrive within the timeout, so a slow
    peer that makes progress is kept and a stalled one is left.
 2. A blob that came from one peer and has the wrong hash is that peer's fault. One that was pieced together from several
    is fetched again from one at a time, so that the liar is found.
-3. Who is asked for which chunks is decided elsewhere: ``node.net.chunks`` drives a swarm over these requests, where no
-   direct connection carries weights.
+3. Chunks go over these requests one at a time, and only where no direct connection carries weights; who is asked for
+   which is decided elsewhere (``node.weights``).
 """
 
 from __future__ import annotations
@@ -35,44 +35,40 @@ CHUNK_PROTOCOL: Final = "/farflung/chunk/1"
 HAVE_PROTOCOL: Final = "/farflung/have/1"
 
 MAX_REQUEST: Final = 64
+CHUNK_SECONDS: Final = 30.0
+"""That a chunk may take: a stream carries 35 KB a second, or another holder is asked."""
 
 BLOB_REQUEST: Final = codec.Array(
     (("digest", codec.HASH), ("offset", codec.Int(0, MAX_BLOB_BYTES)), ("length", codec.Int(1, CHUNK_BYTES)))
 )
 CHUNK_REQUEST: Final = codec.Array((("manifest", codec.HASH), ("index", codec.Int(0, 2**32 - 1))))
 
-ReadBlob = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
+ReadRange = Callable[[bytes, int, int], Awaitable[bytes | None] | bytes | None]
 ReadChunk = Callable[[bytes, int], Awaitable[bytes | None] | bytes | None]
 ReadHave = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
 
 
 def serve_blobs(
     network: Network,
-    read: ReadBlob,
+    read: ReadRange,
     *,
     protocol: str = BLOB_PROTOCOL,
     may_read: Callable[[bytes, bytes], bool] = lambda peer, digest: True,
 ) -> None:
-    """Serve blobs to all peers that ``may_read(peer, digest)``. ``read(BLAKE3 digest)``, plain or async, returns the
-    whole blob or None."""
-    kept: list[tuple[bytes, bytes]] = []  # the last blob of many ranges: its reader comes back at once
+    """Serve blobs to all peers that ``may_read(peer, digest)``. ``read(BLAKE3 digest, offset, length)``, plain or
+    async, returns that much of the blob, less where it ends before, or None: a request costs what it asks for."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         digest, offset, length = codec.parse(request, BLOB_REQUEST, max_bytes=MAX_REQUEST, what="blob request")
         if not may_read(peer, digest):
             raise Refused("only nodes that joined this domain get its blobs")
-        blob: bytes | None
-        if kept and kept[0][0] == digest:
-            blob = kept[0][1]
-        else:
-            found = read(digest)
-            blob = await found if inspect.isawaitable(found) else found
-        if blob is None:
+        found = read(digest, offset, length)
+        part = await found if inspect.isawaitable(found) else found
+        if part is None:
             raise Refused("not held")
-        if offset + length > len(blob):
+        if len(part) < length:
             raise PeerError("blob request: a range beyond the blob")
-        kept[:] = [(digest, blob)] if offset + length < len(blob) else []
-        return blob[offset : offset + length]
+        return part
 
     network.serve(protocol, handler, max_request=MAX_REQUEST)
 
@@ -123,6 +119,24 @@ def serve_haves(
         return bitmap
 
     network.serve(protocol, handler, max_request=32)
+
+
+async def fetch_chunk(
+    network: Network, peer: bytes, digest: bytes, index: int, *, timeout: float = CHUNK_SECONDS
+) -> bytes:
+    """Chunk ``index`` as ``peer`` gives it, not verified. Raises ``Unreachable`` (``Refused``) or ``PeerError``."""
+    request = codec.encode([digest, index])
+    return await network.request(peer, CHUNK_PROTOCOL, request, timeout=timeout, max_response=CHUNK_BYTES)
+
+
+async def fetch_haves(network: Network, peer: bytes, digest: bytes, chunks: int) -> bytes:
+    """The bitmap of those of an object's ``chunks`` that ``peer`` has. Raises ``Unreachable`` (``Refused``) or
+    ``PeerError``."""
+    size = (chunks + 7) // 8
+    bitmap = await network.request(peer, HAVE_PROTOCOL, digest, timeout=CHUNK_SECONDS, max_response=size)
+    if len(bitmap) != size:
+        raise PeerError("have: a bitmap of another length")
+    return bitmap
 
 
 async def fetch_blob(

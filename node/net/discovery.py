@@ -1,10 +1,10 @@
-"""Who else is there: addresses, the address book, and the task that keeps this node connected.
+"""Who else is there: the address book, and the task that keeps this node connected.
 
 libp2p's own discovery forgets a seed after three failures, dials one address of a peer only, and waits 60 s after a
 failure; here the application owns all of it.
 
-1. An address is ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT[/p2p/PEER]``; names are resolved by the system's resolver at
-   each dial, all results and all addresses of a peer are tried in turn.
+1. Names in addresses are resolved by the system's resolver at each dial, all results and all addresses of a peer are
+   tried in turn.
 2. Unconnected peers are dialled with exponential backoff up to ``MAX_BACKOFF`` seconds, seeds up to ``SEED_BACKOFF``
    and for ever, even while other peers are connected: else two halves of a network that started apart stay apart.
 3. Of two nodes that know each other, the one with the lower id dials at once and the other a little later, so that
@@ -22,27 +22,21 @@ import ipaddress
 import logging
 import math
 import random
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 import trio
 
+from node.net.address_text import MAX_ADDRESSES, Address
 from node.net.requests import Unreachable
-from protocol.errors import Error, PeerError
-from protocol.identity import node_id, peer_id
+from node.net.token_buckets import Buckets
 
 log = logging.getLogger(__name__)
 
 MAX_BACKOFF: Final = 60.0
 SEED_BACKOFF: Final = 10.0
 MAX_PEERS: Final = 2048
-MAX_ADDRESSES: Final = 8
-MAX_ADDRESS: Final = 128
-"""Longest multiaddr text (characters)."""
-
 SHORT: Final = 5.0
 """A connection that lasts fewer seconds counts as a failure."""
 
@@ -61,79 +55,21 @@ POLL: Final = 0.5
 PAUSE: Final = 0.1
 """Seconds between looks at the book, whatever the news."""
 
-SETTLED: Final = 10.0
-"""Seconds between looks at connected peers; a loss is told at once."""
-
-_PATTERN = re.compile(
-    r"/(ip4|ip6|dns|dns4|dns6)/([A-Za-z0-9.:_-]{1,100})/tcp/([0-9]{1,5})(?:/p2p/([A-Za-z0-9]{1,64}))?"
-)
+CHECK: Final = 10.0
+"""Seconds between looks at connected peers; a loss is noticed at once."""
 
 
-class AddressError(Error):
-    """A text that is not an address this node can use; the message is one line for the operator."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A parsed multiaddr. ``node`` is None where the text names no peer."""
-
-    kind: str
-    host: str
-    port: int
-    node: bytes | None
-
-    def __str__(self) -> str:
-        suffix = f"/p2p/{peer_id(self.node)}" if self.node is not None else ""
-        return f"/{self.kind}/{self.host}/tcp/{self.port}{suffix}"
-
-    async def resolve(self) -> list[str]:
-        """The IP addresses to dial; raises ``OSError`` (``socket.gaierror``) if the name has none."""
-        if self.kind in ("ip4", "ip6"):
-            return [self.host]
-        family = {"dns": 0, "dns4": trio.socket.AF_INET, "dns6": trio.socket.AF_INET6}[self.kind]
-        found = await trio.socket.getaddrinfo(self.host, self.port, family, trio.socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(item[4][0]) for item in found))[:MAX_PLACES]
-
-
-@lru_cache(1024)  # every presence brings the same addresses again
-def parse_address(text: str) -> Address:
-    """Parse ``text``; raises ``AddressError``."""
-    match = _PATTERN.fullmatch(text)
-    if match is None or len(text) > MAX_ADDRESS:
-        raise AddressError(f"{text[:MAX_ADDRESS]!r} is not an address of the form /ip4/HOST/tcp/PORT/p2p/PEER")
-    kind, host, port, peer = match.groups()
-    try:
-        if kind in ("ip4", "ip6"):
-            host = str(ipaddress.IPv4Address(host) if kind == "ip4" else ipaddress.IPv6Address(host))
-        node = node_id(peer) if peer is not None else None
-    except (ValueError, PeerError) as error:
-        raise AddressError(f"{text!r} is not an address: {error}") from None
-    if int(port) > 65535:
-        raise AddressError(f"{text!r} is not an address: port {port} does not exist")
-    return Address(kind, host, int(port), node)
+async def _resolve(address: Address) -> list[str]:
+    """The IP addresses to dial; raises ``OSError`` (``socket.gaierror``) if the name has none."""
+    if address.kind in ("ip4", "ip6"):
+        return [address.host]
+    family = {"dns": 0, "dns4": trio.socket.AF_INET, "dns6": trio.socket.AF_INET6}[address.kind]
+    found = await trio.socket.getaddrinfo(address.host, address.port, family, trio.socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(item[4][0]) for item in found))[:MAX_PLACES]
 
 
 @dataclass(slots=True)
-class Allowance:
-    """So many at once, and then one in so many seconds."""
-
-    most: int
-    seconds: float
-    used: float = 0.0
-    at: float = 0.0
-
-    def take(self, now: float) -> bool:
-        """Use one, if there is one."""
-        self.used = max(0.0, self.used - (now - self.at) / self.seconds)
-        self.at = now
-        if self.used > self.most - 1:
-            return False
-        self.used += 1
-        return True
-
-
-@dataclass(slots=True)
-class Entry:
+class BookEntry:
     """What the book knows about one peer; times are of trio's clock."""
 
     addresses: list[Address] = field(default_factory=list)
@@ -142,16 +78,17 @@ class Entry:
     failures: int = 0
     next_dial: float = 0.0
     met: float = 0.0
-    fresh: Allowance = field(default_factory=lambda: Allowance(FRESH, FRESH_SECONDS))
-    """For new addresses that are tried at once."""
 
 
 class AddressBook:
     """Addresses by node id, newest first."""
 
-    def __init__(self, own: bytes) -> None:
+    def __init__(self, own: bytes, most: int = MAX_PEERS) -> None:
         self._own = own
-        self.entries: dict[bytes, Entry] = {}
+        self._most = most
+        self._fresh = Buckets(FRESH, 1 / FRESH_SECONDS, most)
+        """For new addresses that are tried at once, by node."""
+        self.entries: dict[bytes, BookEntry] = {}
         self.news = trio.Event()
         """Set where somebody's time may come sooner than ``next_due`` said; who waits for it renews it."""
 
@@ -161,27 +98,23 @@ class AddressBook:
             return
         entry = self.entries.get(node)
         if entry is None:
-            if len(self.entries) >= MAX_PEERS and not self._forget_one():
+            if len(self.entries) >= self._most and not self._forget_one():
                 return
-            entry = self.entries[node] = Entry(next_dial=now + (1.0 if node < self._own else 0.0))
+            entry = self.entries[node] = BookEntry(next_dial=now + (1.0 if node < self._own else 0.0))
         entry.seed = entry.seed or seed
         usable = [address for address in addresses if address.port and address.node in (None, node)]
         usable = [Address(address.kind, address.host, address.port, node) for address in usable]
-        if any(address not in entry.addresses for address in usable) and (seed or entry.fresh.take(now)):
+        if any(address not in entry.addresses for address in usable) and (seed or self._fresh.take(node, 1, now)):
             entry.next_dial = min(entry.next_dial, now + (1.0 if node < self._own else 0.0))
             self.news.set()
         entry.addresses = list(dict.fromkeys([*usable, *entry.addresses]))[:MAX_ADDRESSES]
 
     def _forget_one(self) -> bool:
-        for node, entry in self.entries.items():
-            if not entry.seed and not entry.reached:
-                del self.entries[node]
-                return True
-        for node, entry in self.entries.items():
-            if not entry.seed:
-                del self.entries[node]
-                return True
-        return False
+        others = [node for node, entry in self.entries.items() if not entry.seed]
+        if not others:
+            return False
+        del self.entries[next((node for node in others if not self.entries[node].reached), others[0])]
+        return True
 
     def connected(self, node: bytes, now: float) -> None:
         """The peer was met."""
@@ -208,10 +141,10 @@ class AddressBook:
             limit = SEED_BACKOFF if entry.seed else MAX_BACKOFF
             entry.next_dial = now + min(random.uniform(0.5, 1) * 2**entry.failures, limit)  # noqa: S311
 
-    def settled(self, node: bytes, now: float) -> None:
+    def postpone(self, node: bytes, now: float) -> None:
         """The peer is connected: there is nothing to do until it is lost."""
         if (entry := self.entries.get(node)) is not None:
-            entry.next_dial = (now // SETTLED + 1) * SETTLED  # the same moment for all, so that one look does
+            entry.next_dial = (now // CHECK + 1) * CHECK  # the same moment for all, so that one look does
 
     def next_due(self) -> float:
         """When the next peer's time comes, or came."""
@@ -242,7 +175,7 @@ class PeerManager:
         self._connected = connected
         self._may_dial = may_dial
         self._locks: dict[bytes, trio.Lock] = {}
-        self._vain: dict[str, Allowance] = {}
+        self._vain = Buckets(VAIN_DIALS, 1 / VAIN_SECONDS, MAX_HOSTS)
         """For dials that fail, by host."""
 
     async def run(self) -> None:
@@ -264,7 +197,7 @@ class PeerManager:
                     if len(busy) >= CONCURRENT_DIALS:
                         break
                     if self._connected(node):
-                        self._book.settled(node, trio.current_time())
+                        self._book.postpone(node, trio.current_time())
                     elif node not in busy and self._may_dial(node):
                         busy.add(node)
                         nursery.start_soon(attempt, node)
@@ -285,7 +218,7 @@ class PeerManager:
                     if self._connected(node):
                         return
                     try:
-                        await self._connect(address, limited=not entry.seed)
+                        await self.connect(address, limited=not entry.seed)
                         return
                     except Unreachable as failure:
                         error = failure
@@ -295,15 +228,15 @@ class PeerManager:
                 if not lock.statistics().tasks_waiting:
                     self._locks.pop(node, None)
 
-    async def connect(self, address: Address) -> None:
-        """Connect to the node that ``address`` names, by that address only; raises ``Unreachable``."""
-        await self._connect(address, limited=False)
+    async def connect(self, address: Address, *, limited: bool = False) -> None:
+        """Connect to the node that ``address`` names, by that address only; raises ``Unreachable``.
 
-    async def _connect(self, address: Address, *, limited: bool) -> None:
+        ``limited`` where a stranger named it (rule 5).
+        """
         if address.node is None:
             raise Unreachable(f"{address}: the address names no peer (…/p2p/PEER)")
         try:
-            hosts = await address.resolve()
+            hosts = await _resolve(address)
         except OSError as error:
             raise Unreachable(f"{address}: the name cannot be resolved ({error})") from None
         reason = "no address"
@@ -313,7 +246,7 @@ class PeerManager:
                 continue
             try:
                 await self._dial(host, address.port, address.node)
-                self._vain.pop(host, None)
+                self._vain.fill(host)
                 return
             except Unreachable as error:
                 reason = str(error)
@@ -323,8 +256,4 @@ class PeerManager:
         """Whether a host may be dialled although that may be in vain once more."""
         if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
             return True
-        allowance = self._vain.pop(host, None) or Allowance(VAIN_DIALS, VAIN_SECONDS)
-        while len(self._vain) >= MAX_HOSTS:
-            del self._vain[next(iter(self._vain))]
-        self._vain[host] = allowance
-        return allowance.take(trio.current_time())
+        return self._vain.take(host, 1, trio.current_time())

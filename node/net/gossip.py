@@ -3,7 +3,7 @@
 1. A topic travels as ``farflung/TAG/TOPIC``; TAG keeps domains apart on shared connections.
 2. A message's id is the hash of its origin, sequence number, topic and data: GossipSub's default id repeats after a
    restart, and such messages vanish silently.
-3. Messages of more than ``Limits.gossip_message`` bytes are their forwarder's fault. An origin that sends more than
+3. Messages of more than ``NetLimits.gossip_message`` bytes are their forwarder's fault. An origin that sends more than
    its bucket allows is dropped, not blamed; a forwarder has a wider bucket, because keys are free.
 4. A handler's ``PeerError`` scores the origin down; any other exception is logged. Own messages do not come back.
 5. Gossip is a hint: a full queue or bucket drops messages without notice.
@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import trio
 from libp2p.tools.anyio_service import background_trio_service
 
-from node.net.guard import GuardedHost, Limits, node_of
-from node.net.pubsub import MAX_TOPIC, forward_together, make_pubsub
+from node.net.guard import GuardedHost, NetLimits, node_of
+from node.net.pubsub import MAX_TOPIC, GuardedPubsub
 from node.net.requests import Count
+from node.net.token_buckets import Buckets
 from protocol.errors import LocalError, PeerError
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[bytes, bytes], Awaitable[None] | None]
+GossipHandler = Callable[[bytes, bytes], Awaitable[None] | None]
 """``handler(origin's node id, data)``."""
 
 TOKEN_BYTES: Final = 16 << 10
@@ -37,28 +38,8 @@ TOKEN_BYTES: Final = 16 << 10
 FORWARDER_FACTOR: Final = 16
 """How many origins' worth of messages one peer may forward."""
 
-MAX_BUCKETS: Final = 4096
 REGISTRATION_PERIOD: Final = 5.0
 REGISTRATION_ATTEMPTS: Final = 3
-
-
-class Buckets:
-    """Token buckets by key, at most ``MAX_BUCKETS`` (the least recently used goes first)."""
-
-    def __init__(self, burst: float, per_second: float) -> None:
-        self._burst = burst
-        self._per_second = per_second
-        self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
-
-    def take(self, key: bytes, tokens: float, now: float) -> bool:
-        """Take ``tokens`` of ``key``'s bucket if it holds them."""
-        held, updated = self._buckets.pop(key, (self._burst, now))
-        held = min(self._burst, held + (now - updated) * self._per_second)
-        enough = held >= tokens
-        self._buckets[key] = (held - tokens if enough else held, now)
-        if len(self._buckets) > MAX_BUCKETS:
-            self._buckets.popitem(last=False)
-        return enough
 
 
 def message_id(message: Any) -> bytes:
@@ -77,7 +58,7 @@ class Gossip:
         self,
         node: bytes,
         tag: str,
-        limits: Limits,
+        limits: NetLimits,
         *,
         count: Count,
         blame: Callable[[bytes, PeerError], None],
@@ -89,14 +70,14 @@ class Gossip:
         self._count = count
         self._blame = blame
         self._banned = banned
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, GossipHandler] = {}
         self._delays: dict[str, float] = {}
         self._origins = Buckets(limits.gossip_burst, limits.gossip_per_second)
         self._forwarders = Buckets(limits.gossip_burst * FORWARDER_FACTOR, limits.gossip_per_second * FORWARDER_FACTOR)
-        self._pubsub: Any = None
+        self.pubsub: Any = None
         self._nursery: trio.Nursery | None = None
 
-    def subscribe(self, topic: str, handler: Handler, *, delay: float = 0.0) -> None:
+    def subscribe(self, topic: str, handler: GossipHandler, *, delay: float = 0.0) -> None:
         """Call ``handler`` for every message of others on ``topic``, and forward them within ``delay`` seconds."""
         if topic in self._handlers:
             raise LocalError(f"topic {topic} has a handler already")
@@ -106,13 +87,13 @@ class Gossip:
         self._handlers[topic] = handler
         self._delays[topic] = delay
         if self._nursery is not None:
-            self._nursery.start_soon(self._listen, self._pubsub, topic, handler)
+            self._nursery.start_soon(self._listen, self.pubsub, topic, handler)
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Send ``data`` to all who listen to ``topic``; lost silently while nobody is connected."""
         if len(data) > self._limits.gossip_message:
             raise LocalError(f"a gossip message of {len(data)} bytes, at most {self._limits.gossip_message} travel")
-        pubsub = self._pubsub
+        pubsub = self.pubsub
         if pubsub is None:
             return
         try:
@@ -123,32 +104,32 @@ class Gossip:
         self._count.sent += len(data)
         self._count.requests_sent += 1
 
-    def known_peers(self, topic: str) -> list[bytes]:
+    def listeners(self, topic: str) -> list[bytes]:
         """Connected peers that listen to ``topic``."""
-        if self._pubsub is None:
+        if self.pubsub is None:
             return []
-        return [node_of(peer) for peer in self._pubsub.peer_topics.get(self._prefix + topic, ())]
+        return [node_of(peer) for peer in self.pubsub.peer_topics.get(self._prefix + topic, ())]
 
     async def run(self, host: GuardedHost, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Gossip through ``host`` until it dies."""
-        pubsub = make_pubsub(host, self._limits, message_id)
+        pubsub = GuardedPubsub(host, self._limits, message_id)
         async with background_trio_service(pubsub), background_trio_service(pubsub.router):
             await pubsub.wait_until_ready()
             async with trio.open_nursery() as nursery:
-                self._pubsub, self._nursery = pubsub, nursery
+                self.pubsub, self._nursery = pubsub, nursery
                 try:
                     for topic, handler in self._handlers.items():
                         await nursery.start(self._listen, pubsub, topic, handler)
                     task_status.started()
                     await self._register_forever(pubsub, host)
                 finally:
-                    self._pubsub = self._nursery = None
+                    self.pubsub = self._nursery = None
 
     async def _listen(
         self,
         pubsub: Any,
         topic: str,
-        handler: Handler,
+        handler: GossipHandler,
         *,
         task_status: Any = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -156,7 +137,7 @@ class Gossip:
         pubsub.set_topic_validator(name, self._validate, False)
         subscription = await pubsub.subscribe(name)
         if self._delays[topic]:
-            pubsub.manager.run_task(forward_together(pubsub, name, self._delays[topic]).run)
+            pubsub.forward_together(name, self._delays[topic])
         task_status.started()
         while True:
             message = await subscription.get()

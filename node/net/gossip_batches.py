@@ -5,7 +5,7 @@ what a small message in it costs), so the presences of a quiet network are the b
 
 1. A message waits at most ``delay`` seconds here, so it takes at most that long for each hop. Own messages never wait.
 2. A peer that sent a message in the meantime has it and is not sent it.
-3. At most ``MAX_WAITING`` messages wait; at the last of them all leave at once.
+3. At most ``most`` messages wait; at the last of them all leave at once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ MAX_WAITING: Final = 128
 class Forwards:
     """The messages of one topic that wait to be forwarded. ``send(peer, messages)`` must not block."""
 
-    def __init__(self, delay: float, send: Callable[[Any, list[Any]], None]) -> None:
+    def __init__(self, delay: float, send: Callable[[Any, list[Any]], None], most: int = MAX_WAITING) -> None:
         self._delay = delay
         self._send = send
+        self._most = most
         self._waiting: dict[bytes, tuple[Any, set[Any]]] = {}
         self._some = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def add(self, key: bytes, message: Any, peers: Iterable[Any]) -> None:
         """Forward ``message``, whose id is ``key``, to ``peers`` before long."""
         self._waiting[key] = (message, set(peers))
         self._some.set()
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= self._most:
             self.flush()
 
-    def held(self, key: bytes, peer: Any) -> None:
+    def has(self, key: bytes, peer: Any) -> None:
         """``peer`` has the message ``key``."""
         if (waiting := self._waiting.get(key)) is not None:
             waiting[1].discard(peer)

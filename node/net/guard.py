@@ -30,7 +30,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from types import SimpleNamespace
 from typing import Any, Final
 
 import libp2p.network.connection.swarm_connection as swarm_connection
@@ -87,7 +86,7 @@ _ID_PREFIX = ID.from_base58(peer_id(bytes(32))).to_bytes()[:-32]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NetLimits:
     """What peers may use. Seconds, bytes and counts; the defaults fit a machine with 1 GB to spare."""
 
     connections: int = 50
@@ -97,6 +96,12 @@ class Limits:
     handshakes_per_address: int = 16
     handshake_timeout: float = 10.0
     keepalive: float = 5.0
+    frame_timeout: float = 10.0
+    """That a peer may leave a frame unread in its socket."""
+    request_slot: float = 5.0
+    """That a request may wait for one of its peer's slots."""
+    request_reading: float = 15.0
+    """That a peer has to send its whole request."""
     receive_buffers: int = 256 << 20
     dial_timeout: float = 10.0
     gossip_rpc: int = 1 << 20
@@ -135,30 +140,26 @@ async def _read_line(self: Any) -> str:
         raise MultiselectCommunicatorError(f"unreadable line: {error}") from None
 
 
-def _ignore(*_: object, **__: object) -> None:
-    """Stands in for libp2p's logging through the root logger."""
-
-
 MultiselectCommunicator.read = _read_line
-swarm_connection.logging = SimpleNamespace(debug=_ignore, info=_ignore, warning=_ignore, error=_ignore)
-# Stock libp2p reports peers' faults as warnings and errors with tracebacks; this package does its own accounting.
-logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+# Stock libp2p reports peers' faults as warnings and errors with tracebacks, there through the root logger; this package
+# does its own accounting.
+swarm_connection.logging = logging.getLogger("libp2p")
+swarm_connection.logging.setLevel(logging.CRITICAL)
 
 
-# --- yamux -------------------------------------------------------------------------------------------------------
+# --- the swarm and the host ----------------------------------------------------------------------------------------
 
 
 class _MuxerMultistream(MuxerMultistream):  # type: ignore[misc]
     """Negotiates yamux and runs ours; the stock class has its own hard-wired."""
 
-    make: Callable[[Any, Any], Muxer]
+    def __init__(self, make: Callable[[Any, Any], Muxer]) -> None:
+        super().__init__({TProtocol(YAMUX): Muxer})
+        self._make = make
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Muxer:
         await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        return self.make(conn, peer_id)
-
-
-# --- the swarm and the host ----------------------------------------------------------------------------------------
+        return self._make(conn, peer_id)
 
 
 class _NoAutoConnector:
@@ -178,17 +179,30 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
     connection that opens or closes.
     """
 
-    limits: Limits
-    admit: Callable[[bytes, bool], str | None]
-    changed: Callable[[bytes, bool], None]
-
-    def prepare(self, limits: Limits) -> None:
-        """Set up the counters."""
+    def __init__(
+        self,
+        *args: Any,
+        limits: NetLimits,
+        admit: Callable[[bytes, bool], str | None],
+        changed: Callable[[bytes, bool], None],
+    ) -> None:
+        config = ConnectionConfig(
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=limits.connections,
+            max_connections=limits.connections,
+            max_connections_per_peer=2,
+            # ``accept`` and ``dial`` have deadlines of their own; a second copy here could only disagree with them.
+            inbound_upgrade_timeout=math.inf,
+            outbound_upgrade_timeout=math.inf,
+        )
+        super().__init__(*args, transports=[TCP()], retry_config=RetryConfig(max_retries=0), connection_config=config)
         self.limits = limits
         self.handshakes: collections.Counter[str] = collections.Counter()
         self.live: collections.Counter[str] = collections.Counter()
-        self.notifees: list[Any] = []
         self.auto_connector = _NoAutoConnector()
+        self._admit = admit
+        self._changed = changed
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Defect 4: one inbound TCP connection, from handshake to end. Raises nothing but cancellation."""
@@ -232,7 +246,7 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
     async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Any:
         """Defect 7: only proven Ed25519 ids that this node wants."""
         try:
-            refused = self.admit(node_of(muxed_conn.peer_id), direction == "inbound")
+            refused = self._admit(node_of(muxed_conn.peer_id), direction == "inbound")
         except PeerError as error:
             refused = str(error)
         if refused is not None:
@@ -249,12 +263,12 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
         for older in self.get_connections(peer):
             if older is not conn:
                 older.muxed_conn.probe()
-        self.changed(node_of(peer), True)
+        self._changed(node_of(peer), True)
         await self._notify("connected", conn)
 
     async def notify_disconnected(self, conn: Any) -> None:
         peer = conn.muxed_conn.peer_id
-        self.changed(node_of(peer), False)
+        self._changed(node_of(peer), False)
         await self._notify("disconnected", conn)
         if conn.muxed_conn.silent and self.manager.is_running:
             self.manager.run_task(self.drop, peer)
@@ -273,15 +287,10 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
             except Exception:
                 log.exception("a connection callback failed")
 
-    async def drop(self, peer: Any) -> None:
-        """Close every connection to ``peer``: gossip recovers only from that, not from closing one of two."""
-        await self._close_all(self.get_connections(peer))
+    async def drop(self, peer: Any = None) -> None:
+        """Close every connection (to ``peer``, if it is given): gossip recovers only from that, not from closing one of
+        two. All at the same time: the stock class takes 0.2 s for each."""
 
-    async def drop_all(self) -> None:
-        """Close all connections at the same time (the stock class takes 0.2 s for each)."""
-        await self._close_all(self.get_connections())
-
-    async def _close_all(self, connections: list[Any]) -> None:
         async def close(connection: Any) -> None:
             try:
                 await connection.close()
@@ -289,14 +298,18 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
                 log.debug("closing a connection failed: %r", error)
 
         async with trio.open_nursery() as nursery:
-            for connection in connections:
+            for connection in self.get_connections(peer):
                 nursery.start_soon(close, connection)
 
 
 class GuardedHost(BasicHost):  # type: ignore[misc]
     """A host without identify whose stream handlers cannot hurt it. ``blame(node, error)`` hears of rubbish."""
 
-    blame: Callable[[bytes, PeerError], None]
+    def __init__(self, swarm: GuardedSwarm, blame: Callable[[bytes, PeerError], None]) -> None:
+        super().__init__(network=swarm, disable_identify_address_discovery=True)
+        self.blame = blame
+        self.multiselect.handlers.clear()  # no identify, no ping
+        swarm.notifees.clear()  # nor the callbacks that run them
 
     def _schedule_identify(self, peer_id: Any, *, reason: str) -> None:
         """Off: it runs as a system task and fills the peerstore with what peers claim."""
@@ -357,7 +370,7 @@ def _decrement(counter: collections.Counter[str], key: str) -> None:
 
 def make_host(
     identity: Identity,
-    limits: Limits,
+    limits: NetLimits,
     *,
     admit: Callable[[bytes, bool], str | None],
     changed: Callable[[bytes, bool], None],
@@ -367,46 +380,22 @@ def make_host(
     keys = ed25519_key_pair(seed=identity.seed)
     budget = Budget(limits.receive_buffers)
 
-    def on_violation(peer: Any, error: Violation) -> None:
-        blame(node_of(peer), error)
-
     def make(secured: Any, peer: Any) -> Muxer:
-        node_of(peer)  # refuse other kinds of key before anything else is done for them
-        return Muxer(secured, peer, budget=budget, keepalive=limits.keepalive, on_violation=on_violation)
+        node = node_of(peer)  # refuse other kinds of key before anything else is done for them
+        return Muxer(
+            secured,
+            peer,
+            budget=budget,
+            keepalive=limits.keepalive,
+            frame_timeout=limits.frame_timeout,
+            on_violation=lambda error: blame(node, error),
+        )
 
-    upgrader = TransportUpgrader(
-        {TProtocol(NOISE): Noise(keys, noise_privkey=x25519_key_pair().private_key)}, {TProtocol(YAMUX): Muxer}
-    )
-    upgrader.muxer_multistream = _MuxerMultistream(
-        {TProtocol(YAMUX): Muxer}, upgrader.muxer_multistream.negotiate_timeout
-    )
-    upgrader.muxer_multistream.make = make
+    upgrader = TransportUpgrader({TProtocol(NOISE): Noise(keys, noise_privkey=x25519_key_pair().private_key)}, {})
+    upgrader.muxer_multistream = _MuxerMultistream(make)
     store = PeerStore()
     identifier = ID.from_pubkey(keys.public_key)
-    store.add_key_pair(identifier, keys)
-    swarm = GuardedSwarm(
-        identifier,
-        store,
-        upgrader,
-        transports=[TCP()],
-        retry_config=RetryConfig(max_retries=0),
-        connection_config=ConnectionConfig(
-            min_connections=0,
-            low_watermark=0,
-            high_watermark=limits.connections,
-            max_connections=limits.connections,
-            max_connections_per_peer=2,
-            # ``accept`` and ``dial`` have deadlines of their own; a second copy here could only disagree with them.
-            inbound_upgrade_timeout=math.inf,
-            outbound_upgrade_timeout=math.inf,
-        ),
-    )
-    host = GuardedHost(network=swarm, disable_identify_address_discovery=True)
-    host.blame = blame
-    host.multiselect.handlers.clear()  # no identify, no ping
-    swarm.prepare(limits)  # after the host has registered its identify callbacks, which this drops
-    swarm.admit = admit
-    swarm.changed = changed
     if node_of(identifier) != identity.node:
         raise LocalError("libp2p derives another node id from this key")
-    return host
+    store.add_key_pair(identifier, keys)
+    return GuardedHost(GuardedSwarm(identifier, store, upgrader, limits=limits, admit=admit, changed=changed), blame)

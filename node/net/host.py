@@ -19,11 +19,10 @@ from typing import Any, Final
 import trio
 
 from node.net import requests
-from node.net.discovery import Address, AddressBook, AddressError, PeerManager, parse_address
-from node.net.gossip import Gossip
-from node.net.gossip import Handler as GossipHandler
-from node.net.guard import GuardedHost, GuardedSwarm, Limits, make_host, peer_of
-from node.net.listening import outbound
+from node.net.address_text import Address, AddressError, outbound, parse_address
+from node.net.discovery import AddressBook, PeerManager
+from node.net.gossip import Gossip, GossipHandler
+from node.net.guard import GuardedHost, GuardedSwarm, NetLimits, make_host, peer_of
 from node.net.peer_scores import Scores
 from node.net.requests import Count, Unreachable
 from protocol.errors import Error, LocalError, PeerError
@@ -58,7 +57,7 @@ class Network:
         identity: Identity,
         listeners: Sequence[trio.SocketListener],
         domain_tag: str,
-        limits: Limits,
+        limits: NetLimits,
         nursery: trio.Nursery,
     ) -> None:
         self.identity = identity
@@ -68,14 +67,15 @@ class Network:
         self.counts: dict[str, Count] = {}
         self.restarts = 0
         self._listeners = listeners
-        self._host: GuardedHost | None = None
+        self.host: GuardedHost | None = None
+        """The libp2p host that runs now; none while it is restarted."""
         self._up = trio.Event()
-        self._servers: dict[str, requests.Server] = {}
+        self._servers: dict[str, requests.RequestServer] = {}
         self._peers: dict[bytes, Peer] = {}
         self._on_connect: list[Callable[[bytes], None]] = []
-        self._book = AddressBook(identity.node)
-        self._manager = PeerManager(self._book, dial=self._dial, connected=self.is_connected, may_dial=self._may_dial)
-        self._gossip = Gossip(
+        self.book = AddressBook(identity.node)
+        self._manager = PeerManager(self.book, dial=self._dial, connected=self.is_connected, may_dial=self._may_dial)
+        self.gossip = Gossip(
             identity.node,
             domain_tag,
             limits,
@@ -108,9 +108,7 @@ class Network:
 
     def hosts(self, node: bytes) -> list[str]:
         """The IP addresses at the other ends of the open connections to ``node``."""
-        if self._host is None:
-            return []
-        remotes = [c.muxed_conn.get_remote_address() for c in self._swarm.get_connections(peer_of(node))]
+        remotes = [connection.muxed_conn.get_remote_address() for connection in self._connections(node)]
         return list(dict.fromkeys(str(remote[0]) for remote in remotes if remote is not None))
 
     def is_connected(self, node: bytes) -> bool:
@@ -123,10 +121,8 @@ class Network:
 
     async def add_peer(self, address: str) -> None:
         """Remember a seed: it is dialled whenever it is not connected, for ever. Raises ``AddressError``."""
-        parsed = parse_address(address)
-        if parsed.node is None:
-            raise AddressError(f"{address}: the address must end in /p2p/PEER")
-        self._book.learn(parsed.node, [parsed], trio.current_time(), seed=True)
+        node, parsed = _parse_named(address)
+        self.book.learn(node, [parsed], trio.current_time(), seed=True)
         await trio.lowlevel.checkpoint()
 
     def learn(self, node: bytes, addresses: Sequence[str]) -> None:
@@ -138,13 +134,13 @@ class Network:
             except AddressError as error:
                 log.debug("%s", error)
         if parsed:
-            self._book.learn(node, parsed, trio.current_time())
+            self.book.learn(node, parsed, trio.current_time())
 
     def known_addresses(self) -> dict[bytes, list[str]]:
         """Seeds and peers met so far with their addresses, newest first: what is worth keeping on disk."""
         return {
             node: [str(address) for address in entry.addresses]
-            for node, entry in self._book.entries.items()
+            for node, entry in self.book.entries.items()
             if entry.addresses and (entry.seed or entry.reached)
         }
 
@@ -153,21 +149,19 @@ class Network:
 
         Raises ``AddressError`` or ``Unreachable``, each with one line that names the address and what went wrong.
         """
-        parsed = parse_address(address)
-        if parsed.node is None:
-            raise AddressError(f"{address}: the address must end in /p2p/PEER")
-        if parsed.node == self.node:
+        node, parsed = _parse_named(address)
+        if node == self.node:
             raise AddressError(f"{address}: this is the node's own address")
-        if not self.is_connected(parsed.node):
+        if not self.is_connected(node):
             with trio.move_on_after(timeout) as scope:
                 await self._manager.connect(parsed)
             if scope.cancelled_caught:
                 raise Unreachable(f"{address}: no answer within {timeout:g} s")
-        return parsed.node
+        return node
 
     async def disconnect(self, node: bytes) -> None:
         """Close all connections to ``node``."""
-        if self._host is not None:
+        if self.host is not None:
             await self._swarm.drop(peer_of(node))
 
     def blame(self, peer: bytes, error: PeerError) -> None:
@@ -178,22 +172,23 @@ class Network:
     # --- requests and gossip -----------------------------------------------------------------------------------
 
     def serve(
-        self, protocol: str, handler: requests.Handler, *, max_request: int, max_concurrent_per_peer: int = 8
+        self, protocol: str, handler: requests.RequestHandler, *, max_request: int, max_concurrent_per_peer: int = 8
     ) -> None:
         """Answer requests of ``protocol``: ``await handler(peer, request) -> answer``. See ``node.net.requests``."""
         if protocol in self._servers:
             raise LocalError(f"protocol {protocol} has a handler already")
-        server = requests.Server(
+        server = requests.RequestServer(
             protocol,
             handler,
             max_request=max_request,
             max_concurrent_per_peer=max_concurrent_per_peer,
+            limits=self.limits,
             count=self._count(protocol),
             blame=self.blame,
         )
         self._servers[protocol] = server
-        if self._host is not None:
-            self._host.set_stream_handler(protocol, server)
+        if self.host is not None:
+            self.host.set_stream_handler(protocol, server)
 
     async def request(self, peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
         """Ask ``peer`` and return its answer; a peer that is known but not connected is dialled first.
@@ -219,15 +214,15 @@ class Network:
 
         They are forwarded at once, or together within ``delay`` seconds, which costs this node and its peers less.
         """
-        self._gossip.subscribe(topic, handler, delay=delay)
+        self.gossip.subscribe(topic, handler, delay=delay)
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Gossip ``data`` (at most 256 KiB). A hint: it may be lost."""
-        await self._gossip.publish(topic, data)
+        await self.gossip.publish(topic, data)
 
     def listeners(self, topic: str) -> list[bytes]:
         """Connected peers that are subscribed to ``topic``."""
-        return self._gossip.known_peers(topic)
+        return self.gossip.listeners(topic)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -241,25 +236,24 @@ class Network:
 
     @property
     def _swarm(self) -> GuardedSwarm:
-        if self._host is None:
+        if self.host is None:
             raise Unreachable("the network is restarting")
-        swarm: GuardedSwarm = self._host.get_network()
+        swarm: GuardedSwarm = self.host.get_network()
         return swarm
+
+    def _connections(self, node: bytes) -> list[Any]:
+        """The open connections to ``node``, oldest first."""
+        return list(self._swarm.get_connections(peer_of(node))) if self.host is not None else []
 
     def _connection(self, node: bytes) -> Any:
         """The newest live connection to ``node``: an older one may be dead without knowing."""
-        if self._host is None:
-            return None
-        for connection in reversed(self._swarm.get_connections(peer_of(node))):
-            if connection.muxed_conn.is_established:
-                return connection
-        return None
+        return next((one for one in reversed(self._connections(node)) if one.muxed_conn.is_established), None)
 
     def _banned(self, node: bytes) -> bool:
         return self.scores.banned(node, trio.current_time())
 
     def _may_dial(self, node: bytes) -> bool:
-        return self._host is not None and not self._banned(node) and len(self._peers) < self.limits.outbound_connections
+        return self.host is not None and not self._banned(node) and len(self._peers) < self.limits.outbound_connections
 
     def _admit(self, node: bytes, inbound: bool) -> str | None:
         if node == self.node:
@@ -268,7 +262,7 @@ class Network:
 
     def _changed(self, node: bytes, appeared: bool) -> None:
         """A connection was opened or closed."""
-        connections = self._swarm.get_connections(peer_of(node)) if self._host is not None else []
+        connections = self._connections(node)
         if appeared and node not in self._peers and connections:
             remote = connections[0].muxed_conn.get_remote_address()
             self._peers[node] = Peer(
@@ -277,17 +271,14 @@ class Network:
                 trio.current_time(),
                 f"{remote[0]}:{remote[1]}" if remote is not None else "?",
             )
-            self._book.connected(node, trio.current_time())
-            self._call_back(node)
+            self.book.connected(node, trio.current_time())
+            for callback in self._on_connect:
+                try:
+                    callback(node)
+                except Exception:
+                    log.exception("a connection callback failed")
         elif not connections and self._peers.pop(node, None) is not None:
-            self._book.disconnected(node, trio.current_time())
-
-    def _call_back(self, node: bytes) -> None:
-        for callback in self._on_connect:
-            try:
-                callback(node)
-            except Exception:
-                log.exception("a connection callback failed")
+            self.book.disconnected(node, trio.current_time())
 
     async def _dial(self, host: str, port: int, node: bytes) -> None:
         swarm = self._swarm
@@ -309,7 +300,7 @@ class Network:
                 log.error("the libp2p host died and is restarted: %r", error)  # one line
                 log.debug("how the host died", exc_info=error)
             finally:
-                self._host = None
+                self.host = None
                 for node in list(self._peers):
                     self._changed(node, False)
             self.restarts += 1
@@ -321,8 +312,8 @@ class Network:
         for protocol, server in self._servers.items():
             host.set_stream_handler(protocol, server)
         async with host.run([]), trio.open_nursery() as nursery:
-            await nursery.start(self._gossip.run, host)
-            self._host = host
+            await nursery.start(self.gossip.run, host)
+            self.host = host
             for listener in self._listeners:
                 nursery.start_soon(self._accept_forever, listener)
             if not self._up.is_set():
@@ -352,13 +343,13 @@ class Network:
 
     async def _close(self) -> None:
         self._closing = True
-        if self._host is not None:
-            await self._swarm.drop_all()
+        if self.host is not None:
+            await self._swarm.drop()
 
 
 @asynccontextmanager
 async def open_network(
-    identity: Identity, *, listen: Sequence[str], domain_tag: str, limits: Limits | None = None
+    identity: Identity, *, listen: Sequence[str], domain_tag: str, limits: NetLimits | None = None
 ) -> AsyncIterator[Network]:
     """Run a node's network while the block runs.
 
@@ -372,7 +363,7 @@ async def open_network(
         for text in listen:
             listeners += await _listen(text)
         async with trio.open_nursery() as nursery:
-            network = Network(identity, listeners, domain_tag, limits or Limits(), nursery)
+            network = Network(identity, listeners, domain_tag, limits or NetLimits(), nursery)
             await nursery.start(network._supervise)
             nursery.start_soon(network._manager.run)
             try:
@@ -388,6 +379,14 @@ async def open_network(
     finally:
         for listener in listeners:
             listener.socket.close()
+
+
+def _parse_named(text: str) -> tuple[bytes, Address]:
+    """The node id in an address, and the address; raises ``AddressError``."""
+    parsed = parse_address(text)
+    if parsed.node is None:
+        raise AddressError(f"{text}: the address must end in /p2p/PEER")
+    return parsed.node, parsed
 
 
 async def _listen(text: str) -> list[trio.SocketListener]:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any, Final
 
@@ -97,33 +97,25 @@ def placeholders() -> Iterator[None]:
             del sys.modules[name]
 
 
-class _LeanLoader(Loader):
+class _PlaceholderLoader(SourceFileLoader):
     """Runs libp2p's ``__init__`` amid placeholders."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         with placeholders():
-            self._loader.exec_module(module)
+            super().exec_module(module)
 
 
 class _Hook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != PACKAGE:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _LeanLoader(spec.loader)
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == PACKAGE else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = _PlaceholderLoader(fullname, spec.origin)
         return spec
 
 
 def install() -> None:
     """From now on libp2p is imported so, whoever imports it. Costs nothing by itself."""
-    if PACKAGE not in sys.modules and not any(isinstance(finder, _Hook) for finder in sys.meta_path):
+    if not any(isinstance(finder, _Hook) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Hook())

@@ -5,7 +5,8 @@ request was refused (the bytes are a short reason), 2 the server failed, 3 the s
 the multistream lines of the protocol and its request in one go, so a request costs one round trip.
 
 1. Sizes are bounded on both sides before memory is used; the server's slots are counted per peer and protocol.
-2. A peer that stalls loses its stream after ``READ_TIMEOUT`` or ``PROGRESS_TIMEOUT`` seconds, never a shared resource.
+2. A peer that stalls loses its stream after ``NetLimits.request_reading`` or ``PROGRESS_TIMEOUT`` seconds, never a
+   shared resource.
 3. What a handler raises stays here: ``PeerError`` scores the peer down and answers 1, anything else is logged and
    answers 2.
 """
@@ -13,9 +14,7 @@ the multistream lines of the protocol and its request in one go, so a request co
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,22 +24,16 @@ from libp2p.exceptions import BaseLibp2pError
 from node.errors import Busy as Busy
 from node.errors import Refused as Refused
 from node.errors import Unreachable as Unreachable
-from node.net.guard import MULTISTREAM, line, node_of
+from node.net.guard import MULTISTREAM, NetLimits, line, node_of
 from node.net.yamux_stream import MuxerStream, Violation
-from protocol.errors import Error, PeerError
+from protocol.errors import PeerError
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[bytes, bytes], Awaitable[bytes]]
+RequestHandler = Callable[[bytes, bytes], Awaitable[bytes]]
 """``handler(peer's node id, request) -> answer``."""
 
 OK, REFUSED, FAILED, BUSY = range(4)
-
-READ_TIMEOUT: Final = 15.0
-"""Seconds a peer has to send its whole request."""
-
-SLOT_TIMEOUT: Final = 5.0
-"""Seconds a request may wait for one of its peer's slots."""
 
 PROGRESS_TIMEOUT: Final = 15.0
 """Seconds a peer may take to accept the next ``PIECE`` bytes of an answer."""
@@ -59,25 +52,17 @@ class Count:
     requests_received: int = 0
 
 
-@contextmanager
-def contained(what: str) -> Iterator[None]:
-    """Turn every way in which a libp2p stream breaks into ``Unreachable``."""
-    try:
-        yield
-    except (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise Unreachable(f"{what}: the connection broke ({error or type(error).__name__})") from None
-
-
-class Server:
+class RequestServer:
     """The serving side of one protocol."""
 
     def __init__(
         self,
         protocol: str,
-        handler: Handler,
+        handler: RequestHandler,
         *,
         max_request: int,
         max_concurrent_per_peer: int,
+        limits: NetLimits,
         count: Count,
         blame: Callable[[bytes, PeerError], None],
     ) -> None:
@@ -85,10 +70,10 @@ class Server:
         self._handler = handler
         self._max_request = max_request
         self._max_concurrent = max_concurrent_per_peer
+        self._limits = limits
         self._count = count
         self._blame = blame
         self._slots: dict[bytes, trio.Semaphore] = {}
-        self._users: Counter[bytes] = Counter()
 
     async def __call__(self, net_stream: Any) -> None:
         """Serve one stream: libp2p's stream handler."""
@@ -105,10 +90,9 @@ class Server:
 
     async def _serve(self, peer: bytes, stream: MuxerStream) -> tuple[int, bytes]:
         slots = self._slots.setdefault(peer, trio.Semaphore(self._max_concurrent))
-        self._users[peer] += 1
         held = False
         try:
-            with trio.move_on_after(SLOT_TIMEOUT):
+            with trio.move_on_after(self._limits.request_slot):
                 await slots.acquire()
                 held = True
             if not held:
@@ -117,12 +101,11 @@ class Server:
         finally:
             if held:
                 slots.release()
-            self._users[peer] -= 1
-            if not self._users[peer]:
-                del self._users[peer], self._slots[peer]
+            if slots.value == self._max_concurrent:  # nobody holds one, nor waits for one
+                self._slots.pop(peer, None)
 
     async def _answer(self, peer: bytes, stream: MuxerStream) -> tuple[int, bytes]:
-        with trio.fail_after(READ_TIMEOUT):
+        with trio.fail_after(self._limits.request_reading):
             size = int.from_bytes(await stream.read_exactly(4), "big")
             if size > self._max_request:
                 raise Violation(f"{self._protocol}: a request of {size} bytes, at most {self._max_request} are allowed")
@@ -131,11 +114,10 @@ class Server:
         self._count.requests_received += 1
         try:
             return OK, await self._handler(peer, request)
-        except PeerError as error:
-            self._blame(peer, error)
-            return REFUSED, _reason(error)
-        except Refused as error:
-            return REFUSED, _reason(error)
+        except (PeerError, Refused) as error:
+            if isinstance(error, PeerError):
+                self._blame(peer, error)
+            return REFUSED, str(error).encode("ascii", "replace")[:MAX_REASON]
         except Exception:
             log.exception("%s: serving %s failed", self._protocol, peer.hex()[:8])
             return FAILED, b"internal error"
@@ -151,7 +133,7 @@ async def request(
     what = f"{protocol} at {node_of(connection.muxed_conn.peer_id).hex()[:8]}"
     stream: MuxerStream | None = None
     try:
-        with contained(what), trio.fail_after(timeout):
+        with trio.fail_after(timeout):
             stream = await connection.muxed_conn.open_stream()
             hello = line(MULTISTREAM) + line(protocol) + len(payload).to_bytes(4, "big")
             await stream.write(hello + payload)
@@ -175,6 +157,8 @@ async def request(
             count.received += size
     except trio.TooSlowError:
         raise Unreachable(f"{what}: no answer in time") from None
+    except (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        raise Unreachable(f"{what}: the connection broke ({error or type(error).__name__})") from None
     finally:
         if stream is not None:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 0.5):
@@ -185,7 +169,3 @@ async def request(
         raise Busy(f"{what}: busy")
     reason = body.decode("ascii", "replace")
     raise Refused(f"{what}: " + (f"refused ({reason})" if status == REFUSED else "failed there"))
-
-
-def _reason(error: Error) -> bytes:
-    return str(error).encode("ascii", "replace")[:MAX_REASON]

@@ -7,7 +7,7 @@ invisible on the wire:
    another version loses the connection, and nobody else notices.
 2. All receive buffers of a host share one budget; the connection that fills most of it is closed first.
 3. A frame reaches the socket whole, whatever is cancelled: half a frame would desynchronise Noise for every other
-   stream of the connection. A peer that takes no bytes for ``FRAME_TIMEOUT`` seconds loses the connection.
+   stream of the connection. A peer that takes no bytes for ``frame_timeout`` seconds loses the connection.
 4. A frame fits one Noise message, and credit goes back in halves of a window, not after every read.
 5. A writer without credit waits for it; deadlines belong to the caller.
 6. A peer that sent nothing for ``keepalive`` seconds is sent a ping (the stock class ignores a missing pong): who then
@@ -59,9 +59,6 @@ MAX_PINGS: Final = 64
 PATIENCE: Final = 2
 """Keepalive intervals that a peer may be silent after a ping (a busy machine is not a dead one)."""
 
-FRAME_TIMEOUT: Final = 10.0
-"""Seconds a peer may leave a frame unread in its socket."""
-
 GOODBYE_TIMEOUT: Final = 0.3
 """Seconds that saying goodbye may take."""
 
@@ -69,8 +66,9 @@ GOODBYE_TIMEOUT: Final = 0.3
 class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
     """One multiplexed connection.
 
-    ``secured`` is libp2p's secure session, ``budget`` the host's, ``keepalive`` the seconds between pings;
-    ``on_violation(peer id, error)`` is told why a connection was closed on its peer.
+    ``secured`` is libp2p's secure session, ``budget`` the host's, ``keepalive`` the seconds between pings,
+    ``frame_timeout`` those that a peer may leave a frame unread in its socket; ``on_violation(error)`` is called with
+    the reason why the connection is closed on its peer.
     """
 
     def __init__(
@@ -80,26 +78,25 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         *,
         budget: Budget,
         keepalive: float,
-        on_violation: Callable[[Any, Violation], None],
+        frame_timeout: float,
+        on_violation: Callable[[Violation], None],
     ) -> None:
         self.secured_conn = secured
         self.link: Link = secured.link
         self.peer_id = peer_id
         self.budget = budget
         self.keepalive = keepalive
-        self.on_violation = on_violation
+        self._frame_timeout = frame_timeout
+        self._on_violation = on_violation
         self.on_close: Callable[[], Awaitable[None]] | None = None
-        self.is_initiator_value = bool(secured.is_initiator)
+        self._dialled = bool(secured.is_initiator)
         self.event_started = trio.Event()
         self.event_shutting_down = trio.Event()
         self.event_closed = trio.Event()
         self.streams: dict[int, MuxerStream] = {}
         self.buffered = 0
-        self.extra_credit = 0
         self.silent = False
-        self.rtt = 0.0
-        self._inbound = 0
-        self._next_id = 1 if self.is_initiator_value else 2
+        self._next_id = 1 if self._dialled else 2
         self._write_lock = FairLock()
         self._accept_send, self._accept_receive = trio.open_memory_channel[MuxerStream](MAX_INBOUND_STREAMS)
         self._control_send, self._control_receive = trio.open_memory_channel[tuple[int, ...]](MAX_CONTROL)
@@ -107,12 +104,17 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         self._pong = trio.Event()
         self._probe = trio.Event()
         self._pings = 0
-        self._heard = False
+        self._received = False
+
+    @property
+    def extra_credit(self) -> int:
+        """Growth of its streams' windows (bytes)."""
+        return sum(stream.window - INITIAL_WINDOW for stream in self.streams.values())
 
     @property
     def is_initiator(self) -> bool:
         """Whether this end dialled."""
-        return self.is_initiator_value
+        return self._dialled
 
     @property
     def is_established(self) -> bool:
@@ -146,24 +148,21 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._ping_forever)
                     nursery.start_soon(self._write_control)
-                    await self._receive_contained()
+                    try:
+                        await self._receive()
+                    except Violation as error:
+                        self.abort(error)
+                    except Exception as error:  # undecryptable Noise, a broken socket: nothing else ends
+                        log.debug("connection to %s ended: %r", self.peer_id, error)
                     nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await self._finish()
 
-    async def _receive_contained(self) -> None:
-        try:
-            await self._receive()
-        except Violation as error:
-            self.abort(error)
-        except Exception as error:  # undecryptable Noise, a broken socket: the connection ends, nothing else
-            log.debug("connection to %s ended: %r", self.peer_id, error)
-
     def abort(self, reason: Violation | None = None) -> None:
         """End the connection now, from anywhere."""
         if reason is not None and not self.event_shutting_down.is_set():
-            self.on_violation(self.peer_id, reason)
+            self._on_violation(reason)
         self.event_shutting_down.set()
         self._scope.cancel()
 
@@ -206,7 +205,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         async with self._write_lock:
             if self.event_shutting_down.is_set():
                 raise ConnectionClosedError("the connection is closed")
-            scope = trio.CancelScope(shield=True, deadline=trio.current_time() + FRAME_TIMEOUT)
+            scope = trio.CancelScope(shield=True, deadline=trio.current_time() + self._frame_timeout)
             try:
                 rest = self.link.send_now(frame)
                 if rest:
@@ -242,13 +241,10 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
 
     def forget(self, stream: MuxerStream) -> None:
         """Drop a finished stream from the table."""
-        if self.streams.pop(stream.stream_id, None) is not None:
-            self.extra_credit -= stream.window - INITIAL_WINDOW
-            if self._is_inbound(stream.stream_id):
-                self._inbound -= 1
+        self.streams.pop(stream.stream_id, None)
 
     def _is_inbound(self, stream_id: int) -> bool:
-        return (stream_id & 1) != self.is_initiator_value
+        return (stream_id & 1) != self._dialled
 
     async def _receive(self) -> None:
         """Read and handle frames until the connection ends."""
@@ -262,7 +258,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             if not data:
                 return
             buffer += data
-            self._heard = True
+            self._received = True
             offset = 0
             while len(buffer) - offset >= HEADER.size:
                 version, kind, flags, stream_id, length = HEADER.unpack_from(buffer, offset)
@@ -326,7 +322,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
     def _on_syn(self, stream_id: int) -> None:
         if not self._is_inbound(stream_id) or stream_id == 0 or stream_id in self.streams:
             raise Violation("a stream id that is not the peer's to open")
-        if self._inbound >= MAX_INBOUND_STREAMS:
+        if sum(map(self._is_inbound, self.streams)) >= MAX_INBOUND_STREAMS:
             raise Violation(f"more than {MAX_INBOUND_STREAMS} open streams")
         stream = MuxerStream(self, stream_id)
         try:
@@ -336,7 +332,6 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return
         self.streams[stream_id] = stream
-        self._inbound += 1
 
     def _on_ping(self, flags: int, nonce: int) -> None:
         if flags & SYN:
@@ -357,28 +352,26 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
                 await self.write_frame(PING, SYN, 0, nonce)
             except ConnectionClosedError:
                 return
-            sent = trio.current_time()
-            self._heard = False
+            self._received = False
             with trio.move_on_after(PATIENCE * self.keepalive) as waiting:
                 await self._pong.wait()
-            if waiting.cancelled_caught and not self._heard:
+            if waiting.cancelled_caught and not self._received:
                 self.silent = True
                 self.abort()
                 return
-            self.rtt = trio.current_time() - sent
             await self._silence()
 
     async def _silence(self) -> None:
         """Return once the peer sent nothing for ``keepalive`` seconds or nearly so, or is to be pinged at once."""
         self._probe = trio.Event()
         while True:
-            self._heard = False
+            self._received = False
             # At the same times for all connections of a node, so that one round of the scheduler does for all.
             turn = (trio.current_time() // self.keepalive + 1) * self.keepalive
             with trio.move_on_at(turn) as quiet:
                 await self._probe.wait()
             self._pings = 0
-            if not (quiet.cancelled_caught and self._heard):
+            if not (quiet.cancelled_caught and self._received):
                 return
 
     def probe(self) -> None:

@@ -38,13 +38,16 @@ class Violation(PeerError):
     """A peer broke the rules of the connection: it is closed and the peer scored down."""
 
 
-class Connection(Protocol):
+class MuxedConnection(Protocol):
     """What a stream asks of the connection that carries it (``node.net.yamux.Muxer``)."""
 
     budget: Budget
     peer_id: Any
     buffered: int
-    extra_credit: int
+
+    @property
+    def extra_credit(self) -> int:
+        """Growth of its streams' windows."""
 
     def abort(self, reason: Violation | None = None) -> None:
         """End it, because the peer broke a rule."""
@@ -67,9 +70,9 @@ class Budget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self.connections: set[Connection] = set()
+        self.connections: set[MuxedConnection] = set()
 
-    def add(self, connection: Connection, size: int) -> None:
+    def add(self, connection: MuxedConnection, size: int) -> None:
         """Account for ``size`` bytes; over the limit the connection that holds most is closed."""
         connection.buffered += size
         self.used += size
@@ -77,7 +80,7 @@ class Budget:
             worst = max(self.connections, key=lambda candidate: candidate.buffered)
             worst.abort(Violation("it fills this node's memory with unread data"))
 
-    def remove(self, connection: Connection, size: int) -> None:
+    def remove(self, connection: MuxedConnection, size: int) -> None:
         """The reverse of ``add``."""
         connection.buffered -= size
         self.used -= size
@@ -107,7 +110,7 @@ class FairLock:
 class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
     """One stream. ``read`` returns at least one byte or raises; whole ``write`` calls never interleave."""
 
-    def __init__(self, connection: Connection, stream_id: int) -> None:
+    def __init__(self, connection: MuxedConnection, stream_id: int) -> None:
         self.muxed_conn = connection
         self.stream_id = stream_id
         self.buffer = bytearray()
@@ -144,7 +147,6 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
             credit, self.consumed = self.consumed, 0
             grown = min(self.window * 2, MAX_WINDOW) - self.window
             if connection.extra_credit + grown <= MAX_EXTRA_CREDIT:
-                connection.extra_credit += grown
                 self.window += grown
                 credit += grown
             self.receive_credit += credit

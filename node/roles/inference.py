@@ -18,7 +18,7 @@ from node.roles.engine_client import Engine
 from node.roles.role_figures import lengths
 from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from node.workers.child_messages import WrittenGroup
 from protocol.constants import MILLION
 from protocol.log.entry import Entry
@@ -64,8 +64,8 @@ class _Life:
     async def wanted(self) -> Entry | None:
         """The version to generate with now, or None while nothing is to be done."""
         node, bench = self._node, self._bench
-        version = bench.weights.newest_held()
-        newest = bench.weights.newest_number()
+        version = bench.weights.held.newest_held()
+        newest = bench.weights.held.newest_number()
         if version is None:
             return None
         number = weights_payload(version).number
@@ -97,7 +97,7 @@ class _Life:
         cheat = node.config.devnet.cheat
         raw = None
         if cheat == cheats.WRONG_WEIGHTS:
-            raw = await cheats.perturbed(node.directory.work, version.id, *bench.weights.paths(version.id))
+            raw = await cheats.perturbed(node.directory.work, version.id, *bench.weights.held.paths(version.id))
         await self._engine.load(version.id, raw)
         first = node.log.ledger.next_counter(node.id, version.id)
         counters = range(first, first + recipe.groups_per_submission)

@@ -22,8 +22,8 @@ from node.roles.gathering import Gathered, amount
 from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
-from node.weights.following import payload as weights_payload
-from node.weights.second_holder import entrust
+from node.weights.held import payload as weights_payload
+from node.weights.second_holder import give_to_second_holder
 from node.workers.child_messages import Trained
 from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
@@ -98,10 +98,10 @@ class Publication:
         manifest = described.manifest
         data = await trio.to_thread.run_sync(manifest.encode)
         digest = await bench.blobs.put(data)
-        bench.weights.expect(manifest, described.delta)
+        bench.weights.held.expect(manifest, described.delta)
         await trio.to_thread.run_sync(bench.versions.adopt, data, made.whole)
         delta = await self._adopt_delta(described)
-        await entrust(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
+        await give_to_second_holder(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
         if grant is None or overtaken(bench, base):
             return None
@@ -114,7 +114,7 @@ class Publication:
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
         bench.metrics.record("step", **role_figures.of_step(step, made.trained.metrics, responses))
         bench.pool.add_step(entries[0], StepBlob.parse(blob))
-        bench.weights.adopt(entries[1])
+        bench.weights.held.note(entries[1])
         for path in self._checkpoints.glob("*.safetensors"):
             if path.stem != digest.hex():
                 path.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ class Publication:
     async def _describe(self, differ: Worker, made: Made, base: Entry) -> delta_making.Described:
         """The new version's manifest, and its delta in ``work``."""
         node, bench, trained = self._node, self._bench, made.trained
-        place = bench.weights.paths(base.id)[0].parent
+        place = bench.weights.held.paths(base.id)[0].parent
         given = (trained.tensors, trained.checksum, made.whole, weights_payload(base).size)
         try:
             found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
@@ -188,7 +188,7 @@ def in_office(node: Node) -> bool:
 
 def overtaken(bench: Workbench, base: Entry) -> bool:
     """Whether the term or the version that a step began with is over meanwhile."""
-    node, newest = bench.node, bench.weights.newest()
+    node, newest = bench.node, bench.weights.held.newest()
     over = not in_office(node) or newest is None or newest.id != base.id
     if over:
         number = weights_payload(base).number

@@ -7,10 +7,10 @@ leave it a head start, and that it offers what it has (``node.weights.offers``).
 from __future__ import annotations
 
 from node.context import Node
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.weights.offers import push
 
 
-async def run(node: Node, weights: Weights) -> None:
+async def run(node: Node, weights: WeightsService) -> None:
     """Offer, and serve, until cancelled."""
     await push(node, weights)

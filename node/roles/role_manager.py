@@ -93,7 +93,7 @@ class RoleManager:
             wanted = rows.get(node.id, "none")
             if wanted not in ("none", *own.willing()):
                 wanted = "none"
-            if not self._stability.settled(wanted, trio.current_time()) or wanted == own.role:
+            if not self._stability.stable(wanted, trio.current_time()) or wanted == own.role:
                 continue
             try:
                 await node.log.append(Role(wanted), timeout=APPEND_TIMEOUT)

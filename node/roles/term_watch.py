@@ -106,7 +106,7 @@ class TermWatch:
             or (present > 1 and waited >= self._node.domain.timings.founding_wait_ms / 1000 - slack)
         )
 
-    def _wanted_trainer(self, state: rules.State) -> bytes | None:
+    def _wanted_trainer(self, state: rules.ElectorState) -> bytes | None:
         """Whom a term should be granted to now; None for nobody."""
         node = self._node
         presences = self._presences.live()

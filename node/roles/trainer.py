@@ -33,7 +33,7 @@ from node.roles.gathering import Gathered, Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.roles.workbench import Workbench
-from node.weights.following import payload as weights_payload
+from node.weights.held import payload as weights_payload
 from node.workers import torchrun
 from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainingStopped, TrainStep
 from node.workers.child_process import Worker, WorkerError
@@ -123,7 +123,7 @@ class _Life:
         if not in_office(node):
             node.health.warn("office", "another trainer was granted a term")
             return False
-        if bench.weights.newest() is None:
+        if bench.weights.held.newest() is None:
             await self._announce_version_0()
             return False
         number = await self._base_number()
@@ -156,7 +156,7 @@ class _Life:
 
     def _base(self) -> Entry | None:
         """The newest version, where it is held whole."""
-        newest, held = self._bench.weights.newest(), self._bench.weights.newest_held()
+        newest, held = self._bench.weights.held.newest(), self._bench.weights.held.newest_held()
         return held if held is not None and newest is not None and held.id == newest.id else None
 
     async def _announce_version_0(self) -> None:
@@ -192,7 +192,7 @@ class _Life:
         entries = await node.log.append(
             Weights(grant.term, old.number + 1, base.id, old.manifest, old.manifest_size, old.whole, old.size, None)
         )
-        bench.weights.adopt(entries[-1])
+        bench.weights.held.note(entries[-1])
         self._progress_at = trio.current_time()
 
     def _deserted(self, base: Entry) -> str | None:
@@ -214,7 +214,7 @@ class _Life:
 
     async def _load(self, base: Entry) -> None:
         self._holds = None
-        manifest, whole = self._bench.weights.paths(base.id)
+        manifest, whole = self._bench.weights.held.paths(base.id)
         # Named by the weights, so that an optimizer state is never mixed up with another version's.
         checkpoint = self._checkpoints / f"{weights_payload(base).manifest.hex()}.safetensors"
         state = checkpoint.stat().st_size if checkpoint.exists() else None

@@ -25,7 +25,7 @@ from node.evaluation.version_answers import Question, Sampler, open_sampler, sam
 from node.net.requests import Unreachable
 from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
-from node.weights.following import payload
+from node.weights.held import payload
 from protocol.errors import Error
 from protocol.log.entry import Entry
 
@@ -110,7 +110,7 @@ class _Life:
         return found
 
     def _newest_due(self) -> Entry | None:
-        held = set(self._bench.weights.held())
+        held = set(self._bench.weights.held.ids())
         for entry in reversed(self._node.log.ledger.lineage()):
             number = payload(entry).number
             if number <= self._last:
@@ -130,7 +130,7 @@ class _Life:
         node, bench, number = self._node, self._bench, payload(version).number
         began = time.monotonic()
         try:
-            await sampler.load(*bench.weights.paths(version.id))
+            await sampler.load(*bench.weights.held.paths(version.id))
         except Unreachable:
             return  # it went meanwhile; a newer one is due, or will be
         scores = await held_out.evaluate(plan, questions, sampler, service)

@@ -108,7 +108,7 @@ class _Fetches:
     def needless(self, entry: Entry) -> bool:
         """Whether the verdict does not depend on the file."""
         assert isinstance(entry.payload, Rollout)
-        return self._bench.weights.outdated(entry.payload.weights)
+        return self._bench.weights.held.outdated(entry.payload.weights)
 
     def ready(self, entry: Entry) -> bool:
         """Whether the entry can be judged now."""
@@ -190,7 +190,7 @@ class _Life:
         version = node.log.ledger.weights(rollout.weights)
         if version is None:
             return None
-        if bench.weights.outdated(rollout.weights):
+        if bench.weights.held.outdated(rollout.weights):
             return checks.result("late")
         first_seen = self._first_seen.setdefault(entry.id, trio.current_time())
         late = trio.current_time() > first_seen + node.domain.timings.verdict_wait_ms / 1000

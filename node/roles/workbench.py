@@ -14,7 +14,7 @@ from node.roles.engines import Engines
 from node.roles.rollout_pool import Pool
 from node.store.version_store import VersionStore
 from node.telemetry.metrics import Metrics
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 
 MAX_EVALUATIONS: Final = 1000
 """Evaluations that a running node remembers."""
@@ -38,7 +38,7 @@ class Workbench:
     presences: Presences
     blobs: BlobExchange
     versions: VersionStore
-    weights: Weights
+    weights: WeightsService
     pool: Pool
     engines: Engines
     metrics: Metrics

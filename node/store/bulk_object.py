@@ -29,7 +29,7 @@ CLAIMED: Final = 2
 _DIGITS: Final = bytes(ord("1") if mark == VERIFIED else ord("0") for mark in range(256))
 
 
-class Held:
+class BulkObject:
     """An object of the store, whole or partial. ``listing`` is its chunk list, ``fd`` the descriptor of its bytes.
 
     Made by ``VersionStore``. The descriptor and the maps live as long as this does, also once the store has let the

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from node import config
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.net.address_text import MAX_ADDRESSES, address_problem
 from node.store.durable_files import sync_directory, write_atomic
 from protocol.constants import MAX_GENESIS_BYTES
@@ -142,7 +142,7 @@ class DataDirectory:
         """Keep the public half of the recovery key only."""
         public = self.recovery().node
         self._write(self.recovery_public_file, public)
-        try:
+        with os_errors(self.recovery_file, "cannot be removed", "remove it yourself"):
             # Overwritten first: on disks that write in place nothing of it stays.
             with self.recovery_file.open("r+b") as file:
                 file.write(bytes(32))
@@ -150,10 +150,6 @@ class DataDirectory:
                 os.fsync(file.fileno())
             self.recovery_file.unlink()
             sync_directory(self.path)
-        except OSError as error:
-            raise UserError(
-                f"{self.recovery_file}: cannot be removed ({error.strerror})", "remove it yourself"
-            ) from None
 
     def read_identity(self) -> Identity:
         """The node's existing key."""
@@ -246,13 +242,9 @@ class DataDirectory:
             except BlockingIOError:
                 holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
                 raise self._busy(holder) from None
-            try:
+            with os_errors(self.lock_file, "cannot be written", "check the rights and the room"):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            except OSError as error:
-                raise UserError(
-                    f"{self.lock_file}: cannot be written ({error.strerror})", "check the rights and the room"
-                ) from None
             yield
         finally:
             os.close(descriptor)
@@ -353,10 +345,8 @@ class DataDirectory:
             raise UserError(f"{self.path}: this data directory belongs to another domain", "use a new folder")
 
     def _write(self, path: Path, data: bytes) -> None:
-        try:
+        with os_errors(path, "cannot be written", "check the rights and the room"):
             write_atomic(path, data)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})", "check the rights and the room") from None
 
     # Room and sockets
 

@@ -1,4 +1,4 @@
-"""Small durable files: written whole or not at all."""
+"""Small files: those that the user named, read with a bound; durable ones, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from node.errors import UserError
+from node.errors import UserError, os_errors
 
 
 def sync_directory(path: Path) -> None:
@@ -42,11 +42,8 @@ def read_named(path: Path, most: int, remedy: str) -> bytes:
 
     Raises ``UserError`` with ``remedy`` where it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", remedy) from None
+    with os_errors(path, "cannot be read", remedy), path.open("rb") as file:
+        return file.read(most + 1)
 
 
 def read_text(path: Path, remedy: str, *, most: int = 1 << 24) -> str:

@@ -5,7 +5,7 @@
 2. A chunk may be served as soon as it is verified, long before the object is whole. Nothing is served or called
    complete that was not verified since the daemon started.
 3. Room is taken when an object is begun: where it would exceed the quota, or leave less free space than the reserve,
-   what ``spare`` names goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it. The same where
+   what may be spared goes first, and then ``NoRoom`` is raised; nothing that is kept is lost for it. The same where
    others have filled the disk since, so that what lacks of objects on their way has no room any more.
 4. ``retain`` deletes what is neither kept nor pinned. What is on its way is pinned.
 5. What is deleted is moved aside in a moment, and then taken apart: nobody waits for that but who asked for it.
@@ -22,13 +22,13 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from node.store.bulk_object import MISSING, VERIFIED, Held
+from node.store.bulk_object import MISSING, VERIFIED, BulkObject
 from node.store.durable_files import sync_directory, write_atomic
 from node.store.hashing import hash_bytes
 from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
@@ -53,6 +53,12 @@ class NoRoom(OSError):
         return str(self.strerror)
 
 
+def free_bytes(folder: Path) -> int:
+    """The bytes free for this user on a folder's file system."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
 class VersionStore:
     """The bulk objects below one folder, by the BLAKE3 hash of their chunk lists.
 
@@ -60,13 +66,22 @@ class VersionStore:
     Where ``owner`` is false another process owns the store, and this one only opens what is there.
     """
 
-    def __init__(self, folder: Path, *, quota: int = 0, reserve: int = 0, owner: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        quota: int = 0,
+        reserve: int = 0,
+        owner: bool = True,
+        max_mapped: int = MAX_MAPPED,
+        free_bytes: Callable[[Path], int] = free_bytes,
+    ) -> None:
         self.folder = folder
+        self._max_mapped = max_mapped
+        self._free_bytes = free_bytes
         self.quota = quota
         self.reserve = reserve
-        self.spare: Callable[[], Iterable[bytes]] = tuple
-        """Names objects that may go where room is short, the first to go first."""
-        self._open: dict[bytes, Held] = {}
+        self._open: dict[bytes, BulkObject] = {}
         self._pinned: Counter[bytes] = Counter()
         self._lock = Lock()
         """Guards the two above, and that nothing is moved aside while it is pinned: held for moments only."""
@@ -85,7 +100,7 @@ class VersionStore:
                     found.demote()
             self._open.clear()
 
-    def open(self, digest: bytes) -> Held | None:
+    def open(self, digest: bytes) -> BulkObject | None:
         """The object of this name, whole or partial; None where it is not here."""
         with self._lock:
             known = self._open.get(digest)
@@ -98,13 +113,14 @@ class VersionStore:
                 return None
             if now is not None and now is not known and now.identity == held.identity:
                 held = now  # another thread was quicker
-            while len(self._open) >= MAX_MAPPED:
+            while len(self._open) >= self._max_mapped:
                 del self._open[next(iter(self._open))]
             self._open[digest] = held
         return held
 
-    def begin(self, listing: ChunkList) -> bytes:
-        """Make room for an object, or take up what an earlier run left of it; returns its digest.
+    def begin(self, listing: ChunkList, spare: Sequence[bytes] = ()) -> bytes:
+        """Make room for an object, or take up what an earlier run left of it; returns its digest. ``spare`` are objects
+        that may go where room is short, the first to go first.
 
         Raises ``NoRoom``, and ``OSError`` for other failures of the disk.
         """
@@ -113,7 +129,7 @@ class VersionStore:
         with self._changing:
             if self.open(digest) is None:
                 self._delete(digest)
-                self._make_room(lambda: self._shortage(listing.size), digest)
+                self._make_room(lambda: self._shortage(listing.size), digest, spare)
                 temporary = self.folder / f".{secrets.token_hex(8)}"
                 try:
                     self._make(temporary, data, len(listing.chunks), MISSING)
@@ -127,7 +143,7 @@ class VersionStore:
                         raise NoRoom(f"the disk has no room for {listing.size >> 20} MiB of weights") from None
                     raise
             elif self._unwritten(digest):
-                self._make_room(self._overfull, digest)
+                self._make_room(self._overfull, digest, spare)
         return digest
 
     def adopt(self, manifest: bytes, whole: Path) -> bytes:
@@ -183,7 +199,7 @@ class VersionStore:
         return None if held is None or not 0 <= index < held.count else held.read(index)
 
     def bitmap(self, digest: bytes) -> bytes | None:
-        """Which chunks of an object were verified so far (see ``Held.bitmap``); None where it is not here."""
+        """Which chunks of an object were verified so far (see ``BulkObject.bitmap``); None where it is not here."""
         held = self.open(digest)
         return None if held is None else held.bitmap()
 
@@ -212,8 +228,7 @@ class VersionStore:
 
     def free(self) -> int:
         """The bytes free for this user on the file system, without those that objects on their way will take."""
-        status = os.statvfs(self.folder)
-        return status.f_bavail * status.f_frsize - sum(map(self._unwritten, self.held()))
+        return self._free_bytes(self.folder) - sum(map(self._unwritten, self.held()))
 
     def _unwritten(self, digest: bytes) -> int:
         try:
@@ -256,11 +271,11 @@ class VersionStore:
             for digest in digests:
                 self._delete_unpinned(digest)
 
-    def _make_room(self, short: Callable[[], str | None], digest: bytes) -> None:
+    def _make_room(self, short: Callable[[], str | None], digest: bytes, spare: Sequence[bytes]) -> None:
         shortage = short()
         if shortage is None:
             return
-        for other in list(self.spare()):
+        for other in spare:
             if other != digest and self._delete_unpinned(other):
                 shortage = short()
                 if shortage is None:
@@ -284,13 +299,13 @@ class VersionStore:
 
     # Files
 
-    def _begun(self, digest: bytes) -> Held:
+    def _begun(self, digest: bytes) -> BulkObject:
         held = self.open(digest)
         if held is None:
             raise LocalError(f"version {digest.hex()} was not begun")
         return held
 
-    def _is_here(self, digest: bytes, known: Held) -> bool:
+    def _is_here(self, digest: bytes, known: BulkObject) -> bool:
         """Whether an open object is the one on the disk: another process may have put a new one in its place."""
         try:
             status = os.stat(f"{self.folder}/{digest.hex()}/whole.bin")  # for each request for chunks: without a Path
@@ -298,14 +313,14 @@ class VersionStore:
             return False
         return known.identity == (status.st_dev, status.st_ino)
 
-    def _load(self, digest: bytes) -> Held | None:
+    def _load(self, digest: bytes) -> BulkObject | None:
         folder = self.folder / digest.hex()
         try:
             with (folder / "manifest").open("rb") as file:
                 data = file.read(MAX_MANIFEST_BYTES + 1)
             if hash_bytes(data) != digest:
                 raise PeerError("the manifest is damaged")
-            return Held(folder, parse_chunk_list(data))
+            return BulkObject(folder, parse_chunk_list(data))
         except (FileNotFoundError, PeerError):
             return None
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import re
@@ -25,7 +24,7 @@ from typing import Final
 
 import node
 from node import config
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.store.data_directory import DataDirectory
 
 UNIT: Final = "farflung.service"
@@ -47,7 +46,7 @@ _HIDDEN: Final = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServicePlace:
     """Where a service's things lie. ``config`` None: in the data directory."""
 
     user: bool
@@ -66,9 +65,9 @@ class Place:
         return "journalctl --user -u farflung" if self.user else "journalctl -u farflung"
 
 
-def system_place() -> Place:
+def system_place() -> ServicePlace:
     """The whole machine's service."""
-    return Place(
+    return ServicePlace(
         user=False,
         data=Path("/var/lib/farflung"),
         unit=Path("/etc/systemd/system") / UNIT,
@@ -76,13 +75,13 @@ def system_place() -> Place:
     )
 
 
-def user_place(environment: Mapping[str, str] = os.environ) -> Place:
+def user_place(environment: Mapping[str, str] = os.environ) -> ServicePlace:
     """The service of the user who runs this."""
     home = environment.get("HOME", "")
     if not home.startswith("/"):
         raise UserError("this user has no home directory", "install for the machine, as root and without --user")
     units = Path(environment.get("XDG_CONFIG_HOME") or f"{home}/.config") / "systemd" / "user"
-    return Place(user=True, data=Path(home) / ".local/share/farflung/node", unit=units / UNIT)
+    return ServicePlace(user=True, data=Path(home) / ".local/share/farflung/node", unit=units / UNIT)
 
 
 def template() -> str:
@@ -103,7 +102,7 @@ def _quoted(path: Path) -> str:
     return text if re.fullmatch(r"[\w./%+@:=,-]+", text) else f'"{text}"'
 
 
-def render(text: str, place: Place, program: Path, version: int) -> str:
+def render(text: str, place: ServicePlace, program: Path, version: int) -> str:
     """The unit for ``place`` that starts ``program``, for systemd of ``version``."""
     words = [_quoted(program), "run", "--data-dir", _quoted(place.data)]
     if place.config is not None:
@@ -124,7 +123,12 @@ def render(text: str, place: Place, program: Path, version: int) -> str:
 
 
 def install(
-    place: Place, *, address: str | None, yes: bool, prefix: Path = Path(sys.prefix), hidden: Sequence[str] = _HIDDEN
+    place: ServicePlace,
+    *,
+    address: str | None,
+    yes: bool,
+    prefix: Path = Path(sys.prefix),
+    hidden: Sequence[str] = _HIDDEN,
 ) -> int:
     """Install or upgrade the service, join the domain at ``address`` where one is given, and wait until it serves.
 
@@ -168,7 +172,7 @@ def install(
     return 0
 
 
-def remove(place: Place, *, purge: bool) -> None:
+def remove(place: ServicePlace, *, purge: bool) -> None:
     """Stop and remove the service. Without ``purge`` the data directory keeps all but ``LOST``."""
     if not place.user:
         _require_root()
@@ -203,7 +207,7 @@ def _require_root() -> None:
         raise UserError("the machine's service is root's to install or remove", "use sudo, or --user for your own")
 
 
-def _manager_runs(place: Place) -> bool:
+def _manager_runs(place: ServicePlace) -> bool:
     if not place.user:
         return Path("/run/systemd/system").is_dir()
     done = subprocess.run(
@@ -212,7 +216,7 @@ def _manager_runs(place: Place) -> bool:
     return done.returncode == 0
 
 
-def _manager_version(place: Place) -> int:
+def _manager_version(place: ServicePlace) -> int:
     """systemd's version. Raises ``UserError`` where no systemd of ``place`` runs."""
     if not place.user:
         _require_root()
@@ -226,7 +230,7 @@ def _manager_version(place: Place) -> int:
     return int(found[1]) if found else 0
 
 
-def command_for(place: Place, prefix: Path, hidden: Sequence[str] = _HIDDEN) -> Path:
+def command_for(place: ServicePlace, prefix: Path, hidden: Sequence[str] = _HIDDEN) -> Path:
     """The command ``farflung`` of the environment ``prefix``; the machine's service sees no ``hidden`` folder.
 
     Raises ``UserError`` where the service could not run it.
@@ -289,11 +293,11 @@ def _run(command: Sequence[str], problem: str) -> str:
     return done.stdout
 
 
-def _systemctl(place: Place, *words: str) -> None:
+def _systemctl(place: ServicePlace, *words: str) -> None:
     _run([*place.systemctl, *words], f"{' '.join(place.systemctl)} {words[0]} failed")
 
 
-def _last_words(place: Place) -> str:
+def _last_words(place: ServicePlace) -> str:
     """The last line that the service itself wrote."""
     match = [f"_SYSTEMD_USER_UNIT={UNIT}"] if place.user else [f"_SYSTEMD_UNIT={UNIT}"]
     scope = ["--user"] if place.user else []
@@ -304,7 +308,7 @@ def _last_words(place: Place) -> str:
     return "it left no line in the journal"
 
 
-def _join(place: Place, program: Path, owner: tuple[int, int] | None, address: str, *, yes: bool) -> int:
+def _join(place: ServicePlace, program: Path, owner: tuple[int, int] | None, address: str, *, yes: bool) -> int:
     """Have the data directory joined, by the user whom it belongs to; the command's exit code."""
     command = [str(program), "join", address, "--no-run", "--data-dir", str(place.data)]
     command += [] if place.config is None else ["--config", str(place.config)]
@@ -332,22 +336,18 @@ def _refuse_other(directory: DataDirectory, address: str) -> None:
 
 
 def _make(folder: Path, mode: int, owner: tuple[int, int] | None) -> None:
-    try:
+    with os_errors(folder, "cannot be made", "check its rights and the room"):
         if not folder.is_dir():
             folder.mkdir(mode=mode, parents=True)
             os.chmod(folder, mode)
             if owner is not None:
                 os.chown(folder, *owner)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror})", "check its rights and the room") from None
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    try:
+    with os_errors(path, "cannot be written", "check its rights and the room"):
         path.write_text(text, encoding="utf-8")
         path.chmod(mode)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})", "check its rights and the room") from None
 
 
 def _delete(path: Path) -> None:
@@ -362,13 +362,5 @@ def _delete(path: Path) -> None:
 
 def _refuse_running(data: Path) -> None:
     """Raise ``UserError`` while a daemon that was started by hand uses the folder."""
-    try:
-        descriptor = os.open(data / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{data}: a daemon still runs on it", "stop it, then try again") from None
-    finally:
-        os.close(descriptor)
+    if DataDirectory(data).holder() is not None:
+        raise UserError(f"{data}: a daemon still runs on it", "stop it, then try again")

@@ -16,13 +16,14 @@ from node.log.replicated_log import LogService
 from node.peers.own_state import OwnState
 from node.roles.role_manager import RoleManager
 from node.systemd.service_manager import Manager
-from node.weights.following import Weights, payload
+from node.weights.following import WeightsService
+from node.weights.held import payload
 
 ROLES_LIMIT: Final = 60.0
 """Seconds between two turns of the role manager's loop beyond which it stands still: ending a role takes some."""
 
 
-async def run(node: Node, own: OwnState, weights: Weights, roles: RoleManager, manager: Manager) -> None:
+async def run(node: Node, own: OwnState, weights: WeightsService, roles: RoleManager, manager: Manager) -> None:
     """Feed the watchdog for ever; returns at once where no service manager listens."""
     await manager.feed(partial(progress, node.log, roles), partial(status_line, node, own, weights))
 
@@ -39,9 +40,9 @@ async def progress(log: LogService, roles: RoleManager, patience: float) -> str 
     return None
 
 
-def status_line(node: Node, own: OwnState, weights: Weights) -> str:
+def status_line(node: Node, own: OwnState, weights: WeightsService) -> str:
     """The node's state for ``systemctl status``."""
-    held = weights.newest_held()
+    held = weights.held.newest_held()
     version = "no weights yet" if held is None else f"version {payload(held).number}"
     count = len(node.network.peers)
     line = f"{own.role}, {version}, {count} {'peer' if count == 1 else 'peers'}"

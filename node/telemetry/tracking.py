@@ -20,7 +20,8 @@ from node import __version__
 from node.context import Node
 from node.peers.own_state import OwnState
 from node.telemetry.metrics import Metrics, Queue, Row
-from node.weights.following import Weights, payload
+from node.weights.following import WeightsService
+from node.weights.held import payload
 from node.workers.child_messages import (
     FinishTracker,
     LogRows,
@@ -93,7 +94,7 @@ def tracked(row: Row) -> TrackerRow:
 
 
 async def run(
-    node: Node, own: OwnState, metrics: Metrics, weights: Weights, *, open_worker: OpenWorker = open_worker
+    node: Node, own: OwnState, metrics: Metrics, weights: WeightsService, *, open_worker: OpenWorker = open_worker
 ) -> None:
     """Feed the trackers and measure the node, for ever."""
     with ExitStack() as stack:
@@ -139,17 +140,17 @@ async def _feed(worker: Worker, queue: Queue) -> None:
                 await worker.call(FinishTracker(), timeout=FINISH_TIMEOUT)
 
 
-async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: Weights) -> None:
+async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: WeightsService) -> None:
     """What a node is, whatever its role."""
     while True:
-        held = weights.newest_held()
+        held = weights.held.newest_held()
         sent, received = node.network.traffic
         account = credits(node.log.ledger).get(node.id)
         metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,
             role=own.role,
-            newest_version=weights.newest_number(),
+            newest_version=weights.held.newest_number(),
             peers=len(node.network.peers),
             bytes_sent=sent,
             bytes_received=received,

@@ -9,28 +9,25 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from node.context import Node
 from node.errors import Unreachable
-from node.net.blob_exchange import BlobExchange
 from node.store.version_store import VersionStore
 from node.weights import delta_making
+from node.weights.checked_manifests import CheckedManifests
+from node.weights.delta_making import Rates
+from node.weights.fetching import AskHolders, Fetching
+from node.weights.held import HeldVersions, payload
+from node.weights.holders_of import HoldersOf
 from node.workers.child_process import OpenWorker, WorkerError
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
-from protocol.records import Weights as Payload
-from protocol.weights.delta import MAX_CHAIN, DeltaManifest, chain_pays, largest_manifest, seconds_for_whole
-from protocol.weights.holders import Holding
+from protocol.weights.delta import MAX_CHAIN, DeltaManifest, chain_pays, seconds_for_whole
 from protocol.weights.manifest import ChunkList, Manifest
-
-if TYPE_CHECKING:
-    from node.weights.fetching import Holders
-    from node.weights.following import Weights
 
 TOPIC: Final = "delta"
 """The health warning's."""
@@ -40,18 +37,28 @@ STALL: Final = 10.0
 """Seconds without a chunk of a delta after which the whole is fetched."""
 
 
-class CatchingUp:
+class DeltaChain:
     """The deltas of one node's weights."""
 
     def __init__(
-        self, node: Node, weights: Weights, versions: VersionStore, blobs: BlobExchange, open_worker: OpenWorker
+        self,
+        node: Node,
+        versions: VersionStore,
+        held: HeldVersions,
+        holders_of: HoldersOf,
+        manifests: CheckedManifests,
+        fetching: Fetching,
+        rates: Rates,
+        open_worker: OpenWorker,
     ) -> None:
         self._node = node
         self._versions = versions
-        self._blobs = blobs
+        self._held = held
+        self._holders_of = holders_of
+        self._manifests = manifests
+        self._fetching = fetching
+        self.rates = rates
         self._open_worker = open_worker
-        self._weights = weights
-        self.rates = delta_making.Rates()
         self.applied = 0
         """Versions that were made from deltas."""
 
@@ -66,28 +73,74 @@ class CatchingUp:
             missing = await self._missing(manifest)
             if not chain or seconds_for_whole(missing, speed) <= speed.start:
                 return
-            listings = [await self._listing(link) for link in chain]
+            listings = [await self._manifests.delta(link) for link in chain]
             lacking = [await self._missing(listing) for listing in listings]
             if not chain_pays(missing, lacking, manifest.size, speed):
                 return
             for link, listing in zip(chain, listings, strict=True):
                 if link.id == entry.id:
-                    await self._make(listing, manifest, link)
+                    await self._make(listing, manifest, lambda: self._holders_of.delta(entry))
+                elif not await self._make_link(link, listing):
                     return
-                target = await self._weights.manifest(link)
-                if self._weights.is_made(target.digest):
-                    return  # somebody else fetches it; waiting for each other might have no end
-                async with self._weights.alone(target.digest):
-                    if not await self._make(listing, target, link):
-                        return
-                self._weights.adopt(link)
         except (Unreachable, PeerError) as error:
             self._fall_back(str(error))
 
-    async def _make(self, listing: DeltaManifest, target: Manifest, link: Entry) -> bool:
-        return await self.make(listing, target, lambda: self._holders(link))
+    async def take_unpublished(self, listing: DeltaManifest, target: Manifest, ask_holders: AskHolders) -> None:
+        """The same for a version that the log does not name yet, by its delta on one that is here.
 
-    async def make(self, listing: DeltaManifest, target: Manifest, holders: Holders) -> bool:
+        Raises ``OSError`` where the disk refuses.
+        """
+        try:
+            if not await trio.to_thread.run_sync(self._versions.complete, listing.base):
+                return
+            missing, lacking = await self._missing(target), await self._missing(listing)
+            if chain_pays(missing, [lacking], target.size, self.rates.speed):
+                await self._make(listing, target, ask_holders)
+        except (Unreachable, PeerError) as error:
+            self._fall_back(str(error))
+
+    async def hold_delta(self, entry: Entry) -> None:
+        """Have the delta of a version here to give it to others; a failure is no trouble of this node's."""
+        wanted = payload(entry)
+        if wanted.delta is None or await trio.to_thread.run_sync(self._versions.complete, wanted.delta):
+            return
+        try:
+            listing = await self._manifests.delta(entry)
+            await self._fetching.bring(listing, lambda: self._holders_of.delta(entry), stall=STALL)
+        except (Unreachable, PeerError, OSError) as error:
+            self._node.logger.debug("the delta of version %d is not here: %s", wanted.number, error)
+
+    async def _chain(self, entry: Entry) -> list[Entry]:
+        """The versions, oldest first, whose deltas lead from one that is here whole to this one; none where none do."""
+        chain: list[Entry] = []
+        known = {e.id: e for e in self._node.log.ledger.lineage()[-KNOWN:]}
+        link = entry
+        while True:
+            wanted = payload(link)
+            before = None if wanted.predecessor is None else known.get(wanted.predecessor)
+            if before is None:
+                return []
+            if payload(before).manifest != wanted.manifest:  # else the same weights were announced again
+                if wanted.delta is None or len(chain) == MAX_CHAIN:
+                    return []
+                chain.append(link)
+            whole = await trio.to_thread.run_sync(self._versions.complete, payload(before).manifest)
+            if chain and whole:
+                return chain[::-1]
+            link = before
+
+    async def _make_link(self, link: Entry, listing: DeltaManifest) -> bool:
+        """Make a version on the way to the one that is wanted, and hold it; False where that failed."""
+        target = await self._manifests.version(link)
+        if self._fetching.is_made(target.digest):
+            return False  # somebody else fetches it; waiting for each other might have no end
+        async with self._fetching.alone(target.digest):
+            if not await self._make(listing, target, lambda: self._holders_of.delta(link)):
+                return False
+        self._held.note(link)
+        return True
+
+    async def _make(self, listing: DeltaManifest, target: Manifest, ask_holders: AskHolders) -> bool:
         """Fetch a delta and make its target. False where something of the target lacks afterwards.
 
         Raises ``PeerError`` for a delta that belongs to other versions, ``Unreachable`` where it does not arrive, and
@@ -101,8 +154,8 @@ class CatchingUp:
         with ExitStack() as stack:
             for digest in (listing.base, listing.digest, target.digest):
                 stack.enter_context(versions.pin(digest))
-            await self._weights.bring(listing, holders, stall=STALL)
-            await trio.to_thread.run_sync(versions.begin, target)
+            await self._fetching.bring(listing, ask_holders, stall=STALL)
+            await self._fetching.make_room(target)
             folders = [versions.paths(digest)[0].parent for digest in (listing.digest, listing.base, target.digest)]
             try:
                 wrong = await delta_making.apply(
@@ -118,72 +171,8 @@ class CatchingUp:
         self.applied += 1
         return True
 
-    async def take_entrusted(self, listing: DeltaManifest, target: Manifest, holders: Holders) -> None:
-        """The same for a version that the log does not name yet, by its delta on one that is here.
-
-        Raises ``OSError`` where the disk refuses.
-        """
-        try:
-            if not await trio.to_thread.run_sync(self._versions.complete, listing.base):
-                return
-            missing, lacking = await self._missing(target), await self._missing(listing)
-            if chain_pays(missing, [lacking], target.size, self.rates.speed):
-                await self.make(listing, target, holders)
-        except (Unreachable, PeerError) as error:
-            self._fall_back(str(error))
-
-    async def hold_delta(self, entry: Entry) -> None:
-        """Have the delta of a version here to give it to others; a failure is no trouble of this node's."""
-        wanted = self._payload(entry)
-        if wanted.delta is None or await trio.to_thread.run_sync(self._versions.complete, wanted.delta):
-            return
-        try:
-            await self._weights.bring(await self._listing(entry), lambda: self._holders(entry), stall=STALL)
-        except (Unreachable, PeerError, OSError) as error:
-            self._node.logger.debug("the delta of version %d is not here: %s", wanted.number, error)
-
     def _fall_back(self, why: str) -> None:
         self._node.health.warn(TOPIC, f"a delta did not serve, the whole version is fetched instead: {why}")
-
-    def _payload(self, entry: Entry) -> Payload:
-        assert isinstance(entry.payload, Payload)
-        return entry.payload
-
-    async def _chain(self, entry: Entry) -> list[Entry]:
-        """The versions, oldest first, whose deltas lead from one that is here whole to this one; none where none do."""
-        chain: list[Entry] = []
-        known = {e.id: e for e in self._node.log.ledger.lineage()[-KNOWN:]}
-        link = entry
-        while True:
-            wanted = self._payload(link)
-            before = None if wanted.predecessor is None else known.get(wanted.predecessor)
-            if before is None:
-                return []
-            if self._payload(before).manifest != wanted.manifest:  # else the same weights were announced again
-                if wanted.delta is None or len(chain) == MAX_CHAIN:
-                    return []
-                chain.append(link)
-            whole = await trio.to_thread.run_sync(self._versions.complete, self._payload(before).manifest)
-            if chain and whole:
-                return chain[::-1]
-            link = before
-
-    async def _listing(self, entry: Entry) -> DeltaManifest:
-        """The delta's manifest, checked against what the log says of it."""
-        wanted = self._payload(entry)
-        assert wanted.delta is not None
-        if wanted.delta_size > largest_manifest(wanted.size):
-            raise PeerError(f"the delta's manifest has an absurd size ({wanted.delta_size} bytes)")
-        peers = list(self._weights.holders(entry))
-        data = await self._blobs.fetch(wanted.delta, wanted.delta_size, peers, timeout=5)
-        listing = await trio.to_thread.run_sync(DeltaManifest.parse, data)
-        if listing.target != wanted.manifest or listing.whole_size != wanted.size:
-            raise PeerError("the delta is not one to the version that it came with")
-        return listing
-
-    def _holders(self, entry: Entry) -> dict[bytes, Holding]:
-        """Who may have a delta: whoever has its version, but a presence does not tell, so they are asked."""
-        return {peer: replace(holding, whole=False) for peer, holding in self._weights.holders(entry).items()}
 
     async def _missing(self, listing: ChunkList) -> int:
         """How many bytes of an object are not here."""

@@ -1,10 +1,11 @@
-"""Bringing bulk objects here: through the bulk child, or over libp2p alone while none runs.
+"""Bringing bulk objects here, each once however many want it: the bulk child fetches, the daemon says from whom.
 
-1. An object is pinned and has its room on the disk before a byte of it is asked for.
-2. The child is told who holds it, where, and with which token, again whenever that changes. Where a holder hands out
-   no token its chunks come over libp2p (``fallback``).
+1. An object is pinned and has its room on the disk before a byte of it is asked for. What has to go for it is what
+   retention can spare.
+2. The child is to know who holds the object, where, and with which token, again whenever that changes. Where a holder
+   hands out no token its chunks come over libp2p, one at a time, when the child asks for them.
 3. It is over once the store says that the object is whole. A child that dies in the midst costs what was on its way:
-   its successor, or libp2p, goes on with what is in the store.
+   its successor goes on with what is in the store, and is waited for.
 4. Where our own disk refuses a chunk it ends at once: more of them would come for nothing.
 5. Where no chunk arrives for ``stall`` seconds, although somebody may hold it, it fails; what arrived stays.
 """
@@ -16,32 +17,33 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import trio
 
 from node.context import Node
 from node.errors import Busy, Refused, Unreachable
-from node.net import chunks
+from node.net.blob_exchange import fetch_chunk, fetch_haves
 from node.store.version_store import NoRoom, VersionStore
-from node.weights.bulk.bulk_process import Bulk
-from node.weights.bulk.token_exchange import Route
-from node.weights.bulk.token_exchange import Routes as TokenExchange
+from node.weights.bulk import bulk_messages as messages
+from node.weights.bulk.bulk_process import BulkProcess
+from node.weights.bulk.token_exchange import Route, TokenExchange
+from node.weights.delta_making import Rates
+from node.weights.held import HeldVersions, Notice
+from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import ChunkList
-from protocol.weights.routes import Routes
-from protocol.weights.swarm import Swarm
 
 STALL: Final = 60.0
-LOOK: Final = 0.25
-"""Seconds between two looks at who holds it."""
+REFRESH: Final = 0.25
+"""Seconds after which it is asked again who holds it."""
 NO_ROUTE_SECONDS: Final = 15.0
 """How long a holder that gave no token is left to libp2p."""
 MOST: Final = 30
-"""Holders that a child is told of."""
+"""Holders that a child knows of."""
 REDRAW: Final = 30.0
 REDRAW_IDLE: Final = 5.0
 """Seconds between two draws of them, and where nothing arrived for as long."""
@@ -49,10 +51,11 @@ RELAYED: Final = 2
 """Requests to one peer over libp2p on behalf of the child, at a time: no peer's slowness keeps another's chunks away. A
 transfer asks at most ten peers in this way."""
 
-Holders = Callable[[], Mapping[bytes, Holding]]
+AskHolders = Callable[[], Mapping[bytes, Holding]]
+"""Who has an object, or a part of it, at the moment."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far an object is: chunks, bytes a second, and the peers that send now."""
 
@@ -62,204 +65,216 @@ class Progress:
     peers: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    listing: ChunkList
-    progress: Progress
-    moved: float
-    """When a chunk last arrived."""
-    done: bool = False
-    disk: OSError | None = None
-    """Why our own disk takes no more."""
-    why: str = "nobody holds it"
-    soon: trio.Event = field(default_factory=trio.Event)
-    over: trio.Event = field(default_factory=trio.Event)
-    nursery: trio.Nursery | None = None
-    routes: dict[bytes, Route | None] = field(default_factory=dict)
-    """How each holder is reached; None where it gave no token."""
-    ask_at: dict[bytes, float] = field(default_factory=dict)
-    """When a holder is to be asked for a token (again)."""
-    rows: list[list[Any]] = field(default_factory=list)
-    """What the child was told of the holders."""
-    drawn_at: float = 0.0
-    asking: set[bytes] = field(default_factory=set)
-    """Holders that are being asked over libp2p which chunks they have."""
+class PeerSlots:
+    """Bounds the requests to each peer, all transfers together."""
+
+    def __init__(self) -> None:
+        self._limiters: dict[bytes, trio.CapacityLimiter] = {}
+
+    def busy(self) -> list[bytes]:
+        """The peers that are being asked."""
+        return list(self._limiters)
+
+    @asynccontextmanager
+    async def slot(self, peer: bytes) -> AsyncIterator[None]:
+        """One of the ``RELAYED`` slots of a peer."""
+        limiter = self._limiters.setdefault(peer, trio.CapacityLimiter(RELAYED))
+        try:
+            async with limiter:
+                yield
+        finally:
+            found = limiter.statistics()
+            if not found.borrowed_tokens and not found.tasks_waiting:
+                self._limiters.pop(peer, None)
 
 
-class Carrier:
-    """Brings objects to one node."""
+class ObjectTransfer:
+    """Brings one object, which was begun in the store, from those that ``ask_holders()`` names at each moment.
 
-    def __init__(self, node: Node, versions: VersionStore, bulk: Bulk, tokens: TokenExchange) -> None:
+    ``notice`` is given when something changed about holders, ``slots`` are shared by all transfers of a node.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        versions: VersionStore,
+        bulk: BulkProcess,
+        tokens: TokenExchange,
+        notice: Notice,
+        slots: PeerSlots,
+        listing: ChunkList,
+        ask_holders: AskHolders,
+        *,
+        stall: float,
+    ) -> None:
         self._node = node
         self._versions = versions
         self._bulk = bulk
         self._tokens = tokens
-        self._jobs: dict[bytes, _Job] = {}
-        self._routes = Routes()
+        self._notice = notice
+        self._slots = slots
+        self._listing = listing
+        self._digest = listing.digest
+        self._ask_holders = ask_holders
+        self._stall = stall
+        self.progress = Progress(0, len(listing.chunks))
+        self.over = trio.Event()
+        """For those who wait until it is, however it ended."""
+        self._moved = 0.0
+        """When a chunk last arrived."""
+        self._scope = trio.CancelScope()
+        self._refused: OSError | None = None
+        """Why our own disk takes no more."""
+        self._why = "nobody holds it"
+        self._routes: dict[bytes, Route | None] = {}
+        """How each holder is reached; None where it gave no token."""
+        self._ask_at: dict[bytes, float] = {}
+        """When a holder is to be asked for a token (again)."""
+        self._rows: list[messages.HolderRow] = []
+        """What the child knows of the holders."""
+        self._drawn_at = 0.0
         self._chance = random.Random()  # noqa: S311  whom to ask is no secret
-        self._relayed: dict[bytes, trio.CapacityLimiter] = {}
-        for op, handler in (
-            ("progress", self._progressed),
-            ("done", self._done),
-            ("failed", self._failed),
-            ("disk", self._disk),
-            ("fault", self._fault),
-            ("token", self._token),
-            ("misled", self._misled),
-            ("fallback", self._fallback),
-        ):
-            bulk.hear(op, handler)
-        bulk.on_change(self._changed)
+        self._asking: set[bytes] = set()
+        """Holders that are being asked over libp2p which chunks they have."""
 
-    @property
-    def progress(self) -> Mapping[bytes, Progress]:
-        """What is on its way, by digest."""
-        return {digest: job.progress for digest, job in self._jobs.items()}
+    async def run(self) -> None:
+        """Return once the object is whole.
 
-    async def bring(self, listing: ChunkList, holders: Holders, *, stall: float = STALL) -> None:
-        """Make an object whole in the store. ``holders()`` tells who has it, or a part of it, at each moment.
-
-        Raises ``Unreachable`` where it does not arrive, ``NoRoom`` and other ``OSError`` where the disk refuses. Where
-        it is on its way already this waits for that first.
+        Raises ``Unreachable`` where it does not arrive, ``NoRoom`` and other ``OSError`` where the disk refuses.
         """
-        versions, digest = self._versions, listing.digest
-        while (other := self._jobs.get(digest)) is not None:
-            await other.over.wait()  # what it leaves is in the store
-        job = self._jobs[digest] = _Job(listing, Progress(0, len(listing.chunks)), trio.current_time())
-        try:
-            with versions.pin(digest):
-                await trio.to_thread.run_sync(versions.begin, listing)
-                while not await trio.to_thread.run_sync(versions.complete, digest):
-                    if self._bulk.up:
-                        await self._by_child(job, holders, stall)
-                    else:
-                        await self._by_libp2p(job, holders, stall)
-        finally:
-            del self._jobs[digest]
-            job.over.set()
+        while not await trio.to_thread.run_sync(self._versions.complete, self._digest):
+            with trio.move_on_after(self._stall):
+                await self._bulk.wait_up()
+            if not self._bulk.up:
+                self._why = "the process that fetches weights does not run"
+                raise self._missing()
+            await self._by_child()
 
-    def look(self) -> None:
-        """Somebody has more than before: ask who holds what at once."""
-        for job in self._jobs.values():
-            job.soon.set()
-
-    def _changed(self, up: bool) -> None:
-        del up
-        self.look()
-
-    # --- over libp2p --------------------------------------------------------------------------------------------------
-
-    async def _by_libp2p(self, job: _Job, holders: Holders, stall: float) -> None:
-        """Return once it is done, or a child is there for it."""
-        versions, digest = self._versions, job.listing.digest
-        store = chunks.Store(job.listing, partial(versions.missing, digest), partial(versions.write_chunk, digest))
-        with trio.CancelScope() as scope:
-
-            def told(swarm: Swarm) -> None:
-                job.progress = Progress(swarm.chunks - swarm.missing.bit_count(), swarm.chunks, int(swarm.rate))
-                if self._bulk.up:
-                    scope.cancel()
-
-            await chunks.fetch(
-                self._node.network, store, holders, routes=self._routes, chance=self._chance, stall=stall, told=told
-            )
-
-    # --- through the child --------------------------------------------------------------------------------------------
-
-    async def _by_child(self, job: _Job, holders: Holders, stall: float) -> None:
+    async def _by_child(self) -> None:
         """Return once it is done, or the child is gone."""
-        bulk, digest = self._bulk, job.listing.digest
-        starts, job.done, job.disk, job.moved = bulk.starts, False, None, trio.current_time()
-        job.rows = []
-        if not bulk.tell("fetch", digest=digest):
-            await trio.sleep(LOOK)
-            return
-        try:
+        self._rows, self._moved = [], trio.current_time()
+        with self._bulk.open_transfer(self._digest) as said, trio.CancelScope() as self._scope:
+            self._scope.deadline = self._moved + self._stall
             async with trio.open_nursery() as nursery:
-                job.nursery = nursery
-                while (
-                    not (job.done or job.disk)
-                    and (bulk.up and bulk.starts == starts)
-                    and trio.current_time() < job.moved + stall
-                ):
-                    self._tell_holders(job, holders())
-                    with trio.move_on_after(LOOK):
-                        await job.soon.wait()
-                    job.soon = trio.Event()
+                nursery.start_soon(self._keep_holders, nursery)
+                async for message in said:
+                    if isinstance(message, messages.TransferDone):
+                        break
+                    self._receive(message, nursery)
+                else:
+                    await trio.sleep(REFRESH)  # until its successor can be asked
                 nursery.cancel_scope.cancel()
-        finally:
-            job.nursery = None
-            bulk.tell("stop", digest=digest)
-        if job.disk is not None:
-            raise job.disk
-        if trio.current_time() >= job.moved + stall:
-            count = job.progress.total - job.progress.have
-            raise Unreachable(f"{count} chunks of {digest.hex()[:8]} are missing: {job.why}")
+        if self._refused is not None:
+            raise self._refused
+        if self._scope.cancelled_caught:
+            raise self._missing()
 
-    def _tell_holders(self, job: _Job, holders: Mapping[bytes, Holding]) -> None:
-        assert job.nursery is not None
-        now = trio.current_time()
-        rows = []
-        for peer, holding in holders.items():
-            if job.ask_at.get(peer, 0.0) <= now:
-                job.ask_at[peer] = math.inf
-                job.nursery.start_soon(self._ask_route, job, peer)
-            if peer in job.routes:
-                route = job.routes[peer]
-                address, token, foreign = (
-                    ("", "", False) if route is None else (route.address, route.token, route.foreign)
-                )
-                preference = int(1000 * holding.preference)
-                whole, spared = int(holding.whole), int(holding.spared)
-                rows.append([peer, address, token, whole, preference, spared, int(foreign)])
-        if len(rows) > MOST:
-            rows = self._drawn(job, rows, now)
-        if rows != job.rows:
-            job.rows = rows
-            self._bulk.tell("holders", digest=job.listing.digest, rows=rows)
+    def _missing(self) -> Unreachable:
+        count = self.progress.total - self.progress.have
+        return Unreachable(f"{count} chunks of {self._digest.hex()[:8]} are missing: {self._why}")
 
-    def _drawn(self, job: _Job, rows: list[list[Any]], now: float) -> list[list[Any]]:
+    # --- who holds it -------------------------------------------------------------------------------------------------
+
+    async def _keep_holders(self, nursery: trio.Nursery) -> None:
+        """Have the child know who holds the object and how each is reached, for ever."""
+        while True:
+            now = trio.current_time()
+            rows = []
+            for peer, holding in self._ask_holders().items():
+                if self._ask_at.get(peer, 0.0) <= now:
+                    self._ask_at[peer] = math.inf
+                    nursery.start_soon(self._ask_route, peer)
+                if peer in self._routes:
+                    rows.append(_row(peer, holding, self._routes[peer]))
+            if len(rows) > MOST:
+                rows = self._drawn(rows, now)
+            if rows != self._rows:
+                self._rows = rows
+                self._bulk.send(messages.SetHolders(self._digest, rows))
+            await self._notice.wait(REFRESH)
+
+    def _drawn(self, rows: list[messages.HolderRow], now: float) -> list[messages.HolderRow]:
         """``MOST`` of the rows by chance: the author's, those that the child knows, and others. Some give way now and
         then, half of them where nothing arrives: anybody can say that he holds something, under many names."""
-        known = {row[0] for row in job.rows}
-        idle = now - job.moved > REDRAW_IDLE
-        if now >= job.drawn_at + (REDRAW_IDLE if idle else REDRAW):
-            job.drawn_at = now
+        known = {row.node for row in self._rows}
+        idle = now - self._moved > REDRAW_IDLE
+        if now >= self._drawn_at + (REDRAW_IDLE if idle else REDRAW):
+            self._drawn_at = now
             known -= set(self._chance.sample(sorted(known), len(known) // (2 if idle else 3)))
-        chance = {row[0]: self._chance.random() for row in rows}
-        drawn = sorted(rows, key=lambda row: (not row[5], row[0] not in known, chance[row[0]]))[:MOST]
-        return sorted(drawn, key=lambda row: bytes(row[0]))
+        chance = {row.node: self._chance.random() for row in rows}
+        drawn = sorted(rows, key=lambda row: (not row.spared, row.node not in known, chance[row.node]))[:MOST]
+        return sorted(drawn, key=lambda row: row.node)
 
-    async def _ask_route(self, job: _Job, peer: bytes) -> None:
+    async def _ask_route(self, peer: bytes) -> None:
         try:
             route = await self._tokens.route(peer)
         except (Unreachable, PeerError) as error:
             if isinstance(error, PeerError):
                 self._node.network.blame(peer, error)
-            job.routes[peer] = None
-            job.ask_at[peer] = trio.current_time() + NO_ROUTE_SECONDS
+            self._routes[peer] = None
+            self._ask_at[peer] = trio.current_time() + NO_ROUTE_SECONDS
         else:
-            job.routes[peer] = route
-            job.ask_at[peer] = route.until
-        job.soon.set()
+            self._routes[peer] = route
+            self._ask_at[peer] = route.until
+        self._notice.notify()
 
-    async def _relay(self, job: _Job, peer: bytes, index: int) -> None:
-        """Fetch a chunk for the child, or what the peer has."""
-        node, digest = self._node, job.listing.digest
-        if index < 0:
+    def _ask_again(self, peer: bytes) -> None:
+        if self._ask_at.get(peer, 0.0) < math.inf:
+            self._tokens.spoil(peer)
+            self._ask_at[peer] = 0.0
+            self._notice.notify()
+
+    # --- what the child says ------------------------------------------------------------------------------------------
+
+    def _receive(self, message: messages.FromTransfer, nursery: trio.Nursery) -> None:
+        match message:
+            case messages.TransferProgress(have=have):
+                if have > self.progress.have:
+                    self._moved = trio.current_time()
+                    self._scope.deadline = self._moved + self._stall
+                self.progress = Progress(have, message.total, message.rate, message.peers)
+                self._why = message.why
+            case messages.TransferFailed(why=why):
+                self._why = why  # and nothing comes: it fails for that in time, and is not begun again and again
+            case messages.DiskRefused(number=number, text=text):
+                self._refuse(number, text)
+            case messages.HolderFault(node=node, text=text) if node in self._routes:
+                self._node.network.blame(node, PeerError(f"weights: {text}"))
+            case messages.TokenRefused(node=node) if node in self._routes:
+                self._ask_again(node)
+            case messages.HolderMisled(node=node) if node in self._routes:
+                self._tokens.misled(node)
+                self._ask_again(node)
+            case messages.WantFallback(node=node, index=index) if node in self._routes:
+                if 0 <= index < len(self._listing.chunks):
+                    nursery.start_soon(self._relay_chunk, node, index)
+                elif index < 0 and node not in self._asking:  # else it takes its time, and the child asks again
+                    self._asking.add(node)
+                    nursery.start_soon(self._relay_haves, node)
+
+    def _refuse(self, number: int, text: str) -> None:
+        """Our own disk takes no more."""
+        full = number in (errno.ENOSPC, errno.EDQUOT)
+        self._refused = NoRoom("the disk is full") if full else OSError(number, text)
+        self._scope.cancel()
+
+    # --- over libp2p, for the child -----------------------------------------------------------------------------------
+
+    async def _relay_haves(self, peer: bytes) -> None:
+        try:
+            bitmap = await fetch_haves(self._node.network, peer, self._digest, len(self._listing.chunks))
+        except (Unreachable, PeerError):
+            bitmap = b""
+        finally:
+            self._asking.discard(peer)
+        self._bulk.send(messages.GiveHaves(self._digest, peer, bitmap))
+
+    async def _relay_chunk(self, peer: bytes, index: int) -> None:
+        async with self._slots.slot(peer):
+            outcome: messages.Outcome = "ok"
             try:
-                bitmap = await chunks.ask_have(node.network, peer, job.listing)
-            except (Unreachable, PeerError):
-                bitmap = b""
-            finally:
-                job.asking.discard(peer)
-            self._bulk.tell("haves", digest=digest, node=peer, bitmap=bitmap)
-            return
-        async with self._slot(peer):
-            outcome = "ok"
-            try:
-                data = await chunks.ask_chunk(node.network, peer, digest, index)
-                await trio.to_thread.run_sync(self._versions.write_chunk, digest, index, data)
+                data = await fetch_chunk(self._node.network, peer, self._digest, index)
+                await trio.to_thread.run_sync(self._versions.write_chunk, self._digest, index, data)
             except Busy:
                 outcome = "busy"
             except Refused:
@@ -268,74 +283,95 @@ class Carrier:
                 outcome = "failed"
             except OSError as error:
                 outcome = "unkept"
-                self._disk(digest, error.errno or 0, error.strerror or str(error))
+                self._refuse(error.errno or 0, error.strerror or str(error))
             except PeerError as error:
                 outcome = "wrong"
-                node.network.blame(peer, error)
-            self._bulk.tell("delivered", digest=digest, node=peer, index=index, outcome=outcome)
+                self._node.network.blame(peer, error)
+            self._bulk.send(messages.GiveChunk(self._digest, peer, index, outcome))
+
+
+class Fetching:
+    """Brings objects to one node. ``rates`` learns how fast they come."""
+
+    def __init__(
+        self,
+        node: Node,
+        versions: VersionStore,
+        bulk: BulkProcess,
+        tokens: TokenExchange,
+        held: HeldVersions,
+        notice: Notice,
+        rates: Rates,
+    ) -> None:
+        self._versions = versions
+        self._held = held
+        self._rates = rates
+        self._begin = partial(ObjectTransfer, node, versions, bulk, tokens, notice, PeerSlots())
+        self._transfers: dict[bytes, ObjectTransfer] = {}
+        self._making: dict[bytes, trio.Lock] = {}
+
+    def progress(self, digest: bytes) -> Progress | None:
+        """How far an object is that is on its way."""
+        transfer = self._transfers.get(digest)
+        return None if transfer is None else transfer.progress
 
     @asynccontextmanager
-    async def _slot(self, peer: bytes) -> AsyncIterator[None]:
-        limiter = self._relayed.setdefault(peer, trio.CapacityLimiter(RELAYED))
+    async def alone(self, digest: bytes) -> AsyncIterator[None]:
+        """Be the only one that makes an object whole, once nobody else does.
+
+        A chunk that a delta has made right and another fetch still receives in place would be served meanwhile.
+        """
+        lock = self._making.setdefault(digest, trio.Lock())
         try:
-            async with limiter:
+            async with lock:
                 yield
         finally:
-            found = limiter.statistics()
-            if not found.borrowed_tokens and not found.tasks_waiting:
-                self._relayed.pop(peer, None)
+            statistics = lock.statistics()
+            if not statistics.locked and not statistics.tasks_waiting and self._making.get(digest) is lock:
+                del self._making[digest]
 
-    # --- what the child says ------------------------------------------------------------------------------------------
+    def is_made(self, digest: bytes) -> bool:
+        """Whether somebody makes an object whole at the moment."""
+        return digest in self._making
 
-    def _progressed(self, digest: bytes, have: int, total: int, rate: int, peers: int, why: str) -> None:
-        job = self._jobs.get(digest)
-        if job is not None:
-            if have > job.progress.have:
-                job.moved = trio.current_time()
-            job.progress = Progress(have, total, rate, peers)
-            job.why = str(why)
+    async def bring(self, listing: ChunkList, ask_holders: AskHolders, *, stall: float = STALL) -> None:
+        """Make an object whole in the store, from those that ``ask_holders()`` names at each moment.
 
-    def _done(self, digest: bytes) -> None:
-        job = self._jobs.get(digest)
-        if job is not None:
-            job.done = True
-            job.soon.set()
+        Raises ``Unreachable`` where it does not arrive within ``stall`` seconds of the chunk before, ``NoRoom`` and
+        other ``OSError`` where the disk refuses. Where it is on its way already this waits for that first.
+        """
+        digest = listing.digest
+        while (other := self._transfers.get(digest)) is not None:
+            await other.over.wait()  # what it leaves is in the store
+        transfer = self._transfers[digest] = self._begin(listing, ask_holders, stall=stall)
+        try:
+            with self._versions.pin(digest):
+                before, began = await self.make_room(listing), trio.current_time()
+                await transfer.run()
+        finally:
+            del self._transfers[digest]
+            transfer.over.set()
+        came = (len(listing.chunks) - before) * CHUNK_BYTES
+        self._rates.received(min(listing.size, came), trio.current_time() - began)
 
-    def _failed(self, digest: bytes, why: str) -> None:
-        job = self._jobs.get(digest)
-        if job is not None:
-            job.why = str(why)  # and nothing comes: it fails for that in time, and is not begun again and again
+    async def make_room(self, listing: ChunkList) -> int:
+        """Begin an object in the store, or take up what is there of it; how many of its chunks are.
 
-    def _disk(self, digest: bytes, number: int, text: str) -> None:
-        job = self._jobs.get(digest)
-        if job is not None:
-            full = number in (errno.ENOSPC, errno.EDQUOT)
-            job.disk = NoRoom("the disk is full") if full else OSError(number, text)
-            job.soon.set()
+        Raises ``NoRoom`` and other ``OSError`` where the disk refuses.
+        """
 
-    def _fault(self, digest: bytes, node: bytes, text: str) -> None:
-        job = self._jobs.get(digest)
-        if job is not None and node in job.routes:
-            self._node.network.blame(node, PeerError(f"weights: {text}"))
+        def inspect() -> tuple[list[bytes], int]:
+            held = self._versions.open(listing.digest)
+            return self._versions.held(), 0 if held is None else held.present()
 
-    def _token(self, digest: bytes, node: bytes) -> None:
-        job = self._jobs.get(digest)
-        if job is not None and node in job.routes and job.ask_at.get(node, 0.0) < math.inf:
-            self._tokens.spoil(node)
-            job.ask_at[node] = 0.0
-            job.soon.set()
+        present, chunks = await trio.to_thread.run_sync(inspect)
+        try:
+            await trio.to_thread.run_sync(partial(self._versions.begin, listing, self._held.spare(present)))
+        finally:
+            await self._held.drop_gone()
+        return chunks
 
-    def _misled(self, digest: bytes, node: bytes) -> None:
-        job = self._jobs.get(digest)
-        if job is not None and node in job.routes:
-            self._tokens.misled(node)
-            self._token(digest, node)
 
-    def _fallback(self, digest: bytes, node: bytes, index: int) -> None:
-        job = self._jobs.get(digest)
-        if job is not None and job.nursery is not None and node in job.routes and index < len(job.listing.chunks):
-            if index < 0:
-                if node in job.asking:
-                    return  # the child asks again and again, and a holder may take its time
-                job.asking.add(node)
-            job.nursery.start_soon(self._relay, job, node, index)
+def _row(peer: bytes, holding: Holding, route: Route | None) -> messages.HolderRow:
+    address, token, foreign = ("", "", False) if route is None else (route.address, route.token, route.foreign)
+    return messages.HolderRow(peer, address, token, foreign, holding.whole, holding.spared, holding.preference)

@@ -1,4 +1,4 @@
-"""Relays push: they tell those who lag of the newest version before these have heard of it themselves.
+"""Relays push: they offer those who lag the newest version before these have heard of it themselves.
 
 1. A relay that holds the newest version, whole or in part, offers it to each connected node whose presence says neither
    that it holds it nor that it is arriving; to each again after ``AGAIN`` presence intervals.
@@ -17,7 +17,7 @@ import trio
 from node.context import Node
 from node.errors import Refused, Unreachable
 from node.peers.presences import Presences
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from protocol import codec
 from protocol.errors import PeerError
 
@@ -30,7 +30,7 @@ AT_ONCE: Final = 8
 TIMEOUT: Final = 5.0
 
 
-def serve(node: Node, weights: Weights, presences: Presences) -> None:
+def serve(node: Node, weights: WeightsService, presences: Presences) -> None:
     """Take the offers of relays."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
@@ -39,29 +39,29 @@ def serve(node: Node, weights: Weights, presences: Presences) -> None:
         presence = presences.live().get(peer)
         if presence is None or presence.role != "relay":
             raise Refused("only relays offer versions")
-        weights.offered(peer, version)
+        weights.holders_of.on_offer(peer, version)
         return b""
 
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def push(node: Node, weights: Weights) -> None:
+async def push(node: Node, weights: WeightsService) -> None:
     """Offer the newest version to those who lag, for ever."""
     interval = node.domain.timings.presence_ms / 1000
-    told: dict[bytes, tuple[bytes, float]] = {}
+    offered_to: dict[bytes, tuple[bytes, float]] = {}
     limit = trio.CapacityLimiter(AT_ONCE)
     async with trio.open_nursery() as nursery:
         while True:
-            newest, now = weights.newest(), trio.current_time()
-            lagging = weights.lagging()
+            newest, now = weights.held.newest(), trio.current_time()
+            lagging = weights.holders_of.lagging()
             for peer in lagging:
                 assert newest is not None
-                version, until = told.get(peer, (b"", 0.0))
+                version, until = offered_to.get(peer, (b"", 0.0))
                 if version != newest.id or until <= now:
-                    told[peer] = newest.id, now + AGAIN * interval
+                    offered_to[peer] = newest.id, now + AGAIN * interval
                     nursery.start_soon(_offer, node, peer, newest.id, limit)
-            told = {peer: row for peer, row in told.items() if peer in lagging}
-            await weights.wait_stirred(interval)
+            offered_to = {peer: row for peer, row in offered_to.items() if peer in lagging}
+            await weights.notice.wait(interval)
 
 
 async def _offer(node: Node, peer: bytes, weights: bytes, limit: trio.CapacityLimiter) -> None:

@@ -27,23 +27,23 @@ None), and the room that is left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class RetentionBasis:
     """What retention goes by: the payloads of the lineage's newest versions, oldest first, the manifest of version 0,
-    manifests and deltas that were entrusted, and the domain's ``async_level``."""
+    manifests and deltas that are expected to be published, and the domain's ``async_level``."""
 
     versions: Sequence[Weights]
     genesis: bytes
-    entrusted: Collection[bytes]
+    expected: Collection[bytes]
     async_level: int
 
 
-def lineage_of(entries: Sequence[Entry], domain: Domain, entrusted: Collection[bytes] = ()) -> Lineage:
+def lineage_of(entries: Sequence[Entry], domain: Domain, expected: Collection[bytes] = ()) -> RetentionBasis:
     """What retention goes by, from the weights entries of the lineage, oldest first."""
     versions = [entry.payload for entry in entries if isinstance(entry.payload, Weights)]
-    return Lineage(versions, domain.model.manifest.hash, entrusted, domain.recipe.async_level)
+    return RetentionBasis(versions, domain.model.manifest.hash, expected, domain.recipe.async_level)
 
 
-def reasons(lineage: Lineage, present: Collection[bytes]) -> dict[bytes, str]:
+def reasons(lineage: RetentionBasis, present: Collection[bytes]) -> dict[bytes, str]:
     """Why each object to keep is kept, by digest; ``present`` are the digests of those on the disk."""
     versions = lineage.versions
     found: dict[bytes, str] = {}
@@ -58,7 +58,7 @@ def reasons(lineage: Lineage, present: Collection[bytes]) -> dict[bytes, str]:
     here = list(dict.fromkeys(v.manifest for v in reversed(versions) if v.manifest in present))
     for manifest in here[:KEPT_VERSIONS]:
         keep(manifest, f"one of the newest {KEPT_VERSIONS} versions")
-    for digest in lineage.entrusted:
+    for digest in lineage.expected:
         keep(digest, "entrusted by the trainer")
     for version in reversed(versions[-MAX_CHAIN:]):
         keep(version.delta, f"what changed to version {version.number}")
@@ -70,10 +70,10 @@ def reasons(lineage: Lineage, present: Collection[bytes]) -> dict[bytes, str]:
     return found
 
 
-def spare(lineage: Lineage, present: Collection[bytes]) -> Iterator[bytes]:
+def spare(lineage: RetentionBasis, present: Collection[bytes]) -> Iterator[bytes]:
     """What may go where room is short, the first to go first."""
     versions = lineage.versions
-    needed = {v.manifest for v in versions[-1 - lineage.async_level :]} | set(lineage.entrusted)
+    needed = {v.manifest for v in versions[-1 - lineage.async_level :]} | set(lineage.expected)
     kept = reasons(lineage, present)
     yield from (digest for digest in present if digest not in kept)
     seen: set[bytes] = set()
@@ -88,7 +88,7 @@ def room(store: VersionStore) -> dict[str, int]:
     return {"used": store.used(), "quota": store.quota, "free": store.free(), "reserve": store.reserve}
 
 
-def clean(store: VersionStore, lineage: Lineage, *, dry_run: bool) -> Cleaned:
+def clean(store: VersionStore, lineage: RetentionBasis, *, dry_run: bool) -> Cleaned:
     """Delete what nothing keeps and, while the quota is exceeded or the reserve is not left, what may be spared.
 
     What is on its way stays. With ``dry_run`` nothing is deleted.

@@ -23,7 +23,8 @@ from node.context import Node
 from node.net.blob_exchange import BlobExchange
 from node.net.requests import Refused, Unreachable
 from node.peers.presences import Presences
-from node.weights.following import Weights, payload
+from node.weights.following import WeightsService
+from node.weights.held import payload
 from protocol import codec
 from protocol.constants import MAX_MANIFEST_BYTES
 from protocol.errors import PeerError
@@ -55,14 +56,14 @@ HEAD_START: Final = 0.125
 ORDER: Final = ("relay", "validator", "inference", "none")
 
 
-def serve(node: Node, weights: Weights, blobs: BlobExchange) -> None:
+def serve(node: Node, weights: WeightsService, blobs: BlobExchange) -> None:
     """Take what the trainer entrusts to this node."""
     busy = trio.CapacityLimiter(1)
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         fields = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="entrusted version")
         digest, size, delta, delta_size = fields
-        grant, newest = node.log.ledger.grant(), weights.newest()
+        grant, newest = node.log.ledger.grant(), weights.held.newest()
         if grant is None or grant.trainer != peer or newest is None:
             raise Refused("only the trainer in office entrusts versions")
         whole = payload(newest).size
@@ -84,7 +85,7 @@ def serve(node: Node, weights: Weights, blobs: BlobExchange) -> None:
                     listing = await trio.to_thread.run_sync(DeltaManifest.parse, data)
                     if listing.target != digest:
                         raise PeerError("an entrusted version with the delta of another")
-                await weights.keep_entrusted(manifest, listing, peer)
+                await weights.keep_unpublished(manifest, listing, peer)
             if patience.cancelled_caught:
                 raise Refused("it took too long")
         except Unreachable as error:
@@ -98,11 +99,13 @@ def serve(node: Node, weights: Weights, blobs: BlobExchange) -> None:
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def entrust(node: Node, heard: Presences, manifest: Blob, delta: Blob | None, size: int) -> None:
+async def give_to_second_holder(
+    node: Node, presences: Presences, manifest: Blob, delta: Blob | None, size: int
+) -> None:
     """Return once another node holds this version of ``size`` bytes, or nobody near takes it."""
-    presences = heard.live()
-    others = [n for n in node.network.peers if n in presences and presences[n].role in ORDER]
-    others.sort(key=lambda n: (ORDER.index(presences[n].role), n))
+    live = presences.live()
+    others = [n for n in node.network.peers if n in live and live[n].role in ORDER]
+    others.sort(key=lambda n: (ORDER.index(live[n].role), n))
     change = [None, 0] if delta is None else delta.to_value()
     request = codec.encode([*manifest.to_value(), *change])
     patience, reasons, taken = _patience(size), ["nobody is connected"], False

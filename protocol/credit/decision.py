@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.credit.submission_life import Status
+from protocol.credit.submission_life import Decision
 from protocol.domain import Recipe
 from protocol.records import Rollout, Verdict
 from protocol.work.rollout import max_bytes
@@ -55,7 +55,7 @@ def oversized(rollout: Rollout, recipe: Recipe) -> bool:
     )
 
 
-def decision(votes: Sequence[Verdict], due: int) -> Status | None:
+def decision(votes: Sequence[Verdict], due: int) -> Decision | None:
     """What these counting verdicts of ``due`` validators decide, or None while they do not."""
     majority = due // 2 + 1
     if len(votes) < majority:
@@ -63,7 +63,7 @@ def decision(votes: Sequence[Verdict], due: int) -> Status | None:
     first = votes[0]
     agreed = (first.outcome, first.severity, first.reason)
     if all((verdict.outcome, verdict.severity, verdict.reason) == agreed for verdict in votes):
-        return Status(*agreed)
+        return Decision(*agreed)
     for outcome, count in Counter(verdict.outcome for verdict in votes).items():
         if count >= majority:
             agreeing = [verdict for verdict in votes if verdict.outcome == outcome]
@@ -71,11 +71,11 @@ def decision(votes: Sequence[Verdict], due: int) -> Status | None:
             if sum(verdict.severity == "hard" for verdict in agreeing) >= majority:
                 severity = "hard"
             reasons = Counter(verdict.reason for verdict in agreeing)
-            return Status(outcome, severity, min(reasons, key=lambda reason: (-reasons[reason], reason)))
-    return Status("void", "soft", "undecidable") if len(votes) >= due else None
+            return Decision(outcome, severity, min(reasons, key=lambda reason: (-reasons[reason], reason)))
+    return Decision("void", "soft", "undecidable") if len(votes) >= due else None
 
 
-def lapsed(votes: Sequence[Verdict]) -> Status:
+def lapsed(votes: Sequence[Verdict]) -> Decision:
     """What the verdicts that came in time decide, where too few came for a majority of the due."""
     found = decision(votes, len(votes)) if votes else None
-    return Status("void", "soft", "unjudged") if found is None or found.reason == "undecidable" else found
+    return Decision("void", "soft", "unjudged") if found is None or found.reason == "undecidable" else found

@@ -33,7 +33,7 @@ from protocol.credit.fold_rules import Closed, Rules
 from protocol.credit.lineage import Lineage, Version
 from protocol.credit.reputation import Account, Tally
 from protocol.credit.sequential_test import NEWCOMER, Standing
-from protocol.credit.submission_life import OPEN, OVER, UNDECIDED, Event, Life, State, Status
+from protocol.credit.submission_life import OPEN, OVER, UNDECIDED, Decision, Event, Life, State
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, Verdict, Weights
 from protocol.work.schedule import due_validators
@@ -52,7 +52,7 @@ class Fold:
         self._live = live
         self.lineage = Lineage(rules.domain, rules.height) if lineage is None else lineage
         self.version = 0
-        self.decisions: deque[tuple[Entry, Status]] = deque()
+        self.decisions: deque[tuple[Entry, Decision]] = deque()
         self.dropped = 0
         self.rejected = 0
         self.submissions: dict[bytes, Life] = {}
@@ -72,7 +72,7 @@ class Fold:
         self._over: dict[bytes, None] = {}
         self._forgotten_at = 0
         # In the final fold what was decided since the last cut, in the live one what the final one has not decided.
-        self._decided: dict[bytes, Status] = {}
+        self._decided: dict[bytes, Decision] = {}
 
     def add(self, entry: Entry, height: int | None = None) -> None:
         """Take one more entry, that the cut of ``height`` made final; an author's entries come in order."""
@@ -157,21 +157,21 @@ class Fold:
                 self._count(submission, verdict, verdict.payload)
         submission.early = {}
 
-    def _problem(self, submission: Life, version: Version) -> Status | None:
+    def _problem(self, submission: Life, version: Version) -> Decision | None:
         """What decides about the submission without any validator."""
         author, rollout = submission.entry.author, submission.rollout
         made_with = (version.term, version.number)
         counting = self.counting.get(author)
         if counting is not None and made_with < counting.made_with:
-            return Status("void", "soft", "ineligible")
+            return Decision("void", "soft", "ineligible")
         if counting is None or counting.weights != version.id:
             counting = self.counting[author] = Counting(version.id, made_with)
         counters = counting.take(rollout)
         if not self._rules.eligible(author, version.anchor_height):
-            return Status("void", "soft", "ineligible")
+            return Decision("void", "soft", "ineligible")
         if counters is not None:
-            return Status("void", "soft", counters)
-        return Status("rejected", "hard", "malformed") if oversized(rollout, self._rules.domain.recipe) else None
+            return Decision("void", "soft", counters)
+        return Decision("rejected", "hard", "malformed") if oversized(rollout, self._rules.domain.recipe) else None
 
     def _count(self, submission: Life, entry: Entry, verdict: Verdict) -> None:
         if submission.state not in OPEN or entry.author not in submission.due or entry.author in submission.votes:
@@ -196,7 +196,7 @@ class Fold:
         if submission.state in OVER:
             self._over[submission.entry.id] = None
 
-    def _decide(self, submission: Life, status: Status, event: Event) -> None:
+    def _decide(self, submission: Life, status: Decision, event: Event) -> None:
         self._go_on(submission, event)
         submission.status = self._decided[submission.entry.id] = status
         del self.undecided[submission.entry.id]
@@ -363,7 +363,7 @@ class Fold:
         total.borders = max(tally.borders for tally in tallies)
         return total.standing()
 
-    def restore(self, submissions: Iterable[Life], decided: Iterable[tuple[Entry, Status]]) -> None:
+    def restore(self, submissions: Iterable[Life], decided: Iterable[tuple[Entry, Decision]]) -> None:
         """Take over submissions of a snapshot, in the order in which they came; tallies count them already."""
         for submission in submissions:
             entry = submission.entry

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.credit.submission_life import Status
+from protocol.credit.submission_life import Decision
 from protocol.domain import Domain, Thresholds
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedGrant
@@ -45,11 +45,11 @@ class Rules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What a cut settled: the decisions that fell for good, by rollout id; the submissions that it closed, each with
+    """What a cut decided: the decisions that fell for good, by rollout id; the submissions that it closed, each with
     the verdicts that count, and those of them that were never taken up; and (rollout id, verdict id) of verdicts whose
     submission did not come in time."""
 
-    decided: Mapping[bytes, Status]
+    decided: Mapping[bytes, Decision]
     unread: Sequence[bytes]
     submissions: Mapping[bytes, frozenset[bytes]]
     verdicts: Sequence[tuple[bytes, bytes]]

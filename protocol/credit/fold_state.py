@@ -17,9 +17,9 @@ from protocol.credit.decision import Counting
 from protocol.credit.fold import Fold
 from protocol.credit.fold_rules import Rules
 from protocol.credit.lineage import ENTRY, Lineage, pack, unpack
-from protocol.credit.reputation import Tally
+from protocol.credit.reputation import COUNTS, Tally
 from protocol.credit.sequential_test import FLOOR
-from protocol.credit.submission_life import Life, State, Status, state_of
+from protocol.credit.submission_life import Decision, Life, State, state_of
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
@@ -27,18 +27,6 @@ from protocol.records import Rollout, Verdict
 _COUNT: Final = Int()
 _ENTRIES: Final = Many(ENTRY, most=codec.MAX_INT)
 _STATUS: Final = Array((("outcome", Text(16)), ("severity", Text(16)), ("reason", Text(32))))
-_COUNTS: Final = (
-    "accepted",
-    "rejected",
-    "void",
-    "pending",
-    "hard",
-    "generated",
-    "audited",
-    "agreed",
-    "disagreed",
-    "clean",
-)
 _SUBMISSION: Final = Array(
     (
         ("entry", ENTRY),
@@ -53,7 +41,7 @@ _SUBMISSION: Final = Array(
 _TALLY: Final = Array(
     (
         ("author", codec.KEY),
-        *((name, _COUNT) for name in _COUNTS),
+        *((name, _COUNT) for name in COUNTS),
         # Evidence may be negative: it is written as the distance from the floor.
         ("deficits", _COUNT),
         ("borders", _COUNT),
@@ -126,7 +114,7 @@ def fold_from_value(value: Any, rules: Rules, *, live: bool = False) -> Fold:
             raise PeerError("snapshot: a verdict is none")
         fold.early.setdefault(entry.payload.rollout, {})[entry.id] = entry
     for author, *counts, deficits, borders, reasons in tallies:
-        tally = fold.tallies[author] = Tally(**dict(zip(_COUNTS, counts, strict=True)))
+        tally = fold.tallies[author] = Tally(**dict(zip(COUNTS, counts, strict=True)))
         tally.deficits, tally.borders = deficits + FLOOR, borders + FLOOR
         tally.reasons = Counter(dict(reasons))
     for author, weights, term, number, expected, broken in counting:
@@ -176,13 +164,13 @@ def _restored(value: list[Any]) -> Life:
         raise PeerError("snapshot: a submission is none")
     given: dict[bytes, Entry] = {vote.author: vote for vote in map(unpack, votes)}
     waiting = {verdict.id: verdict for verdict in map(unpack, early)}
-    judged = Status(*status)
+    judged = Decision(*status)
     state = state_of(due, len(given), judged, closed=bool(closed))
     return Life(entry, waiting, tuple(due or ()), given, judged, share, state)
 
 
 def _tally(author: bytes, tally: Tally) -> list[Any]:
-    counts = [getattr(tally, name) for name in _COUNTS]
+    counts = [getattr(tally, name) for name in COUNTS]
     return [
         author,
         *counts,

@@ -32,7 +32,7 @@ from protocol.credit.history import History
 from protocol.credit.lineage import Version
 from protocol.credit.reputation import Account, reputation
 from protocol.credit.sequential_test import NEWCOMER, Standing
-from protocol.credit.submission_life import Life, Status
+from protocol.credit.submission_life import Decision, Life
 from protocol.credit.verdict_draws import Draws
 from protocol.domain import Domain, Thresholds
 from protocol.errors import LocalError
@@ -86,7 +86,7 @@ class Ledger:
 
     def to_value(self) -> tuple[list[Any], list[Any]]:
         """(history, final fold), ready for ``codec.encode``."""
-        self.settle()
+        self.note_final()
         return self._history.to_value(), fold_to_value(self._final)
 
     @classmethod
@@ -107,7 +107,7 @@ class Ledger:
 
     def forget(self) -> None:
         """Drop from memory what is final, with everything that follows from it taken notice of."""
-        self.settle()
+        self.note_final()
         if self._stale or len(self.replica.arrivals) - self._cursor > BEHIND:
             self._stale = True
             self._closed.clear()
@@ -122,7 +122,7 @@ class Ledger:
     def update(self) -> None:
         """Take notice of whatever the replica took or dropped since the last time."""
         replica = self.replica
-        self.settle()
+        self.note_final()
         if self._stale or self._rewrites != replica.rewrites:
             self._begin_anew()
             return
@@ -139,7 +139,7 @@ class Ledger:
             self._live.adopt(one)
         self._closed.clear()
 
-    def settle(self) -> None:
+    def note_final(self) -> None:
         """Take notice of what became final since the last time."""
         replica = self.replica
         cuts = len(replica.cuts)
@@ -350,7 +350,7 @@ class Ledger:
         life = self._life(rollout_id)
         return {} if life is None else life.votes
 
-    def decisions(self, start: int = 0) -> list[tuple[Entry, Status]]:
+    def decisions(self, start: int = 0) -> list[tuple[Entry, Decision]]:
         """(rollout entry, status) in the order in which decisions fell here, from index ``start`` on, as far as they
         are kept (``protocol.credit.fold.KEPT_DECISIONS``). Indices hold until ``generation`` changes."""
         live = self.fold()

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Array, Bytes, Int, Many, Optional
+from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many, Optional
 from protocol.constants import MAX_ENTRY_BYTES
 from protocol.domain import Domain
 from protocol.errors import PeerError
@@ -36,25 +36,31 @@ KEPT: Final = 1024
 """Newest versions of which the entries are kept, with the steps that made them."""
 
 _COUNT: Final = Int()
+Count = Annotated[int, _COUNT]
 ENTRY: Final = Array((("body", Bytes(most=MAX_ENTRY_BYTES)), ("signature", codec.SIGNATURE)))
 """An entry in a snapshot."""
-_VERSION: Final = Array(
-    (
-        ("id", codec.HASH),
-        ("term", _COUNT),
-        ("number", _COUNT),
-        ("author", codec.KEY),
-        ("predecessor", Optional(codec.HASH)),
-        ("anchor_height", _COUNT),
-        ("step", Optional(codec.HASH)),
-        ("trained", _COUNT),
-        ("rejected", _COUNT),
-    )
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Version(Fields):
+    """A legitimate version. ``anchor_height`` is that of the cut its entry anchors on; ``step`` names the step entry
+    that made it, which trained on ``trained`` responses and counted ``rejected`` ones."""
+
+    id: Hash
+    term: Count
+    number: Count
+    author: Key
+    predecessor: Annotated[bytes | None, Optional(codec.HASH)]
+    anchor_height: Count
+    step: Annotated[bytes | None, Optional(codec.HASH)]
+    trained: Count
+    rejected: Count
+
+
 _MADE: Final = Array((("weights", ENTRY), ("step", Optional(ENTRY))))
 SCHEMA: Final = Array(
     (
-        ("versions", Many(_VERSION, most=codec.MAX_INT)),
+        ("versions", Many(Array(Version.SCHEMA), most=codec.MAX_INT)),
         ("kept", Many(_MADE, most=codec.MAX_INT)),
         ("slots", Many(_MADE, most=codec.MAX_INT)),
         ("steps", Many(ENTRY, most=codec.MAX_INT)),
@@ -64,26 +70,6 @@ SCHEMA: Final = Array(
         ),
     )
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A legitimate version. ``anchor_height`` is that of the cut its entry anchors on; ``step`` names the step entry
-    that made it, which trained on ``trained`` responses and counted ``rejected`` ones."""
-
-    id: bytes
-    term: int
-    number: int
-    author: bytes
-    predecessor: bytes | None
-    anchor_height: int
-    step: bytes | None
-    trained: int
-    rejected: int
-
-    def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
-        return [getattr(self, name) for name in self.__slots__]
 
 
 def pack(entry: Entry) -> list[Any]:

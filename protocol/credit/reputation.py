@@ -35,7 +35,7 @@ from typing import Final
 from protocol.constants import MILLION
 from protocol.credit import sequential_test
 from protocol.credit.sequential_test import Standing
-from protocol.credit.submission_life import Status
+from protocol.credit.submission_life import Decision
 from protocol.domain import Thresholds
 from protocol.records import Rollout, Verdict
 from protocol.work import schedule
@@ -90,7 +90,7 @@ class Tally:
     borders: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def decide(self, status: Status, rollout: Rollout, sign: int = 1) -> None:
+    def decide(self, status: Decision, rollout: Rollout, sign: int = 1) -> None:
         """Count the decision about a submission of this node that was pending; ``sign`` -1 takes it back."""
         self.pending -= sign
         if status.outcome == "accepted":
@@ -104,7 +104,7 @@ class Tally:
             self.rejected += sign
             self.hard += sign * (status.severity == "hard")
 
-    def audit(self, status: Status, rollout: Rollout, share: int, verdict: Verdict, sign: int = 1) -> None:
+    def audit(self, status: Decision, rollout: Rollout, share: int, verdict: Verdict, sign: int = 1) -> None:
         """Count this node's verdict on a submission whose due validators, each to replay ``share`` (micro) of it,
         decided ``status``; ``sign`` as above."""
         if status.outcome == verdict.outcome and status.outcome != "void":
@@ -114,7 +114,7 @@ class Tally:
         elif share == MILLION and {(status.outcome, status.severity), (verdict.outcome, verdict.severity)} == _OPPOSED:
             self.disagreed += sign
 
-    def learn(self, status: Status, rollout: Rollout, verdicts: Sequence[Verdict], thresholds: Thresholds) -> None:
+    def learn(self, status: Decision, rollout: Rollout, verdicts: Sequence[Verdict], thresholds: Thresholds) -> None:
         """Take what a decided submission of this node says of it (rules 10 and 12); nothing takes it back."""
         if status.severity == "hard":
             self.clean = self.deficits = self.borders = 0
@@ -129,23 +129,15 @@ class Tally:
             after = Standing(0, self.deficits, self.borders).after(gain, status.reason == BORDERLINE)
             self.deficits, self.borders = after.deficits, after.borders
 
-    def doubt(self, status: Status, share: int, verdict: Verdict) -> None:
+    def doubt(self, status: Decision, share: int, verdict: Verdict) -> None:
         """Take a validator's verdict on a submission of this node that was decided as ``status`` (rule 10)."""
         if share < MILLION and status.outcome == "accepted" and verdict.severity == "hard":
             self.clean = 0
 
     def merge(self, other: Tally) -> None:
         """Count all of another author's as well: one node went on for the other."""
-        self.accepted += other.accepted
-        self.rejected += other.rejected
-        self.void += other.void
-        self.pending += other.pending
-        self.hard += other.hard
-        self.generated += other.generated
-        self.audited += other.audited
-        self.agreed += other.agreed
-        self.disagreed += other.disagreed
-        self.clean += other.clean
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.deficits = max(self.deficits, other.deficits)
         self.borders = max(self.borders, other.borders)
         self.reasons.update(other.reasons)
@@ -164,21 +156,15 @@ class Tally:
         """The finished account; ``trained`` counts the responses of the node's steps on the lineage."""
         return Account(
             credit=self.generated + self.audited + trained,
-            accepted=self.accepted,
-            rejected=self.rejected,
-            void=self.void,
-            pending=self.pending,
-            hard=self.hard,
             reputation=reputation(self.accepted, self.hard + self.strays),
             reasons={reason: count for reason, count in sorted(self.reasons.items()) if count},
-            generated=self.generated,
-            audited=self.audited,
             trained=trained,
-            agreed=self.agreed,
-            disagreed=self.disagreed,
+            **{name: getattr(self, name) for name in COUNTS if name != "clean"},
         )
 
 
+COUNTS: Final = Tally.__slots__[:-3]
+"""What a tally counts, in the order of a snapshot."""
 _OPPOSED: Final = {("accepted", "none"), ("rejected", "hard")}
 
 

@@ -77,7 +77,7 @@ class Snapshot:
     @classmethod
     def take(cls, ledger: Ledger) -> Snapshot | None:
         """The state of ``ledger`` and its replica at the newest cut; None before the first."""
-        ledger.settle()
+        ledger.note_final()
         replica = ledger.replica
         newest = replica.newest_cut
         if newest is None:

@@ -34,7 +34,7 @@ from protocol.records import Rollout, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Decision:
     """What was decided about a submission. ``outcome`` is "accepted", "rejected", "void" or "pending"."""
 
     outcome: str
@@ -42,7 +42,7 @@ class Status:
     reason: str
 
 
-PENDING: Final = Status("pending", "none", "pending")
+PENDING: Final = Decision("pending", "none", "pending")
 
 
 class State(Enum):
@@ -122,7 +122,7 @@ class Life:
     early: dict[bytes, Entry]
     due: tuple[bytes, ...] = ()
     votes: dict[bytes, Entry] = field(default_factory=dict)
-    status: Status = PENDING
+    status: Decision = PENDING
     share: int = MILLION
     state: State = State.ANNOUNCED
     rollout: Rollout = field(init=False)
@@ -142,7 +142,7 @@ class Life:
         return [vote.payload for vote in self.votes.values() if isinstance(vote.payload, Verdict)]
 
 
-def state_of(due: tuple[bytes, ...] | None, votes: int, status: Status, *, closed: bool) -> State:
+def state_of(due: tuple[bytes, ...] | None, votes: int, status: Decision, *, closed: bool) -> State:
     """The state of a submission of which a snapshot says so much; ``due`` is None where it was not taken up."""
     if closed:
         return State.CLOSED

@@ -21,7 +21,7 @@ from protocol.log.chain import Chain, FeedState
 from protocol.log.endings import Endings
 from protocol.log.entry import Entry
 from protocol.log.fork_proof import ForkProof, evidence
-from protocol.log.frozen_entries import Shelf
+from protocol.log.frozen_entries import FrozenEntries
 from protocol.log.head_table import HeadTable
 from protocol.log.heads import FROZEN, LIVE, Head
 
@@ -63,7 +63,7 @@ class Branches:
         # Authors whose heads have changed since somebody looked at them.
         self._stale: set[bytes] = set()
         self._by_id: dict[bytes, Entry] = {}
-        self._shelf = Shelf()
+        self._aside = FrozenEntries()
         # The heights of the cuts that are held, and 0 for the domain's id.
         self._heights: dict[bytes, int] = {domain.id: 0}
 
@@ -82,13 +82,13 @@ class Branches:
             if held.id == entry.id:
                 return Outcome.KNOWN
             proof = ForkProof.of(held, entry)
-            self._shelf.put(entry)
+            self._aside.put(entry)
             if self.add_fork(proof):
                 raise evidence(proof)
             return Outcome.FROZEN
         limit = self._limit(entry.author)
         if limit is not None and entry.seq >= limit:
-            self._shelf.put(entry)
+            self._aside.put(entry)
             return Outcome.FROZEN
         if entry.seq > chain.next_seq or entry.prev != chain.state.head:
             return Outcome.MISSING_PREV
@@ -118,7 +118,7 @@ class Branches:
     @property
     def heads(self) -> dict[bytes, Head]:
         """The newest head held of each author."""
-        self._look()
+        self._refresh()
         return self._heads.rows
 
     @property
@@ -128,17 +128,17 @@ class Branches:
 
     def heads_root(self) -> bytes:
         """The root over all heads held, certified or not."""
-        self._look()
+        self._refresh()
         return self._heads.root()
 
     def bucket_digests(self) -> list[bytes]:
         """The 256 digests over ``heads``."""
-        self._look()
+        self._refresh()
         return self._heads.digests()
 
     def heads_in(self, buckets: Iterable[int], after: bytes, most: int) -> list[Head]:
         """The heads of these buckets whose authors come behind ``after``, ascending, at most ``most``."""
-        self._look()
+        self._refresh()
         return self._heads.in_buckets(buckets, after, most)
 
     def entry(self, entry_id: bytes) -> Entry | None:
@@ -186,7 +186,7 @@ class Branches:
         """The height of a held cut, 0 for the domain's id, None for an unknown one."""
         return self._heights.get(cut_id)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         for author in self._stale:
             head = self.head_at(author, self.next_for(author) - 1)
             if head is None:
@@ -230,11 +230,11 @@ class Branches:
         self._chains[author] = chain
         for entry in gone:
             del self._by_id[entry.id]
-            self._shelf.put(entry)
+            self._aside.put(entry)
         if gone:
             self.rewrites += 1
             self.arrivals = [entry for entry in self.arrivals if entry.id in self._by_id]
-        self._shelf.remove(author, chain.entries)
+        self._aside.remove(author, chain.entries)
         for entry in chain.entries:
             if entry.id not in self._by_id:
                 self._by_id[entry.id] = entry
@@ -253,7 +253,7 @@ class Branches:
 
     def _switch(self, head: Head) -> Chain | None:
         """The chain that ends in ``head``, from entries that are visible and entries that wait aside."""
-        path = list(self._shelf.branch(head))
+        path = list(self._aside.branch(head))
         below = path[-1] if path else None
         keep = head.seq + 1 if below is None else below.seq
         joint = head.entry_id if below is None else below.prev
@@ -286,4 +286,4 @@ class Branches:
     def uncertified(self) -> list[bytes]:
         """The ids of all entries in memory that no cut covers, whether they are visible or wait aside."""
         tails = [entry for chain in self._chains.values() for entry in chain.slice(chain.final.next_seq)]
-        return [entry.id for entry in (*tails, *self._shelf)]
+        return [entry.id for entry in (*tails, *self._aside)]

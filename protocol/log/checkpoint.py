@@ -19,15 +19,14 @@ Parsers raise ``PeerError`` and nothing else.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from protocol import identity
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
-from protocol.log import merkle, signed_note
-from protocol.log.merkle import EMPTY_RANGE
+from protocol.log import signed_note
 from protocol.log.quorum import quorum
 from protocol.log.signed_note import COSIGNATURE, Note, Signature, VerifierKey
 
@@ -203,42 +202,3 @@ def assemble(
     made = CosignedCheckpoint(checkpoint, tuple(good))
     made.require_quorum(electors)
     return made
-
-
-class CheckpointLog:
-    """The tree over the bodies of a domain's cuts: 32 bytes a cut are kept, and each size's root can be had again."""
-
-    def __init__(self, domain: bytes, bodies: Iterable[bytes] = ()) -> None:
-        self.domain = domain
-        self._hashes: list[bytes] = []
-        self._range = EMPTY_RANGE
-        for body in bodies:
-            self.append(body)
-
-    def __len__(self) -> int:
-        return len(self._hashes)
-
-    def append(self, body: bytes) -> None:
-        """Take the body of the cut of the next height."""
-        self._hashes.append(merkle.leaf_hash(body))
-        self._range = self._range.append(body)
-
-    def checkpoint(self, size: int | None = None) -> Checkpoint:
-        """The checkpoint at ``size``, the newest where that is None; ``LocalError`` where there is none."""
-        if size is None:
-            size = len(self)
-        root = self._range.root if size == len(self) and size else merkle.root_of(self._first(size))
-        return Checkpoint(self.domain, size, root)
-
-    def consistency(self, size1: int, size2: int) -> list[bytes]:
-        """The proof that the checkpoint of ``size2`` cuts continues that of ``size1`` (at least 1)."""
-        return merkle.consistency_path(self._first(size2), size1)
-
-    def inclusion(self, height: int, size: int) -> list[bytes]:
-        """The path from the cut of ``height`` to the root of the checkpoint of ``size`` cuts."""
-        return merkle.inclusion_path(self._first(size), height - 1)
-
-    def _first(self, size: int) -> list[bytes]:
-        if not 0 < size <= len(self):
-            raise LocalError(f"there is no checkpoint of {size} cuts")
-        return self._hashes[:size]

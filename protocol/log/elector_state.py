@@ -66,7 +66,7 @@ _STATE: Final = Array(
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ElectorState:
     """What an elector must not forget.
 
     ``height`` is the one being decided. ``voted`` is the cut it voted for in ``voted_epoch``, None where that was at an
@@ -104,7 +104,7 @@ class State:
         )
 
     @classmethod
-    def decode(cls, data: bytes) -> State:
+    def decode(cls, data: bytes) -> ElectorState:
         """The inverse of ``encode``; raises ``PeerError``."""
         value = codec.parse(data, _STATE, max_bytes=2 * MAX_CUT_BYTES, what="elector state")
         _, height, voted_epoch, voted, committed_epoch, lock, abstains, term, granted, highest = value[:10]
@@ -129,7 +129,7 @@ class State:
 
 
 def vote(
-    state: State,
+    state: ElectorState,
     cut: Cut,
     epoch: int,
     proof: PreparedCut | None,
@@ -137,7 +137,7 @@ def vote(
     versions: Iterable[Version] = (),
     *,
     limit: int,
-) -> State | str:
+) -> ElectorState | str:
     """Vote for ``cut`` in ``epoch``, whose content is in order. ``proof`` is what the proposer justifies it with,
     ``versions`` are those on the lineage that the cut makes final. No epoch is above ``limit``
     (``protocol.log.turns``): nobody uses them up."""
@@ -170,7 +170,7 @@ def vote(
     )
 
 
-def commit(state: State, prepared: PreparedCut, electors: Sequence[bytes]) -> State | str:
+def commit(state: ElectorState, prepared: PreparedCut, electors: Sequence[bytes]) -> ElectorState | str:
     """Commit to a prepared cut, in its epoch."""
     if state.abstains is not None:
         return "it abstains, for a part of its past is lost"
@@ -189,14 +189,14 @@ def commit(state: State, prepared: PreparedCut, electors: Sequence[bytes]) -> St
 
 
 def follow(
-    state: State,
+    state: ElectorState,
     certified: CertifiedCut,
     me: bytes,
     electors: Sequence[bytes],
     versions: Iterable[Version] = (),
     *,
     asked: bool = True,
-) -> State:
+) -> ElectorState:
     """Take notice of a cut that the own replica holds; ``versions`` as for ``vote``. Cuts come in order.
 
     ``asked``: the others said which epochs they reached since this elector knows that it lost something. Before that
@@ -234,7 +234,7 @@ def _proof_problem(proof: PreparedCut, cut: Cut, epoch: int, electors: Sequence[
 # Terms
 
 
-def sign_grant(state: State, grant: Grant, known: int, *, limit: int) -> State | str:
+def sign_grant(state: ElectorState, grant: Grant, known: int, *, limit: int) -> ElectorState | str:
     """Sign ``grant``, whose base is a version on the lineage; ``known`` is the highest term that is granted. No term is
     above ``limit``."""
     if state.abstains is not None:
@@ -256,7 +256,7 @@ def sign_grant(state: State, grant: Grant, known: int, *, limit: int) -> State |
     return replace(state, term=grant.term, granted=grant.id, bars=tuple([*kept, bar][-MAX_BARS:]))
 
 
-def sign_amendment(state: State, amendment: Amendment, known: int) -> State | str:
+def sign_amendment(state: ElectorState, amendment: Amendment, known: int) -> ElectorState | str:
     """Sign an amendment of the next number, the first of that number; ``known`` is that of the newest in force."""
     if state.abstains is not None:
         return "it abstains, for a part of its past is lost"
@@ -269,7 +269,7 @@ def sign_amendment(state: State, amendment: Amendment, known: int) -> State | st
     return replace(state, amended=amendment.number, amendment=amendment.id)
 
 
-def know_grant(state: State, grant: Grant) -> State:
+def know_grant(state: ElectorState, grant: Grant) -> ElectorState:
     """Take notice of a certified grant, the one of the highest term held: it decides what the lineage is."""
     base = (grant.base_term, grant.base_number)
     return replace(
@@ -279,12 +279,12 @@ def know_grant(state: State, grant: Grant) -> State:
     )
 
 
-def barred(state: State, version: Version) -> bool:
+def barred(state: ElectorState, version: Version) -> bool:
     """Whether reports end before this version (rule 7)."""
     return any(_barred(bar, version) for bar in state.bars)
 
 
-def contested(state: State, known: int) -> bool:
+def contested(state: ElectorState, known: int) -> bool:
     """Whether it signed a grant of a higher term than any that is certified."""
     return any(bar[0] > known for bar in state.bars)
 
@@ -296,14 +296,14 @@ def _barred(bar: tuple[int, int, int], version: Version) -> bool:
 # A lost past
 
 
-def unknown(state: State, epoch: int, cut: bytes, *, committed: bool) -> bool:
+def unknown(state: ElectorState, epoch: int, cut: bytes, *, committed: bool) -> bool:
     """Whether an own signature under this ballot is one that ``state`` would not have given."""
     if committed:
         return epoch > state.committed_epoch
     return epoch > state.voted_epoch or (epoch == state.voted_epoch and state.voted not in (None, cut))
 
 
-def abstain(state: State, epoch: int, electors: Sequence[bytes]) -> State:
+def abstain(state: ElectorState, epoch: int, electors: Sequence[bytes]) -> ElectorState:
     """Take no part until a cut certified without this elector passed ``epoch`` (rule 8)."""
     if quorum(len(electors)) > len(electors) - 1:
         return replace(state, voted_epoch=max(state.voted_epoch, epoch), voted=None)

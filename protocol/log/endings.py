@@ -27,7 +27,7 @@ ENDING = Array(
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class FeedEnding:
     """A feed ended with the cut of ``height``; ``successor`` is the node that took over with the cut of height
     ``moved``, None and 0 where none did."""
 
@@ -40,7 +40,7 @@ class Endings:
     """Which feeds ended by close or rebind, cut by cut. ``ended`` is for reading only; ``changes`` counts changes."""
 
     def __init__(self) -> None:
-        self.ended: dict[bytes, Ending] = {}
+        self.ended: dict[bytes, FeedEnding] = {}
         self.changes = 0
         self._predecessors: dict[bytes, list[bytes]] = {}
         self._at: dict[int, list[bytes]] = {}
@@ -61,14 +61,14 @@ class Endings:
             if isinstance(record, Rebind):
                 if (before is not None and before.successor is not None) or self.owner(entry.author) == target:
                     continue
-                self._set(target, Ending(height if before is None else before.height, entry.author, height))
+                self._set(target, FeedEnding(height if before is None else before.height, entry.author, height))
             elif before is None:
-                self._set(target, Ending(height, None, 0))
+                self._set(target, FeedEnding(height, None, 0))
             if before is None:
                 now.append(target)
         return now
 
-    def _set(self, target: bytes, ending: Ending) -> None:
+    def _set(self, target: bytes, ending: FeedEnding) -> None:
         self.changes += 1
         self.ended[target] = ending
         for height in {ending.height, ending.moved} - {0}:
@@ -118,7 +118,7 @@ class Endings:
         for author, height, successor, moved in value:
             if (successor is None) != (moved == 0) or 0 < moved < height:
                 raise PeerError("endings: a feed ends before its credit moves")
-            made._set(author, Ending(height, successor, moved))
+            made._set(author, FeedEnding(height, successor, moved))
         if made.to_value() != value or any(made._cyclic(author) for author in made.ended):
             raise PeerError("endings: not in the one order, or in a circle")
         return made

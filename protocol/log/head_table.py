@@ -50,12 +50,12 @@ class HeadTable:
 
     def root(self) -> bytes:
         """The heads root."""
-        self._settle()
+        self._refresh()
         return self._levels[-1][0] if self._order else merkle.EMPTY_ROOT
 
     def root_with(self, changes: Iterable[Head]) -> bytes:
         """The heads root that the vector would have with ``changes``."""
-        self._settle()
+        self._refresh()
         leaves = {head.author: merkle.leaf_hash(head.leaf()) for head in changes}
         if not leaves.keys() <= self.rows.keys():
             old = dict(zip(self._order, self._levels[0], strict=True))
@@ -88,7 +88,7 @@ class HeadTable:
                 place += 1
         return found
 
-    def _settle(self) -> None:
+    def _refresh(self) -> None:
         if self._reordered:
             known: Mapping[bytes, bytes] = dict(zip(self._built, self._levels[0], strict=True))
             self._levels = _levels(

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Array, Int
+from protocol.codec import Array, Fields, Hash, Int, Key
 from protocol.log import merkle
 from protocol.values import value
 
@@ -27,29 +27,19 @@ EMPTY_BUCKET: Final = bytes(32)
 MAX_RANGE: Final = 256
 """Most entries that one request asks for, so that an answer stays small and is verified as it comes."""
 
-HEAD: Final = Array(
-    (
-        ("author", codec.KEY),
-        ("seq", Int(0, 2**62)),
-        ("entry", codec.HASH),
-        ("feed_root", codec.HASH),
-        ("status", Int(LIVE, FROZEN)),
-    )
-)
-
 
 @value
-class Head:
+class Head(Fields):
     """The end of one author's feed: ``seq`` of its newest entry, that entry's id, the root over all entry ids."""
 
-    author: bytes
-    seq: int
-    entry_id: bytes
-    feed_root: bytes
-    status: int = LIVE
+    author: Key
+    seq: Annotated[int, Int(0, 2**62)]
+    entry_id: Hash
+    feed_root: Hash
+    status: Annotated[int, Int(LIVE, FROZEN)] = LIVE
 
     def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
+        """As every other class; a log has hundreds of thousands."""
         return [self.author, self.seq, self.entry_id, self.feed_root, self.status]
 
     @classmethod
@@ -61,6 +51,9 @@ class Head:
     def leaf(self) -> bytes:
         """The encoding that the heads root and the bucket digests cover."""
         return codec.encode(self.to_value())
+
+
+HEAD: Final = Array(Head.SCHEMA)
 
 
 @value

@@ -4,10 +4,7 @@
 2. A tree of n > 1 leaves splits at the largest power of two below n.
 3. A ``CompactRange`` keeps only the roots of the perfect subtrees, largest first: enough to append and to give
    the root, so old leaves may be forgotten.
-4. A consistency proof from size 0 proves nothing and is refused; who wants to accept an empty past does so
-   outside the verifier.
-5. ``inclusion_proof`` and ``consistency_proof`` take what the leaves hold; ``inclusion_path`` and ``consistency_path``
-   take the leaves' hashes, for logs that keep those alone.
+4. A consistency proof from size 0 proves nothing, and there is none.
 
 Verifiers raise ``PeerError``; the proof makers raise ``LocalError`` for sizes that do not exist.
 https://www.rfc-editor.org/rfc/rfc9162.html#section-2.1
@@ -89,11 +86,7 @@ def _split(size: int) -> int:
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """The audit path of leaf ``index``, lowest sibling first (RFC 9162 section 2.1.3.1)."""
-    return inclusion_path([leaf_hash(leaf) for leaf in leaves], index)
-
-
-def inclusion_path(hashes: Sequence[bytes], index: int) -> list[bytes]:
-    """``inclusion_proof`` from the hashes of the leaves."""
+    hashes = [leaf_hash(leaf) for leaf in leaves]
     if not 0 <= index < len(hashes):
         raise LocalError(f"there is no leaf {index} of {len(hashes)}")
     path: list[bytes] = []
@@ -168,13 +161,9 @@ def verify_path(leaf: bytes, sides: int, proof: Sequence[bytes], tree_root: byte
         raise PeerError("path: it leads to another root")
 
 
-def consistency_proof(leaves: Sequence[bytes], size: int) -> list[bytes]:
-    """The proof that the tree of the first ``size`` leaves is a prefix of the tree of all (section 2.1.4.1)."""
-    return consistency_path([leaf_hash(leaf) for leaf in leaves], size)
-
-
 def consistency_path(hashes: Sequence[bytes], size: int) -> list[bytes]:
-    """``consistency_proof`` from the hashes of the leaves."""
+    """The proof that the tree of the first ``size`` of these leaf hashes is a prefix of the tree of all (section
+    2.1.4.1)."""
     if not 0 < size <= len(hashes):
         raise LocalError(f"there is no consistency proof from {size} to {len(hashes)} leaves")
     path: list[bytes] = []
@@ -190,45 +179,6 @@ def consistency_path(hashes: Sequence[bytes], size: int) -> list[bytes]:
     if not whole:
         path.append(root_of(hashes[low:high]))
     return path[::-1]
-
-
-def verify_consistency(size1: int, size2: int, proof: Sequence[bytes], root1: bytes, root2: bytes) -> None:
-    """Raise ``PeerError`` unless the tree of ``size1`` leaves with ``root1`` is a prefix of the tree of ``size2``
-    leaves with ``root2`` (RFC 9162 section 2.1.4.2). ``size1`` 0 is refused."""
-    if not 0 < size1 <= size2:
-        raise PeerError("consistency proof: the sizes are out of order")
-    if size1 == size2:
-        if proof or root1 != root2:
-            raise PeerError("consistency proof: equal sizes need equal roots and no proof")
-        return
-    _hashes([root1, root2, *proof], "consistency proof")
-    path = list(proof)
-    if size1 & (size1 - 1) == 0:
-        path.insert(0, root1)
-    if not path:
-        raise PeerError("consistency proof: too short")
-    position, last = size1 - 1, size2 - 1
-    while position & 1:
-        position >>= 1
-        last >>= 1
-    first = second = path[0]
-    for node in path[1:]:
-        if last == 0:
-            raise PeerError("consistency proof: too long")
-        if position & 1 or position == last:
-            first = node_hash(node, first)
-            second = node_hash(node, second)
-            while not position & 1 and position:
-                position >>= 1
-                last >>= 1
-        else:
-            second = node_hash(second, node)
-        position >>= 1
-        last >>= 1
-    if last != 0:
-        raise PeerError("consistency proof: too short")
-    if first != root1 or second != root2:
-        raise PeerError("consistency proof: it leads to other roots")
 
 
 def _hashes(values: Sequence[bytes], what: str) -> None:

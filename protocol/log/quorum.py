@@ -28,10 +28,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Int, Many
+from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.domain import MAX_ELECTORS
 from protocol.errors import LocalError, PeerError
@@ -45,40 +45,7 @@ MAX_CHANGES: Final = 2**15
 MAX_GRANT_BYTES: Final = 16 << 10
 
 _COUNTER = Int(0, 2**62)
-_CUT: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("domain", codec.HASH),
-        ("height", Int(1, 2**62)),
-        ("prev", codec.HASH),
-        ("heads_root", codec.HASH),
-        ("changes", Many(HEAD, most=MAX_CHANGES, least=1)),
-    )
-)
-_REPORT: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("domain", codec.HASH),
-        ("elector", codec.KEY),
-        ("epoch", _COUNTER),
-        ("newest_cut", codec.HASH),
-        ("heads", Many(HEAD, most=MAX_CHANGES)),
-        ("term", _COUNTER),
-        ("number", _COUNTER),
-    )
-)
-_GRANT: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("domain", codec.HASH),
-        ("term", Int(1, 2**62)),
-        ("trainer", codec.KEY),
-        ("base", codec.HASH),
-        ("base_term", _COUNTER),
-        ("base_number", _COUNTER),
-        ("anchor", codec.HASH),
-    )
-)
+Counter = Annotated[int, _COUNTER]
 _SIGNED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("signature", codec.SIGNATURE)))
 _SIGNATURES: Final = Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=MAX_ELECTORS, least=1)
 _CERTIFIED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("epoch", _COUNTER), ("signatures", _SIGNATURES)))
@@ -99,14 +66,14 @@ def quorum(electors: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Fields):
     """A vector of heads, as the rows that moved since the cut ``prev``. Make it with ``make`` or ``parse``."""
 
-    domain: bytes
-    height: int
-    prev: bytes
-    heads_root: bytes
-    changes: tuple[Head, ...]
+    domain: Hash
+    height: Annotated[int, Int(1, 2**62)]
+    prev: Hash
+    heads_root: Hash
+    changes: Annotated[tuple[Head, ...], Many(HEAD, most=MAX_CHANGES, least=1)]
     body: bytes
     id: bytes = field(init=False, compare=False)
 
@@ -171,17 +138,17 @@ class CertifiedCut(Ballots):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Fields):
     """A term for ``trainer`` from the weights entry ``base`` on, whose term and number are ``base_*``; ``anchor`` is
     the newest cut that its makers knew, the domain's id before the first."""
 
-    domain: bytes
-    term: int
-    trainer: bytes
-    base: bytes
-    base_term: int
-    base_number: int
-    anchor: bytes
+    domain: Hash
+    term: Annotated[int, Int(1, 2**62)]
+    trainer: Key
+    base: Hash
+    base_term: Counter
+    base_number: Counter
+    anchor: Hash
     body: bytes
     id: bytes = field(init=False, compare=False)
 
@@ -232,17 +199,17 @@ class CertifiedGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Fields):
     """What an elector holds: its heads above ``newest_cut`` (a cut's id, or the domain's), and the highest (term,
     number) of the weights it holds, (0, 0) before version 0."""
 
-    domain: bytes
-    elector: bytes
-    epoch: int
-    newest_cut: bytes
-    heads: tuple[Head, ...]
-    term: int
-    number: int
+    domain: Hash
+    elector: Key
+    epoch: Counter
+    newest_cut: Hash
+    heads: Annotated[tuple[Head, ...], Many(HEAD, most=MAX_CHANGES)]
+    term: Counter
+    number: Counter
 
     def sign(self, elector: Identity) -> bytes:
         """The wire form ``[body, signature]``."""
@@ -263,6 +230,9 @@ class Report:
             raise PeerError("report: its author is no elector")
         identity.verify(elector, identity.REPORT, body, signature, "report")
         return cls(domain, elector, epoch, newest_cut, _rows(heads, "report"), term, number)
+
+
+_CUT, _REPORT, _GRANT = (Array((("format", Int(FORMAT, FORMAT)), *cls.SCHEMA)) for cls in (Cut, Report, Grant))
 
 
 def ballot(cut: Cut, epoch: int) -> bytes:

@@ -100,9 +100,9 @@ class Replica(Branches):
         outcome = self.judge_cut(cut, rebuilt)
         if outcome is not Outcome.ADDED:
             if outcome is Outcome.MISSING_ENTRIES:
-                self._shelf.want(cut.changes)
+                self._aside.want(cut.changes)
             return outcome
-        self._shelf.satisfied()
+        self._aside.satisfied()
         for author, chain in rebuilt:
             self._replace(author, chain)
         versions = [(entry, self._rules_of(entry)) for entry in self.versions_in(cut)]
@@ -259,7 +259,7 @@ class Replica(Branches):
             # The cut is on another branch, or past the end of the visible one: both part above what is certified.
             first = self.certified_head(head.author) + 1
             last = head.seq
-            for held in self._shelf.branch(head):
+            for held in self._aside.branch(head):
                 last = held.seq - 1
             # Half a range, so that its end is in an answer whatever the entries' size.
             first = max(first, last - MAX_RANGE // 2 + 1)

@@ -30,7 +30,7 @@ MANY: Final = 16
 WORTH_OF_MANY: Final = 0.8
 """The same where there are ``MANY`` flows: the luck of each evens out, and nodes that double theirs against each other
 only send more that is lost."""
-SETTLED_SECONDS: Final = 8.0
+RETRY_SECONDS: Final = 8.0
 """Until more flows are tried again after they brought nothing."""
 
 
@@ -73,7 +73,7 @@ class Flows:
         if self._before is not None and each < worth * self._before:
             self._factor = max(1, self._factor // 2)
             self._before = None
-            wait = SETTLED_SECONDS
+            wait = RETRY_SECONDS
         elif each > 0 and sum(len(h.runs) for h in active) > wanted // 2 and wanted < MAX_FLOWS // 2:
             self._before = each
             self._factor = min(2 * self._factor, MAX_FLOWS)

@@ -165,7 +165,7 @@ class Holders:
                 del self._known[next(iter(self._known))]
         return holder
 
-    def heard(self, node: bytes, has: int, coming: int, now: float) -> None:
+    def learn(self, node: bytes, has: int, coming: int, now: float) -> None:
         """A holder told which chunks it has, all of them, and which it is fetching."""
         holder = self._by_node.get(node)
         if holder is not None and (has, coming) != (holder.has, holder.coming):

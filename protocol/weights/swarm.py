@@ -44,8 +44,8 @@ LATE: Final = 4.0
 """A run late by so many times its expected duration gives up what it has not begun."""
 YOUNG_SECONDS: Final = 1.0
 """Age from which on a run's own speed says how long it will last."""
-LOOK_SECONDS: Final = 0.03
-"""Between two looks for a run to take over, where the last found none."""
+SEARCH_SECONDS: Final = 0.03
+"""Between two searches for a run to take over, where the last found none."""
 ALPHA: Final = 0.3
 
 
@@ -70,7 +70,7 @@ class Swarm:
         self._bytes = 0
         self._tick_at = now
         self._tick_bytes = 0
-        self._look_at = now
+        self._search_at = now
 
     @property
     def missing(self) -> int:
@@ -89,9 +89,9 @@ class Swarm:
         for run in self._holders.replace(holdings, now):
             self._break_off(run)
 
-    def heard(self, node: bytes, has: int, coming: int, now: float) -> None:
+    def learn(self, node: bytes, has: int, coming: int, now: float) -> None:
         """A holder told which chunks it has, all of them, and which it is fetching."""
-        self._holders.heard(node, has, coming, now)
+        self._holders.learn(node, has, coming, now)
 
     @property
     def coming(self) -> int:
@@ -289,9 +289,9 @@ class Swarm:
 
     def _take_over(self, holder: Holder, wanted: int, now: float) -> Run | None:
         """Rule 5."""
-        if now < self._look_at:
+        if now < self._search_at:
             return None
-        self._look_at = now + LOOK_SECONDS
+        self._search_at = now + SEARCH_SECONDS
         rate = self._flow_rate(holder, now)
         seconds = CHUNK_BYTES / rate if rate else RUN_SECONDS
         slowest, longest = None, 0.0
@@ -311,7 +311,7 @@ class Swarm:
             self._free |= given_up
             if free := given_up & wanted:
                 first = lowest(free)
-                self._look_at = now
+                self._search_at = now
                 return self._start(holder, first, first + following(free, first, end - first), now)
         elif slowest.end == begun and longest > 2 * seconds + 2 * holder.rtt + 0.05:
             if (owner := self._holders.get(slowest.node)) is not None:

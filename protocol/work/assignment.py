@@ -115,7 +115,7 @@ class Stability:
         self._role: str | None = None
         self._since = 0.0
 
-    def settled(self, role: str, now: float) -> bool:
+    def stable(self, role: str, now: float) -> bool:
         """Note that ``role`` is proposed at monotonic time ``now``; True once it stood long enough."""
         if role != self._role:
             self._role, self._since = role, now

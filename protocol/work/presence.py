@@ -15,11 +15,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Int, Many, Text
+from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many, Text
 from protocol.constants import FORMAT, MAX_PRESENCE_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
@@ -35,53 +35,32 @@ MAX_KNOWN: Final = 2**16
 
 WILLING: Final = tuple(role for role in ROLES if role != "none")
 
-_FIELDS: Final = (
-    ("domain", codec.HASH),
-    ("node", codec.KEY),
-    ("boot", Int()),
-    ("counter", Int()),
-    ("name", Text(32)),
-    ("role", Text(16, ROLES)),
-    ("willing", Many(Text(16, WILLING), most=len(WILLING))),
-    ("addresses", Many(Text(128), most=MAX_ADDRESSES)),
-    ("bulk", Many(Text(128), most=MAX_BULK)),
-    ("versions", Many(codec.HASH, most=MAX_VERSIONS)),
-    ("arriving", Many(codec.HASH, most=MAX_ARRIVING)),
-    ("cpus", Int(0, 2**20)),
-    ("memory_mb", Int(0, 2**40)),
-    ("gpu_mb", Int(0, 2**40)),
-    ("tokens_per_second", Int(0, 2**40)),
-    ("bandwidth_kbps", Int(0, 2**40)),
-    ("load", Int()),
-    ("paused", Int(0, 1)),
-)
-_BODY: Final = Array((("format", Int(FORMAT, FORMAT)), *_FIELDS))
 _WIRE: Final = Array((("body", Bytes(most=MAX_PRESENCE_BYTES)), ("signature", codec.SIGNATURE)))
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class Presence(Fields):
     """One presence. ``domain``, ``node`` and the versions have 32 bytes, ``addresses`` and ``bulk`` are multiaddress
     texts, ``memory_mb`` and ``gpu_mb`` are MiB, ``load`` is in micro, ``paused`` 0 or 1."""
 
-    domain: bytes
-    node: bytes
-    boot: int
-    counter: int
-    name: str
-    role: str
-    willing: tuple[str, ...]
-    addresses: tuple[str, ...]
-    bulk: tuple[str, ...]
-    versions: tuple[bytes, ...]
-    arriving: tuple[bytes, ...]
-    cpus: int
-    memory_mb: int
-    gpu_mb: int
-    tokens_per_second: int
-    bandwidth_kbps: int
-    load: int
-    paused: int
+    domain: Hash
+    node: Key
+    boot: Annotated[int, Int()]
+    counter: Annotated[int, Int()]
+    name: Annotated[str, Text(32)]
+    role: Annotated[str, Text(16, ROLES)]
+    willing: Annotated[tuple[str, ...], Many(Text(16, WILLING), most=len(WILLING))]
+    addresses: Annotated[tuple[str, ...], Many(Text(128), most=MAX_ADDRESSES)]
+    bulk: Annotated[tuple[str, ...], Many(Text(128), most=MAX_BULK)]
+    versions: Annotated[tuple[bytes, ...], Many(codec.HASH, most=MAX_VERSIONS)]
+    arriving: Annotated[tuple[bytes, ...], Many(codec.HASH, most=MAX_ARRIVING)]
+    cpus: Annotated[int, Int(0, 2**20)]
+    memory_mb: Annotated[int, Int(0, 2**40)]
+    gpu_mb: Annotated[int, Int(0, 2**40)]
+    tokens_per_second: Annotated[int, Int(0, 2**40)]
+    bandwidth_kbps: Annotated[int, Int(0, 2**40)]
+    load: Annotated[int, Int()]
+    paused: Annotated[int, Int(0, 1)]
 
     @classmethod
     def parse(cls, data: bytes) -> Presence:
@@ -100,14 +79,16 @@ class Presence:
         """The signed wire form; ``LocalError`` for a key that is not the node's or a presence others would refuse."""
         if key.node != self.node:
             raise LocalError("a presence is signed by its own node")
-        value = [getattr(self, item.name) for item in fields(self)]
-        body = codec.encode([FORMAT, *(list(item) if type(item) is tuple else item for item in value)])
+        body = codec.encode([FORMAT, *self.to_value()])
         data = codec.encode([body, key.sign(identity.PRESENCE, body)])
         try:
             self.parse(data)
         except PeerError as error:
             raise LocalError(str(error)) from None
         return data
+
+
+_BODY: Final = Array((("format", Int(FORMAT, FORMAT)), *Presence.SCHEMA))
 
 
 class PresenceTable:

@@ -98,10 +98,10 @@ class Control:
         assert isinstance(listing, Manifest)
         difference, found = await self._adopt(*delta) if delta else (None, None)
         assert found is None or isinstance(found, DeltaManifest)
-        node.weights.expect(listing, found)
-        grant, newest = node.log.ledger.grant(), node.weights.newest()
+        node.weights.held.expect(listing, found)
+        grant, newest = node.log.ledger.grant(), node.weights.held.newest()
         assert grant is not None
-        number, predecessor = (0, None) if newest is None else (node.weights.newest_number() + 1, newest.id)
+        number, predecessor = (0, None) if newest is None else (node.weights.held.newest_number() + 1, newest.id)
         began = time.monotonic()
         (entry,) = await node.log.append(
             Weights(
@@ -117,7 +117,7 @@ class Control:
                 0 if difference is None else difference.size,
             )
         )
-        node.weights.adopt(entry)
+        node.weights.held.note(entry)
         say("published", began)
 
     async def _adopt(self, manifest: Path, whole: Path) -> tuple[Blob, ChunkList]:
@@ -132,13 +132,13 @@ class Control:
     async def _await(self, number: int) -> None:
         weights = self._node.weights
         while True:
-            held = weights.newest_held()
+            held = weights.held.newest_held()
             if held is not None:
                 assert isinstance(held.payload, Weights)
                 if held.payload.number >= number:
                     say("done", time.monotonic())
                     return
-            await weights.wait_stirred(60)
+            await weights.notice.wait(60)
 
     async def _answer(self, peer: bytes, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()

@@ -39,13 +39,13 @@ class Following:
             print("following", flush=True)
             loaded: bytes | None = None
             while True:
-                held = node.weights.newest_held()
+                held = node.weights.held.newest_held()
                 if held is None or held.id == loaded:
-                    await node.weights.wait_stirred(60)
+                    await node.weights.notice.wait(60)
                     continue
                 assert isinstance(held.payload, Weights)
                 took, self._took = self._took, {}
-                manifest, whole = node.weights.paths(held.id)
+                manifest, whole = node.weights.held.paths(held.id)
                 began = time.monotonic()
                 await worker.call(LoadVersion(str(manifest), str(whole)), timeout=LOAD_TIMEOUT)
                 loaded, now = held.id, time.monotonic()

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from node.api.node_rows import step_row
 from node.devnet.summary import StepRow
 from node.log.offline_verification import verify
 from node.store.data_directory import DataDirectory
@@ -68,7 +69,7 @@ def measure(steps: int) -> dict[str, Any]:
     rows = [entry.payload for entry in ledger.steps() if isinstance(entry.payload, Step)][WARM:]
     if not rows:
         raise Failed(f"at least {WARM + 1} steps are needed")
-    total = sum(StepRow.of(row).seconds for row in rows)
+    total = sum(StepRow.of(step_row(row)).seconds for row in rows)
     idle = sum(row.wait_ms for row in rows) / 1000 / total
     training = sum(row.train_ms for row in rows) / 1000 / total
     return {

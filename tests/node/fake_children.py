@@ -53,6 +53,7 @@ from protocol.records import Blob
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Submission, pack
+from tests.node.fake_bulk import FakeBulkChild
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
 
 TENSORS: list[TensorRow] = [("weights", "F32", (4, 4))]
@@ -343,7 +344,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Faults:
     # Neither is the real thing by its type, only by what it does.
     opener: Any = open_worker
     tasks: Any = partial(Tasks, faults=shared)
-    shared.machinery = Machinery(opener, tasks)
+    shared.machinery = Machinery(opener, tasks, FakeBulkChild)
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(trio.from_thread, "run_sync", lambda function, *arguments: function(*arguments))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)

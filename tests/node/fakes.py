@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from node.log.elector import Elector
 from node.log.log_opening import load
 from node.log.replicated_log import LogService
 from node.net.host import Peer
+from node.net.requests import Handler
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles.role_manager import Lives
@@ -32,7 +33,7 @@ from node.roles.workbench import Workbench
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
-from node.weights.following import Weights
+from node.weights.following import WeightsService
 from node.workers import delta_child as delta_worker
 from node.workers.child_messages import DescribeVersion
 from protocol.domain import Domain, parse_genesis
@@ -40,6 +41,7 @@ from protocol.identity import Identity, peer_id
 from protocol.log.entry import Entry
 from protocol.records import Blob, Join, Role
 from protocol.records import Weights as WeightsRecord
+from protocol.weights.manifest import Manifest
 from protocol.work.presence import Presence
 from tests.node.fake_children import (
     CONFIG,
@@ -77,6 +79,12 @@ class NodePort(Port):
     def known_addresses(self) -> dict[bytes, list[str]]:
         return dict(self.learned)
 
+    def on_connect(self, callback: Callable[[bytes], None]) -> None:
+        """Links are there from the start."""
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int, max_concurrent_per_peer: int = 0) -> None:
+        super().serve(protocol, handler, max_request=max_request)
+
 
 BY_ITSELF: Final = (PRESENCE, "following weights", ROLES, "voting")
 """The services of a node that does something; the others serve and tell."""
@@ -109,7 +117,7 @@ class Running:
         return self.parts.presences
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> WeightsService:
         return self.parts.weights
 
     @property
@@ -132,6 +140,16 @@ class Running:
     def elector(self) -> Elector:
         assert self.parts.elector.elector is not None
         return self.parts.elector.elector
+
+    def before_answering(self, protocol: str, hook: Callable[[bytes], Awaitable[None]]) -> None:
+        """Have ``hook(request)`` run before this node answers a request of a protocol."""
+        answer = self.port.handlers[protocol]
+
+        async def hooked(peer: bytes, request: bytes) -> bytes:
+            await hook(request)
+            return await answer(peer, request)
+
+        self.port.serve(protocol, hooked, max_request=1 << 20)
 
     @property
     def steps(self) -> int:
@@ -184,7 +202,6 @@ class Cluster:
         node = Node(identity, self.domain, config, directory, network, log, Health(logger), logger)
         self.boots[name] += 1
         stopped = trio.Event()
-        # No bulk child runs: weights travel over the links.
         parts = Parts(node, self.boots[name], stopped.set, self.faults.machinery, lives=self.lives)
         running = Running(parts, disk, port, stopped)
         if name == "elector":
@@ -245,19 +262,16 @@ class Cluster:
         return await self.announce(trainer, WHOLE_0, None)
 
     async def announce(
-        self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool = False
+        self, name: str, raw: bytes, predecessor: Entry | None, step: bytes | None = None, *, delta: bool | Blob = False
     ) -> Entry:
-        """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta."""
+        """Node ``name`` announces a version that consists of ``raw``, and holds it; where ``delta``, with a delta, or
+        with this one."""
         running = self.running[name]
-        node, change = running.node, None
-        if delta:
+        node, change = running.node, delta if isinstance(delta, Blob) else None
+        if delta is True:
             assert predecessor is not None
-            change = self._delta(running, raw, predecessor)
-        manifest = manifest_of(raw)
-        file = node.directory.work / "announced.bin"
-        file.write_bytes(raw)
-        running.versions.adopt(manifest.encode(), file)
-        running.blobs.put(manifest.encode())
+            change = self.make_delta(running, raw, predecessor)
+        manifest = self.adopt(running, raw)
         number = 0
         if predecessor is not None:
             assert isinstance(predecessor.payload, WeightsRecord)
@@ -277,16 +291,25 @@ class Cluster:
                 *(() if change is None else (change.hash, change.size)),
             )
         )
-        running.weights.adopt(entry)
+        running.weights.held.note(entry)
         await self.agree()
         return entry
 
-    def _delta(self, running: Running, raw: bytes, predecessor: Entry) -> Blob:
+    def adopt(self, running: Running, raw: bytes) -> Manifest:
+        """The node has a version that consists of ``raw`` in its stores, and says nothing of it."""
+        manifest = manifest_of(raw)
+        file = running.node.directory.work / "made.bin"
+        file.write_bytes(raw)
+        running.versions.adopt(manifest.encode(), file)
+        running.blobs.put(manifest.encode())
+        return manifest
+
+    def make_delta(self, running: Running, raw: bytes, predecessor: Entry) -> Blob:
         """What changed since the predecessor, in the node's stores."""
         node = running.node
         file, delta = node.directory.work / "described.bin", node.directory.work / "described.delta"
         file.write_bytes(raw)
-        base = running.weights.paths(predecessor.id)[0].parent
+        base = running.weights.held.paths(predecessor.id)[0].parent
         made = delta_worker.describe(DescribeVersion(TENSORS, checksum(raw), str(file), str(base), str(delta)))
         assert made.delta_manifest is not None
         running.versions.adopt(made.delta_manifest, delta)
@@ -300,15 +323,13 @@ class Cluster:
     async def _run(self, running: Running, *, task_status: Any) -> None:
         async with trio.open_nursery() as running.nursery:
             running.nursery.start_soon(running.parts.sync.run)
+            running.nursery.start_soon(running.parts.bulk.run)
             task_status.started()
 
     def _found(self, running: Running) -> None:
-        node = running.node
-        for data in (CONFIG, TOKENIZER, TASKS_FILE, TASK_SET, manifest_of(WHOLE_0).encode()):
+        for data in (CONFIG, TOKENIZER, TASKS_FILE, TASK_SET):
             running.blobs.put(data)
-        raw = node.directory.work / "version-0.bin"
-        raw.write_bytes(WHOLE_0)
-        running.versions.adopt(manifest_of(WHOLE_0).encode(), raw)
+        self.adopt(running, WHOLE_0)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something holds; fails after ``seconds`` of the mock clock."""

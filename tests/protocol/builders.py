@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from protocol import identity
 from protocol.credit.ledger import Ledger
-from protocol.credit.submission_life import PENDING, Status
+from protocol.credit.submission_life import PENDING, Decision
 from protocol.domain import (
     Domain,
     Model,
@@ -312,7 +312,7 @@ def take(replica: Replica, thing: Entry | CertifiedCut | CertifiedGrant | ForkPr
             return replica.add_fork(thing)
 
 
-def status_of(ledger: Ledger, rollout: bytes, *, final: bool = False) -> Status:
+def status_of(ledger: Ledger, rollout: bytes, *, final: bool = False) -> Decision:
     """What was decided about the submission that this entry announces; "pending" for one that is not kept."""
     submission = ledger.fold(final).submissions.get(rollout)
     return PENDING if submission is None else submission.status

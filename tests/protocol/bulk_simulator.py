@@ -131,7 +131,7 @@ class World:
                 peer.told[node] = self.now + self.haves_every
                 other = self.peers[node]
                 coming = 0 if other.swarm is None else other.swarm.coming
-                swarm.heard(node, other.has | other.claims, coming, self.now)
+                swarm.learn(node, other.has | other.claims, coming, self.now)
         if tick:
             swarm.tick(self.now)
         self._break_off(peer)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from protocol.log import elector_state as rules
-from protocol.log.elector_state import State
+from protocol.log.elector_state import ElectorState
 from protocol.log.heads import Head, heads_root
 from protocol.log.proposal import choose
 from protocol.log.quorum import CertifiedCut, Cut, Grant, PreparedCut, quorum
@@ -90,8 +90,8 @@ class Model:
         self.learn = learn
         self.forgetful = forgetful
         self.twins = twins
-        self.states: list[State] = []
-        self._numbers: dict[State, int] = {}
+        self.states: list[ElectorState] = []
+        self._numbers: dict[ElectorState, int] = {}
         self._steps: dict[tuple[object, ...], int | None] = {}
         self.locals: list[Local] = []
         self._places: dict[Local, int] = {}
@@ -118,7 +118,7 @@ class Model:
             self._steps[place] = None if isinstance(outcome, str) else self._number(outcome)
         return self._steps[place]
 
-    def _ask(self, rule: str, state: State, *arguments: int) -> State | str:
+    def _ask(self, rule: str, state: ElectorState, *arguments: int) -> ElectorState | str:
         match rule:
             case "vote":
                 epoch, cut, proof = arguments
@@ -136,7 +136,7 @@ class Model:
             case _:
                 return rules.know_grant(state, self.grants[arguments[0]])
 
-    def _number(self, state: State) -> int:
+    def _number(self, state: ElectorState) -> int:
         number = self._numbers.setdefault(state, len(self.states))
         if number == len(self.states):
             self.states.append(state)
@@ -152,7 +152,7 @@ class Model:
 
     def first(self) -> World:
         """Nothing happened yet."""
-        one = self._place(Local(self._number(State()), -1, 0, 0, 0))
+        one = self._place(Local(self._number(ElectorState()), -1, 0, 0, 0))
         return one, one, one
 
     def shared(self, world: World) -> Shared:

@@ -68,7 +68,7 @@ class Kept(Story):
             writer.anchor = made.cut.id
         return made
 
-    def settle(self) -> None:
+    def note_final(self) -> None:
         """Cut until nothing is left."""
         while self.replica.uncovered():
             self.cut()
@@ -113,7 +113,7 @@ def test_a_verdict_that_is_covered_too_late_earns_nothing_in_the_live_fold_eithe
     for number in range(VERDICT_CUTS):
         story.say("i2", Role("inference" if number % 2 else "none"))
         story.cut_without("v3")
-    story.settle()
+    story.note_final()
     assert story.account("v3") == story.account("v3", final=False)
     assert story.account("v3").audited == 0
     assert story.account("v1", final=False).audited > 0
@@ -192,7 +192,7 @@ def test_a_chain_goes_on_and_what_an_ended_feed_did_before_counts() -> None:
     story.cut()
     story.rebind("i3", "i2")
     story.rebind("i4", "i1")  # too late: i1 went on already
-    story.settle()
+    story.note_final()
     assert [story.account(name).credit for name in ("i1", "i2", "i3", "i4")] == [0, 0, 16, 0]
     assert story.replica.endings.owner(story.node("i1")) == story.node("i3")
     assert story.replica.frozen(story.node("i2"))
@@ -247,7 +247,7 @@ def eventful() -> Kept:
             story.close("v2", "v3")
             story.rebind("i1", "v3")
         story.cut()
-        story.settle()
+        story.note_final()
     story.rollout("i4")
     return story
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.log import elector_state as rules
-from protocol.log.elector_state import State
+from protocol.log.elector_state import ElectorState
 from protocol.log.quorum import Cut, Grant, PreparedCut
 from tests.protocol.builders import digest, key
 from tests.protocol.model import DOMAIN, Model, World, all_of, cut_on, given_up, two_trainers
@@ -45,7 +45,7 @@ def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits lock nobody: one round of votes in effect."""
     real = rules.commit
 
-    def commit(state: State, prepared: PreparedCut, electors: tuple[bytes, ...]) -> State | str:
+    def commit(state: ElectorState, prepared: PreparedCut, electors: tuple[bytes, ...]) -> ElectorState | str:
         new = real(state, prepared, electors)
         return new if isinstance(new, str) else replace(new, lock=None)
 
@@ -56,7 +56,7 @@ def two_votes_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vote is forgotten at once."""
     real = rules.vote
 
-    def vote(state: State, cut: Cut, epoch: int, *rest: Any, limit: int) -> State | str:
+    def vote(state: ElectorState, cut: Cut, epoch: int, *rest: Any, limit: int) -> ElectorState | str:
         new = real(state, cut, epoch, *rest, limit=limit)
         return new if isinstance(new, str) else replace(new, voted_epoch=epoch - 1, voted=None)
 
@@ -67,7 +67,7 @@ def late_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It commits in an epoch although it voted in a later one."""
     real = rules.commit
 
-    def commit(state: State, prepared: PreparedCut, electors: tuple[bytes, ...]) -> State | str:
+    def commit(state: ElectorState, prepared: PreparedCut, electors: tuple[bytes, ...]) -> ElectorState | str:
         earlier = replace(state, voted_epoch=min(state.voted_epoch, prepared.epoch))
         new = real(earlier, prepared, electors)
         return new if isinstance(new, str) else replace(new, voted_epoch=state.voted_epoch)
@@ -93,7 +93,7 @@ def test_a_stuck_elector_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without justifications a lock can never be left."""
     real = rules.vote
 
-    def vote(state: State, cut: Cut, epoch: int, proof: object, *rest: Any, limit: int) -> State | str:
+    def vote(state: ElectorState, cut: Cut, epoch: int, proof: object, *rest: Any, limit: int) -> ElectorState | str:
         return real(state, cut, epoch, None, *rest, limit=limit)
 
     monkeypatch.setattr(rules, "vote", vote)
@@ -139,7 +139,7 @@ def two_grants_a_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signed grant is forgotten at once."""
     real = rules.sign_grant
 
-    def sign(state: State, one: Grant, known: int, *, limit: int) -> State | str:
+    def sign(state: ElectorState, one: Grant, known: int, *, limit: int) -> ElectorState | str:
         new = real(state, one, known, limit=limit)
         return new if isinstance(new, str) else replace(new, term=one.term - 1, bars=())
 
@@ -150,7 +150,7 @@ def no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signed grant keeps nothing back."""
     real = rules.sign_grant
 
-    def sign(state: State, one: Grant, known: int, *, limit: int) -> State | str:
+    def sign(state: ElectorState, one: Grant, known: int, *, limit: int) -> ElectorState | str:
         new = real(state, one, known, limit=limit)
         return new if isinstance(new, str) else replace(new, bars=())
 
@@ -161,7 +161,7 @@ def low_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was voted for does not bind."""
     real = rules.sign_grant
 
-    def sign(state: State, one: Grant, known: int, *, limit: int) -> State | str:
+    def sign(state: ElectorState, one: Grant, known: int, *, limit: int) -> ElectorState | str:
         return real(replace(state, highest=(0, 0)), one, known, limit=limit)
 
     monkeypatch.setattr(rules, "sign_grant", sign)

@@ -34,7 +34,7 @@ MAX_TOKEN: Final = 4 * -(-(_FIXED + 16 * MAX_HOSTS + _MAC) // 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class TokenGrant:
     """What a valid token says: whose it is, from which hosts (empty: from everywhere), until when (monotonic clock)."""
 
     node: bytes
@@ -63,7 +63,7 @@ def mint(secret: bytes, node: bytes, hosts: Sequence[bytes], expiry: float) -> s
     return base64.urlsafe_b64encode(body + hmac.digest(secret, body, "sha256")).decode().rstrip("=")
 
 
-def check(secret: bytes, token: str, now: float) -> Grant:
+def check(secret: bytes, token: str, now: float) -> TokenGrant:
     """What ``token`` grants at ``now`` (seconds of the monotonic clock); raises ``PeerError`` for one that is none."""
     if len(token) > MAX_TOKEN:
         raise PeerError("the token is too long")
@@ -77,4 +77,4 @@ def check(secret: bytes, token: str, now: float) -> Grant:
     until = int.from_bytes(body[32:40], "big") / 1000
     if until <= now:
         raise PeerError("the token has expired")
-    return Grant(body[:32], tuple(body[at : at + 16] for at in range(_FIXED, len(body), 16)), until)
+    return TokenGrant(body[:32], tuple(body[at : at + 16] for at in range(_FIXED, len(body), 16)), until)

@@ -4,9 +4,8 @@ Threads that sleep in the kernel cost neither processor time nor the interpreter
 disk that is, holds up its own connection alone.
 
 1. A request needs a token of this node, from a host that the token is good from, and over TLS of the very peer.
-2. Times bound everything: the first request must be here within ``STRANGER_SECONDS``, each head within ``HEAD_SECONDS``
-   of its first byte; a kept connection may idle for ``IDLE_SECONDS``, and one that takes no byte for ``STALL_SECONDS``
-   is closed.
+2. Times bound everything (``ServingPatience``): the first request, each head, an idle connection, and one that takes
+   nothing.
 3. Nothing that a client sends ends more than its own connection.
 """
 
@@ -22,19 +21,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from node.weights.bulk import bearer_tokens, http_messages
-from node.weights.bulk.http_messages import Answer, Chunks, Have, Held
-from node.weights.bulk.serving_limits import Gate, Limits, Ticket
+from node.weights.bulk.http_messages import Answer, Chunks, Have, ServedObject
+from node.weights.bulk.serving_limits import Gate, ServingLimits, Ticket
 from protocol.errors import Error, PeerError
 
 log = logging.getLogger(__name__)
 
-STRANGER_SECONDS: Final = 5.0
-HEAD_SECONDS: Final = 10.0
-IDLE_SECONDS: Final = 75.0
-STALL_SECONDS: Final = 30.0
 GATHER: Final = 0.01
 """Seconds that a waiting ``have`` goes on gathering once there is news: chunks come in swarms."""
 
@@ -42,16 +38,30 @@ _FULL: Final = b"HTTP/1.1 429 \r\nRetry-After: 2\r\nContent-Length: 0\r\nConnect
 _RECEIVE: Final = 16384
 _SENDFILE: Final = 1 << 30
 _TLS_PIECE: Final = 256 << 10
-"""Bytes that a peer has to take within ``STALL_SECONDS``."""
+"""Bytes that a peer has to take within ``ServingPatience.stall``."""
 
 
-class News:
+@dataclass(frozen=True, slots=True)
+class ServingPatience:
+    """Seconds: until a ``stranger``'s first request is here, until a ``head`` is after its first byte, for which a kept
+    connection may be ``idle``, and for which one may ``stall`` that takes no byte."""
+
+    stranger: float = 5.0
+    head: float = 10.0
+    idle: float = 75.0
+    stall: float = 30.0
+
+
+PATIENCE: Final = ServingPatience()
+
+
+class ChunkNews:
     """Wakes those who wait for chunks."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Some object has more chunks. May be called from any thread."""
         with self._condition:
             self._condition.notify_all()
@@ -66,10 +76,10 @@ class News:
 class _Plain:
     """A connection without TLS. The kernel keeps the times."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, stall: float) -> None:
         self.socket = connection
         self.peer: bytes | None = None
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(STALL_SECONDS))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(stall))
 
     def receive(self, seconds: float) -> bytes:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
@@ -85,9 +95,10 @@ class _Plain:
 class _Secure:
     """A connection with TLS, of a peer that its certificate names."""
 
-    def __init__(self, connection: ssl.SSLSocket, peer: bytes) -> None:
+    def __init__(self, connection: ssl.SSLSocket, peer: bytes, stall: float) -> None:
         self.socket = connection
         self.peer: bytes | None = peer
+        self._stall = stall
         self._buffer = bytearray()
 
     def receive(self, seconds: float) -> bytes:
@@ -96,7 +107,7 @@ class _Secure:
 
     def send(self, data: bytes, *, more: bool) -> None:
         del more
-        self.socket.settimeout(STALL_SECONDS)
+        self.socket.settimeout(self._stall)
         self.socket.sendall(data)
 
     def send_file(self, file: int, offset: int, count: int) -> int:
@@ -104,16 +115,17 @@ class _Secure:
             self._buffer = bytearray(_TLS_PIECE)
         piece = memoryview(self._buffer)[: min(count, _TLS_PIECE)]
         read = os.preadv(file, [piece], offset)
-        self.socket.settimeout(STALL_SECONDS)
+        self.socket.settimeout(self._stall)
         self.socket.sendall(piece[:read])
         return read
 
 
-class Server:
+class ChunkServer:
     """Serves the bulk objects of one domain.
 
-    ``find(digest)`` gives an object that is held at least in part. ``secure``: the TLS context and what tells a peer's
-    node id from its certificate (DER; None for a stranger), for a private domain.
+    ``find(digest)`` gives an object that is held at least in part. ``secure``: the TLS context and what knows a peer's
+    node id from its certificate (DER; None for a stranger), for a private domain. ``news`` wakes those who wait for
+    chunks, ``coming(digest)`` gives the bitmap of an object's chunks that are on their way to us.
     """
 
     def __init__(
@@ -121,19 +133,21 @@ class Server:
         *,
         domain: bytes,
         secret: bytes,
-        find: Callable[[bytes], Held | None],
-        limits: Limits,
+        find: Callable[[bytes], ServedObject | None],
+        limits: ServingLimits,
         secure: tuple[Callable[[], ssl.SSLContext], Callable[[bytes], bytes | None]] | None = None,
-        news: News | None = None,
+        news: ChunkNews | None = None,
+        coming: Callable[[bytes], bytes] = lambda digest: b"",
+        patience: ServingPatience = PATIENCE,
     ) -> None:
         self._domain = domain
         self._secret = secret
         self._find = find
         self._secure = secure
         self.gate = Gate(limits)
-        self.news = news or News()
-        self.coming: Callable[[bytes], bytes] = lambda digest: b""
-        """The bitmap of the chunks of an object that are on their way to us."""
+        self.news = news or ChunkNews()
+        self._coming = coming
+        self._patience = patience
         self.sent = 0
         """Bytes of objects that were sent."""
 
@@ -163,7 +177,7 @@ class Server:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             host = bearer_tokens.host_of(remote, [own.removeprefix("::ffff:")])
             if host != bearer_tokens.LOCAL:
-                _prefer_bbr(connection)
+                prefer_bbr(connection)
             ticket = self.gate.enter(host)
             if ticket is None:
                 if self._secure is None:
@@ -175,12 +189,12 @@ class Server:
             log.debug("bulk: a connection failed: %s", error)
             connection.close()
             if ticket is not None:
-                ticket.leave()
+                self.gate.leave(ticket)
 
     def _serve(self, connection: socket.socket, ticket: Ticket) -> None:
         try:
             if self._secure is None:
-                self._converse(_Plain(connection), ticket)
+                self._converse(_Plain(connection, self._patience.stall), ticket)
             else:
                 secured = self._handshake(connection)
                 if secured is not None:
@@ -192,12 +206,12 @@ class Server:
             log.exception("bulk: serving a connection failed")
         finally:
             _close(connection)
-            ticket.leave()
+            self.gate.leave(ticket)
 
     def _handshake(self, connection: socket.socket) -> _Secure | None:
         assert self._secure is not None
         make_context, peer_of = self._secure
-        connection.settimeout(STRANGER_SECONDS)
+        connection.settimeout(self._patience.stranger)
         try:
             secured = make_context().wrap_socket(connection, server_side=True)
         except (OSError, ValueError) as error:  # ValueError: the connection was reset meanwhile
@@ -209,18 +223,18 @@ class Server:
         if peer is None:
             secured.close()
             return None
-        return _Secure(secured, peer)
+        return _Secure(secured, peer, self._patience.stall)
 
     def _converse(self, stream: _Plain | _Secure, ticket: Ticket) -> None:
         wire = http_messages.Wire()
-        first = time.monotonic() + STRANGER_SECONDS
+        first = time.monotonic() + self._patience.stranger
         while True:
             begun = time.monotonic()
             while (request := wire.next()) is None:
                 now = time.monotonic()
                 if not wire.begun:
                     begun = now
-                until = begun + HEAD_SECONDS if wire.begun else now + IDLE_SECONDS
+                until = begun + self._patience.head if wire.begun else now + self._patience.idle
                 left = min(until, first if ticket.node is None else until) - now
                 if left <= 0:
                     return
@@ -239,7 +253,9 @@ class Server:
                 _linger(stream)
                 return
 
-    def _answer(self, request: http_messages.Request, peer: bytes | None, ticket: Ticket) -> tuple[Held | None, Answer]:
+    def _answer(
+        self, request: http_messages.HttpRequest, peer: bytes | None, ticket: Ticket
+    ) -> tuple[ServedObject | None, Answer]:
         asked = http_messages.parse_target(request.target)
         if request.method not in (b"GET", b"HEAD"):
             return None, http_messages.problem(405, "only GET and HEAD", (b"Allow", b"GET, HEAD"))
@@ -251,7 +267,7 @@ class Server:
                 raise PeerError("the token is another host's")
         except PeerError as error:
             return None, http_messages.problem(401, str(error), (b"WWW-Authenticate", b"Bearer"))
-        if not ticket.claim(grant.node):
+        if not self.gate.claim(ticket, grant.node):
             return None, http_messages.problem(429, "over a limit", (b"Retry-After", b"2"))
         if asked is None:
             return None, http_messages.problem(404, "nothing is here", last=False)
@@ -262,7 +278,7 @@ class Server:
             return held, http_messages.answer_chunks(asked, held, request.headers)
         return held, http_messages.answer_bitmap(self._bitmap(asked, held))
 
-    def _grant(self, token: str, ticket: Ticket) -> bearer_tokens.Grant:
+    def _grant(self, token: str, ticket: Ticket) -> bearer_tokens.TokenGrant:
         """What the token says; that of the request before is known."""
         now = time.monotonic()
         if ticket.seen is not None and ticket.seen[0] == token and now < ticket.seen[1].until:
@@ -271,7 +287,7 @@ class Server:
         ticket.seen = (token, grant)
         return grant
 
-    def _bitmap(self, asked: Have, held: Held) -> bytes:
+    def _bitmap(self, asked: Have, held: ServedObject) -> bytes:
         def more() -> bool:
             return held.verified() > asked.more_than
 
@@ -279,9 +295,9 @@ class Server:
             until = time.monotonic() + asked.wait
             self.news.wait(until, more)
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
-        return held.bitmap() + self.coming(asked.digest)
+        return held.bitmap() + self._coming(asked.digest)
 
-    def _send(self, stream: _Plain | _Secure, held: Held, offset: int, count: int, ticket: Ticket) -> None:
+    def _send(self, stream: _Plain | _Secure, held: ServedObject, offset: int, count: int, ticket: Ticket) -> None:
         piece = self.gate.piece
         while count:
             sent = stream.send_file(held.fd, offset, min(count, piece))
@@ -290,7 +306,7 @@ class Server:
             self.sent += sent
             offset += sent
             count -= sent
-            if (pause := ticket.pause(sent)) > 0:
+            if (pause := self.gate.pause(ticket, sent)) > 0:
                 time.sleep(pause)
 
 
@@ -298,7 +314,7 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
 
 
-def _prefer_bbr(connection: socket.socket) -> None:
+def prefer_bbr(connection: socket.socket) -> None:
     """Use BBR where the kernel lets us: on long, lossy lines a flow of its fills the line, where others starve."""
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

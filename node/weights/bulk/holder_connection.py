@@ -5,8 +5,6 @@
 2. Everything is bounded: connecting, each head and each chunk have a time, a body has exactly the length asked for.
 3. ``Unreachable`` is nobody's fault (dead, slow, refused, full), ``PeerError`` is an answer that breaks the rules.
    After either but ``Missing`` the connection is closed.
-4. Requests may be sent ahead (``ask``) of the answers (``take``): on a long line the next answer then follows the last
-   without a round trip in between. Answers come in the order of the requests.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ import socket
 import ssl
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import h11
 
@@ -47,6 +44,12 @@ _RECEIVED_AT: Final = 128
 """Where the kernel's tcp_info has tcpi_bytes_received, since Linux 4.1."""
 
 
+Resolve = Callable[..., Sequence[tuple[Any, ...]]]
+"""``socket.getaddrinfo``, and what stands for it."""
+Dial = Callable[[tuple[str, int], float], socket.socket]
+"""``socket.create_connection``, of an address and of seconds."""
+
+
 class Missing(Refused):
     """The holder does not have (all of) what was asked for (404). The connection is good."""
 
@@ -55,7 +58,7 @@ class Denied(Refused):
     """The token is not good (401): a new one is wanted."""
 
 
-class Connection:
+class HolderConnection:
     """A connection that is opened by the first request and again by one after it broke or idled out.
 
     ``base_path`` begins every path (``BulkAddress.base_path``), ``token`` may be replaced at any time. ``tls`` is the
@@ -71,21 +74,24 @@ class Connection:
         peer: bytes,
         base_path: str,
         token: str,
-        connect_timeout: float = CONNECT_SECONDS,
+        head_timeout: float = HEAD_SECONDS,
         chunk_timeout: float = CHUNK_SECONDS,
+        resolve: Resolve = socket.getaddrinfo,
+        dial: Dial = socket.create_connection,
     ) -> None:
         self.address = address
         self.peer = peer
         self.token = token
         self.chunk_timeout = chunk_timeout
-        self._connect_timeout = connect_timeout
+        self._head_timeout = head_timeout
+        self._resolve = resolve
+        self._dial_at = dial
         self._tls = tls
         self._base_path = base_path
         self._socket: socket.socket | None = None
         self._closed = False
-        self._asked: deque[tuple[bytes, int, int]] = deque()
         self._spare = b""
-        self._patience = 0.0  # what the kernel was told: the seconds and the bytes that it waits for
+        self._patience = 0.0  # what the kernel knows: the seconds and the bytes that it waits for
         self._woken_at = 1
         self._poll = select.poll()
         self._fresh = True  # no answer came over this socket yet
@@ -112,26 +118,9 @@ class Connection:
 
         ``arrived(index of the chunk)`` is called after each. Raises ``Unreachable`` or ``PeerError``.
         """
-        reused = self._socket is not None
-        try:
-            self.ask(digest, first, len(buffers))
-            self.take(buffers, arrived)
-        except _IdledOut:
-            if not reused:
-                raise
-            self.ask(digest, first, len(buffers))
-            self.take(buffers, arrived)
-
-    def ask(self, digest: bytes, first: int, count: int) -> None:
-        """Send the request for ``count`` chunks; ``take`` receives them."""
-        self._send(f"/{digest.hex()}/{first}-{first + count - 1}")
-        self._asked.append((digest, first, count))
-
-    def take(self, buffers: Sequence[memoryview], arrived: Callable[[int], None]) -> None:
-        """Receive the answer to the oldest request that was sent: see ``get``."""
-        _, first, count = self._asked.popleft()
-        assert count == len(buffers)
-        self._expect(sum(len(buffer) for buffer in buffers), HEAD_SECONDS)
+        self._exchange(
+            f"/{digest.hex()}/{first}-{first + len(buffers) - 1}", sum(map(len, buffers)), self._head_timeout
+        )
         for index, buffer in enumerate(buffers, first):
             self._fill(buffer, self.chunk_timeout)
             arrived(index)
@@ -141,19 +130,9 @@ class Connection:
 
         It answers once it has more than ``more_than`` of them, after ``wait`` seconds (at most 2) in any case.
         """
-        assert not self._asked
         path = f"/{digest.hex()}/have?more-than={more_than}&wait={round(wait * 1000)}"
-        reused = self._socket is not None
-        try:
-            self._send(path)
-            size = self._expect(None, HEAD_SECONDS + wait)
-        except _IdledOut:
-            if not reused:
-                raise
-            self._send(path)
-            size = self._expect(None, HEAD_SECONDS + wait)
-        bitmap = bytearray(size)
-        self._fill(memoryview(bitmap), HEAD_SECONDS)
+        bitmap = bytearray(self._exchange(path, None, self._head_timeout + wait))
+        self._fill(memoryview(bitmap), self._head_timeout)
         return bytes(bitmap)
 
     def abort(self) -> None:
@@ -171,12 +150,24 @@ class Connection:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
+    def _exchange(self, path: str, length: int | None, seconds: float) -> int:
+        """Send a request and receive the head of its answer: see ``_expect``. It is sent again, over a new connection,
+        where one that was kept turns out to be closed."""
+        reused = self._socket is not None
+        try:
+            self._send(path)
+            return self._expect(length, seconds)
+        except _IdledOut:
+            if not reused:
+                raise
+            self._send(path)
+            return self._expect(length, seconds)
+
     def _what(self) -> str:
         return f"weights at {self.address.host}:{self.address.port}"
 
     def _drop(self) -> None:
         connection, self._socket = self._socket, None
-        self._asked.clear()
         self._spare = b""
         if connection is not None:
             connection.close()
@@ -211,13 +202,13 @@ class Connection:
         answer might be another."""
         address = self.address
         if address.kind in ("ip4", "ip6"):
-            return socket.create_connection((address.host, address.port), self._connect_timeout)
+            return self._dial_at((address.host, address.port), CONNECT_SECONDS)
         family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(address.kind, socket.AF_UNSPEC)
         why = OSError(errno.EACCES, "its name stands for no public address")
-        for *_, place in socket.getaddrinfo(address.host, address.port, family, socket.SOCK_STREAM)[:MAX_PLACES]:
+        for *_, place in self._resolve(address.host, address.port, family, socket.SOCK_STREAM)[:MAX_PLACES]:
             if public(str(place[0])):
                 try:
-                    return socket.create_connection((str(place[0]), address.port), self._connect_timeout)
+                    return self._dial_at((str(place[0]), address.port), CONNECT_SECONDS)
                 except OSError as error:
                     why = error
         raise why
@@ -235,8 +226,8 @@ class Connection:
             raise _IdledOut(f"{self._what()}: the connection broke") from None
 
     def _wait(self, connection: socket.socket, seconds: float) -> None:
-        """Let the next receive wait for the first byte, so long or a little longer: what the kernel was told last time
-        often serves."""
+        """Let the next receive wait for the first byte, so long or a little longer: what the kernel knows from the
+        last time often serves."""
         if self._tls is not None:
             connection.settimeout(seconds)
             return
@@ -339,7 +330,7 @@ class Connection:
         length = headers.get(b"content-length", b"")
         if status == 404 and length.isdigit() and int(length[:20]) <= MAX_HEAD:
             # What it says for people has to go before the next answer.
-            self._fill(memoryview(bytearray(int(length[:20]))), HEAD_SECONDS)
+            self._fill(memoryview(bytearray(int(length[:20]))), self._head_timeout)
             raise Missing(f"{what}: not held")
         self._drop()
         if status == 401:

@@ -44,7 +44,7 @@ _PLAIN: Final = re.compile(
 _RANGE: Final = re.compile(rb"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
-class Held(Protocol):
+class ServedObject(Protocol):
     """A bulk object, whole or on its way, as the store gives it."""
 
     @property
@@ -125,7 +125,7 @@ def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
-def answer_chunks(asked: Chunks, held: Held, headers: Iterable[tuple[bytes, bytes]]) -> Answer:
+def answer_chunks(asked: Chunks, held: ServedObject, headers: Iterable[tuple[bytes, bytes]]) -> Answer:
     """The answer to a request for chunks of an object that is held at least in part."""
     chunks = held.listing
     if asked.last >= len(chunks.chunks) or not all(held.has(i) for i in range(asked.first, asked.last + 1)):
@@ -168,7 +168,7 @@ def _matches(condition: bytes | None, tag: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request's method, target and headers (names in lower case)."""
 
     method: bytes
@@ -180,84 +180,65 @@ class Wire:
     """One connection's bytes to requests, and answers to bytes."""
 
     def __init__(self) -> None:
-        self._parser: h11.Connection | None = None  # made for the first head that is not plain, and used from then on
         self._data = b""
         self._ended = False
+        self._last = False  # no request can follow
 
     @property
     def begun(self) -> bool:
         """Whether some of the next request is here."""
-        return bool(self._data if self._parser is None else self._parser.trailing_data[0])
+        return bool(self._data)
 
     def feed(self, data: bytes) -> None:
         """Take in what was received; ``b""`` where the other side will send no more."""
-        if self._parser is None:
-            self._data += data
-            self._ended = not data
-        else:
-            self._parser.receive_data(data)
+        self._data += data
+        self._ended = not data
 
-    def next(self) -> Request | Answer | None:
+    def next(self) -> HttpRequest | Answer | None:
         """The next request, an answer to one that breaks the rules (the end), or None where more must be received.
 
         Raises ``EOFError`` where the other side is done.
         """
-        if self._parser is None:
-            if not self._data:
-                if self._ended:
-                    raise EOFError
-                return None
-            match = _PLAIN.match(self._data)
-            if match is not None:
-                self._data = self._data[match.end() :]
-                return Request(match[1], match[2], ((b"authorization", match[3]),))
-            self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-            self._parser.receive_data(self._data)
-            if self._ended:
-                self._parser.receive_data(b"")
+        match = _PLAIN.match(self._data)
+        if match is not None:
+            self._data = self._data[match.end() :]
+            return HttpRequest(match[1], match[2], ((b"authorization", match[3]),))
+        if not self._data and not self._ended:
+            return None
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         try:
-            event = self._parser.next_event()
+            parser.receive_data(self._data)
+            if self._ended:
+                parser.receive_data(b"")
+            event = parser.next_event()
             if event is h11.NEED_DATA:
                 return None
-            if not isinstance(event, h11.Request):  # ConnectionClosed, or PAUSED after an answer that was the last
+            if not isinstance(event, h11.Request):
                 raise EOFError
-            end = self._parser.next_event()
+            end = parser.next_event()
         except h11.RemoteProtocolError as error:
             return problem(431 if error.error_status_hint == 431 else 400, "not a request")
         if not isinstance(end, h11.EndOfMessage):
             return problem(400, "a request has no body here")
-        return Request(bytes(event.method), bytes(event.target), tuple((bytes(n), bytes(v)) for n, v in event.headers))
+        self._data, _ = parser.trailing_data
+        self._last = parser.their_state is h11.MUST_CLOSE
+        return HttpRequest(
+            bytes(event.method), bytes(event.target), tuple((bytes(n), bytes(v)) for n, v in event.headers)
+        )
 
     def head(self, answer: Answer, *, method: bytes) -> bytes:
         """The bytes before a body, and all of it that does not come from a file; whether it is the last is decided."""
-        length = answer.count or len(answer.body)
         headers = [(b"Date", _date()), *answer.headers]
         if answer.status != 304:
-            headers.append((b"Content-Length", b"%d" % length))
-        if answer.last:
+            headers.append((b"Content-Length", b"%d" % (answer.count or len(answer.body))))
+        if answer.last or self._last:
             headers.append((b"Connection", b"close"))
-        if self._parser is None:
-            lines = [b"HTTP/1.1 %d " % answer.status, *(b"%b: %b" % header for header in headers), b"", b""]
-            return b"\r\n".join(lines) + (answer.body if answer.status != 304 and method != b"HEAD" else b"")
-        if self._parser.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # pragma: no cover
-            raise EOFError
-        data = self._parser.send(h11.Response(status_code=answer.status, headers=headers))
-        if answer.status != 304 and method != b"HEAD":
-            if answer.count:
-                self._parser.send_with_data_passthrough(h11.Data(data=_Length(answer.count)))  # type: ignore[arg-type]
-            elif answer.body:
-                data = (data or b"") + (self._parser.send(h11.Data(data=answer.body)) or b"")
-        self._parser.send(h11.EndOfMessage())
-        return data or b""
+        lines = [b"HTTP/1.1 %d " % answer.status, *(b"%b: %b" % header for header in headers), b"", b""]
+        return b"\r\n".join(lines) + (answer.body if answer.status != 304 and method != b"HEAD" else b"")
 
     def again(self) -> bool:
-        """Make ready for the next request of the connection; False where there can be none."""
-        if self._parser is None:
-            return not self._ended or bool(self._data)
-        if self._parser.our_state is not h11.DONE or self._parser.their_state is not h11.DONE:
-            return False
-        self._parser.start_next_cycle()
-        return True
+        """Whether another request may follow on the connection."""
+        return not self._last and (not self._ended or bool(self._data))
 
 
 _dates: list[tuple[int, bytes]] = [(0, b"")]
@@ -269,15 +250,3 @@ def _date() -> bytes:
     if _dates[0][0] != now:
         _dates[0] = (now, formatdate(now, usegmt=True).encode())
     return _dates[0][1]
-
-
-class _Length:
-    """Stands for a body that is sent from a file: h11 needs to know its length only."""
-
-    __slots__ = ("_count",)
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count

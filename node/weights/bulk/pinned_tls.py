@@ -64,9 +64,10 @@ def client_context(own: str, peer: bytes) -> ssl.SSLContext:
 class Doorkeeper:
     """Which certificates get in, and whose they are. May be used from any thread."""
 
-    def __init__(self, own: str, admitted: Mapping[bytes, bytes]) -> None:
+    def __init__(self, own: str, admitted: Mapping[bytes, bytes], *, max_stale: int = MAX_STALE) -> None:
         """``admitted``: node ids by certificate (DER)."""
         self._own = own
+        self._max_stale = max_stale
         self._lock = Lock()
         self._peers = dict(admitted)
         self._context = self._make()
@@ -87,7 +88,7 @@ class Doorkeeper:
             others = {known: peer for known, peer in self._peers.items() if peer != node}
             self._stale += len(self._peers) - len(others)
             self._peers = others | {certificate: node}
-            if self._stale <= MAX_STALE:
+            if self._stale <= self._max_stale:
                 # OpenSSL guards its store, also where handshakes use it. What a node had before it does not forget, but
                 # ``peer_of`` does.
                 _trust(self._context, certificate)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-from node.weights.bulk.bearer_tokens import LOCAL, Grant
+from node.weights.bulk.bearer_tokens import LOCAL, TokenGrant
 
 BURST: Final = 0.25
 REQUESTS: Final = 300
@@ -25,9 +26,11 @@ REQUESTS: Final = 300
 _PATIENCE: Final = 10
 MAX_PEERS: Final = 1024
 
+Clock = Callable[[], float]
+
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServingLimits:
     """``total`` and ``of_peer`` are connections, ``rate`` and ``peer_rate`` bytes a second, 0 for no limit.
 
     ``proxied``: a proxy stands in front, so that hosts and connections say nothing about who asks.
@@ -43,11 +46,12 @@ class Limits:
 class Bucket:
     """A rate in bytes (or requests) a second that may be ahead of itself by ``burst`` of them; 0 is without end."""
 
-    def __init__(self, rate: float, burst: float) -> None:
+    def __init__(self, rate: float, burst: float, clock: Clock = time.monotonic) -> None:
         self._rate = rate
         self._burst = burst
         self._level = burst
-        self._at = time.monotonic()
+        self._clock = clock
+        self._at = clock()
         self._lock = Lock()
 
     def take(self, amount: float) -> float:
@@ -69,7 +73,7 @@ class Bucket:
             return True
 
     def _refill(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._level = min(self._burst, self._level + (now - self._at) * self._rate)
         self._at = now
 
@@ -77,47 +81,37 @@ class Bucket:
 class _Peer:
     __slots__ = ("bucket", "connections", "requests", "seen")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServingLimits, clock: Clock) -> None:
         self.connections = 0
-        self.requests = Bucket(REQUESTS, REQUESTS * _PATIENCE)
-        self.bucket = Bucket(limits.peer_rate, limits.peer_rate * BURST)
+        self.requests = Bucket(REQUESTS, REQUESTS * _PATIENCE, clock)
+        self.bucket = Bucket(limits.peer_rate, limits.peer_rate * BURST, clock)
         self.seen = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """One connection's place in the books. Made by ``Gate.enter``."""
 
-    def __init__(self, gate: Gate, host: bytes) -> None:
-        self._gate = gate
-        self.host = host
-        self.node: bytes | None = None
-        self.seen: tuple[str, Grant] | None = None
-        """The last good token and what it says."""
-
-    def claim(self, node: bytes) -> bool:
-        """The connection's request is ``node``'s; False where that node is over a limit."""
-        return self._gate._claim(self, node)
-
-    def pause(self, amount: int) -> float:
-        """Seconds to wait after ``amount`` bytes were sent."""
-        return self._gate._pause(self, amount)
-
-    def leave(self) -> None:
-        """The connection is closed."""
-        self._gate._leave(self)
+    host: bytes
+    node: bytes | None = None
+    """Whose it is, once it showed a token."""
+    seen: tuple[str, TokenGrant] | None = None
+    """The last good token and what it says."""
 
 
 class Gate:
     """The books of one server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServingLimits, *, clock: Clock = time.monotonic, max_peers: int = MAX_PEERS) -> None:
         self.limits = limits
+        self._clock = clock
+        self._max_peers = max_peers
         self._lock = Lock()
         self._count = 0
         self._strangers: Counter[bytes] = Counter()
         self._hosts: Counter[bytes] = Counter()
         self._peers: dict[bytes, _Peer] = {}
-        self._bucket = Bucket(limits.rate, limits.rate * BURST)
+        self._bucket = Bucket(limits.rate, limits.rate * BURST, clock)
         # Pieces so small that several senders share a low rate evenly, and so large that a high one is not slowed.
         rates = [rate for rate in (limits.rate, limits.peer_rate) if rate]
         self.piece = max(16 << 10, min(min(rates) // 10, 1 << 20)) if rates else 1 << 30
@@ -138,20 +132,26 @@ class Gate:
             self._count += 1
             self._strangers[host] += 1
             self._hosts[host] += 1
-            return Ticket(self, host)
+            return Ticket(host)
+
+    @property
+    def peers(self) -> list[bytes]:
+        """Those of whom anything is remembered."""
+        return list(self._peers)
 
     @property
     def count(self) -> int:
         """Open connections."""
         return self._count
 
-    def _claim(self, ticket: Ticket, node: bytes) -> bool:
+    def claim(self, ticket: Ticket, node: bytes) -> bool:
+        """The connection's request is ``node``'s; False where that node is over a limit."""
         with self._lock:
             peer = self._peers.get(node)
             if peer is None:
                 self._prune()
-                peer = self._peers[node] = _Peer(self.limits)
-            peer.seen = time.monotonic()
+                peer = self._peers[node] = _Peer(self.limits, self._clock)
+            peer.seen = self._clock()
             if ticket.node != node:
                 if not self.limits.proxied and peer.connections >= self.limits.of_peer:
                     return False
@@ -160,7 +160,8 @@ class Gate:
                 ticket.node = node
         return peer.requests.try_take(1)
 
-    def _pause(self, ticket: Ticket, amount: int) -> float:
+    def pause(self, ticket: Ticket, amount: int) -> float:
+        """Seconds to wait after ``amount`` bytes were sent over the connection."""
         peer = self._peers.get(ticket.node or b"")
         return max(self._bucket.take(amount), 0.0 if peer is None else peer.bucket.take(amount))
 
@@ -172,7 +173,8 @@ class Gate:
         else:
             self._peers[ticket.node].connections -= 1
 
-    def _leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: Ticket) -> None:
+        """The connection is closed."""
         with self._lock:
             self._count -= 1
             self._hosts[ticket.host] -= 1
@@ -181,7 +183,7 @@ class Gate:
             self._release(ticket)
 
     def _prune(self) -> None:
-        if len(self._peers) >= MAX_PEERS:
+        if len(self._peers) >= self._max_peers:
             idle = [(peer.seen, node) for node, peer in self._peers.items() if not peer.connections]
-            for _, node in sorted(idle)[: MAX_PEERS // 2]:
+            for _, node in sorted(idle)[: self._max_peers // 2]:
                 del self._peers[node]

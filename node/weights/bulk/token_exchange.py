@@ -29,7 +29,7 @@ import trio
 from node.context import Node
 from node.errors import Refused
 from node.weights.bulk import bearer_tokens, bulk_address, node_certificate
-from node.weights.bulk.bulk_process import Bulk
+from node.weights.bulk.bulk_process import BulkProcess
 from node.weights.bulk.pinned_tls import MAX_CERTIFICATE
 from protocol import codec
 from protocol.errors import PeerError
@@ -72,10 +72,10 @@ class Route:
     foreign: bool = False
 
 
-class Routes:
+class TokenExchange:
     """Both sides of the hand-out for one node."""
 
-    def __init__(self, node: Node, bulk: Bulk) -> None:
+    def __init__(self, node: Node, bulk: BulkProcess) -> None:
         self._node = node
         self._bulk = bulk
         self._routes: dict[bytes, Route] = {}
@@ -85,9 +85,6 @@ class Routes:
         """The foreign host that a peer named last."""
         self._vain: dict[bytes | str, tuple[int, float]] = {}
         """Of peers, and of hosts: how often it was in vain, and until when they are left alone."""
-        self._certificate = b""
-        if bulk.private:
-            bulk.own, self._certificate = node_certificate.make(node.identity)
 
     def serve(self) -> None:
         """Hand out tokens to those who may have one."""
@@ -127,7 +124,7 @@ class Routes:
             if not hosts:
                 raise Refused("the connection has gone")
         token = bearer_tokens.mint(bulk.secret, peer, hosts, time.monotonic() + bearer_tokens.LIFETIME)
-        return codec.encode([token, bearer_tokens.LIFETIME, self._certificate, bulk.addresses])
+        return codec.encode([token, bearer_tokens.LIFETIME, self._bulk.certificate, bulk.addresses])
 
     async def route(self, peer: bytes) -> Route:
         """How to fetch from ``peer``; asks it where that is not known (any more).
@@ -141,14 +138,14 @@ class Routes:
         self._routes.pop(peer, None)
         now = trio.current_time()
         data = await self._node.network.request(
-            peer, PROTOCOL, self._certificate, timeout=TIMEOUT, max_response=MAX_ANSWER
+            peer, PROTOCOL, self._bulk.certificate, timeout=TIMEOUT, max_response=MAX_ANSWER
         )
         token, lifetime, theirs, places = codec.parse(data, ANSWER, max_bytes=MAX_ANSWER, what="bulk token")
         if not token.isascii() or not token.replace("-", "").replace("_", "").isalnum():
             raise PeerError("bulk token: not base64")
         if self._bulk.private and not await self._admit(peer, theirs):
             raise Refused("the process that fetches weights does not run")
-        chosen = self._choose(peer, [bulk_address.parse(text) for text in places])
+        chosen = self.choose(peer, [bulk_address.parse(text) for text in places])
         foreign = self._is_foreign(chosen, self._node.network.hosts(peer))
         if foreign:
             before = self._foreign.pop(peer, chosen.host)
@@ -162,8 +159,8 @@ class Routes:
         return route
 
     async def _admit(self, peer: bytes, theirs: bytes) -> bool:
-        """Know a peer by this certificate from now on; whether a child has heard of it."""
-        if self._bulk.certificates.get(peer) != theirs:
+        """Know a peer by this certificate from now on; whether a child does as well."""
+        if self._bulk.known.get(peer) != theirs:
             now = trio.current_time()
             if now < self._changed.get(peer, -math.inf) + CERTIFICATE_SECONDS:
                 raise Refused("another certificate so soon")
@@ -197,7 +194,7 @@ class Routes:
         """A token was refused, or nobody answered at the address: ask again next time."""
         self._routes.pop(peer, None)
 
-    def _choose(self, peer: bytes, places: Sequence[bulk_address.BulkAddress]) -> bulk_address.BulkAddress:
+    def choose(self, peer: bytes, places: Sequence[bulk_address.BulkAddress]) -> bulk_address.BulkAddress:
         """The address that is likeliest to work, and that the token is bound for: where libp2p reached the peer."""
         remote = self._node.network.hosts(peer)
         near = any(bulk_address.loopback(host) or host in _hosts(self._node.network.addresses) for host in remote)

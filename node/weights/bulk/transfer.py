@@ -1,7 +1,7 @@
-"""One transfer in the bulk child: ``protocol.weights.swarm`` decides, threads fetch.
+"""The transfers of the bulk child: ``protocol.weights.swarm`` decides, threads fetch.
 
-1. One thread looks after the swarm's time: rates, stalls, how many flows (``node.weights.bulk.transfer_flows``), whom
-   to poll (``node.weights.bulk.holder_polls``), and what to tell the daemon.
+1. One thread of each looks after the swarm's time: rates, stalls, how many flows and whom to poll
+   (``node.weights.bulk.transfer_flows``), and what the daemon is to know.
 2. What no direct connection carries the daemon fetches over libp2p: the child asks for a chunk, the daemon writes it
    into the store and says so.
 3. Once it is stopped no thread of it writes to the object any more.
@@ -9,24 +9,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from node.store.bulk_object import Held
-from node.weights.bulk.holder_polls import POLL_WAIT, Polls
-from node.weights.bulk.transfer_flows import Flows
-from node.weights.bulk.transfer_state import Shared
+from node.store.bulk_object import BulkObject
+from node.store.version_store import VersionStore
+from node.weights.bulk import bulk_messages as messages
+from node.weights.bulk.transfer_flows import POLL_WAIT, HolderPolls, TransferFlows
+from node.weights.bulk.transfer_state import Means, Shared
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.chunk_set import bitmap_of
 from protocol.weights.holders import Run
 from protocol.weights.routes import Routes
 
-if TYPE_CHECKING:
-    from node.weights.bulk.bulk_child import Child
-
 NEWS: Final = 0.05
-"""Seconds between two looks whether there are chunks to tell others of."""
+"""Seconds after which those who wait for chunks are woken, where some arrived."""
 TICK: Final = 0.1
 PROGRESS: Final = 0.5
 STOP_SECONDS: Final = 2.0
@@ -35,74 +33,64 @@ STOP_SECONDS: Final = 2.0
 class Transfer:
     """One object on its way. All of its threads end with ``stop``, or once it is whole."""
 
-    def __init__(self, child: Child, digest: bytes, held: Held, routes: Routes) -> None:
-        self._shared = Shared(child, digest, held, routes)
-        self._flows = Flows(self._shared)
-        self._polls = Polls(self._shared)
+    def __init__(self, means: Means, digest: bytes, held: BulkObject, routes: Routes) -> None:
+        self.shared = Shared(means, digest, held, routes)
+        self._flows = TransferFlows(self.shared)
+        self._polls = HolderPolls(self.shared)
         self._fallbacks: dict[tuple[bytes, int], Run] = {}
         self._haves_at: dict[bytes, float] = {}
 
     def start(self) -> None:
         """Begin."""
-        self._shared.thread(self._watch)
+        self.shared.thread(self._watch)
 
     def stop(self) -> None:
         """End: no thread of it writes to the object any more."""
         deadline = time.monotonic() + STOP_SECONDS
-        with self._shared.changed:
-            self._shared.over = True
+        with self.shared.changed:
+            self.shared.over = True
             for connection, _ in self._flows.running.values():
                 connection.abort()
             self._polls.abort()
-            self._shared.changed.notify_all()
+            self.shared.changed.notify_all()
             while self._flows.running and (left := deadline - time.monotonic()) > 0:
-                self._shared.changed.wait(left)
+                self.shared.changed.wait(left)
 
     def coming(self) -> bytes:
         """The bitmap of the chunks on their way."""
-        with self._shared.changed:
-            return b"" if self._shared.over else bitmap_of(self._shared.swarm.coming, self._shared.held.count)
+        with self.shared.changed:
+            return b"" if self.shared.over else bitmap_of(self.shared.swarm.coming, self.shared.held.count)
 
     # --- from the daemon ---------------------------------------------------------------------------------------------
 
-    def holders(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Take these for the holders: see ``Shared.set_holders``."""
-        self._shared.set_holders(rows)
-
-    def delivered(self, node: bytes, index: int, outcome: str) -> None:
-        """A chunk that was asked for over libp2p: "ok" (it is in the store), "lacks", "busy", "wrong", "unkept"
-        (our own disk refused it) or "failed"."""
+    def take_chunk(self, node: bytes, index: int, outcome: messages.Outcome) -> None:
+        """A chunk that was asked for over libp2p came, or did not."""
         now = time.monotonic()
-        with self._shared.changed:
+        with self.shared.changed:
             run = self._fallbacks.pop((node, index), None)
             if run is None:
                 return
             more = False
-            if outcome == "ok" and self._shared.held.has(index):
+            if outcome == "ok" and self.shared.held.has(index):
                 run.received += CHUNK_BYTES
-                more = self._shared.swarm.arrived(run, now)
-                self._shared.fresh = True
+                more = self.shared.swarm.arrived(run, now)
+                self.shared.fresh = True
             elif outcome == "lacks":
-                self._shared.swarm.refused(run, now)
+                self.shared.swarm.refused(run, now)
                 self._haves_at.pop(node, None)
             elif outcome == "busy":
-                self._shared.swarm.busy(node, 1.0, now)
+                self.shared.swarm.busy(node, 1.0, now)
             elif outcome == "wrong":
-                self._shared.swarm.lied(run, now)
+                self.shared.swarm.lied(run, now)
             elif outcome == "unkept":
-                self._shared.swarm.unkept(run, now)
+                self.shared.swarm.unkept(run, now)
             elif not run.broken_off:
-                self._shared.swarm.failed(node, now)
-            if more and not self._shared.over:
+                self.shared.swarm.failed(node, now)
+            if more and not self.shared.over:
                 self._ask_daemon(run)
             else:
-                self._shared.swarm.finished(run, now)
-                self._shared.changed.notify_all()
-
-    def haves(self, node: bytes, bitmap: bytes) -> None:
-        """The answer to a ``fallback`` of index −1."""
-        with self._shared.changed:
-            self._shared.tell(node, bitmap)
+                self.shared.swarm.finished(run, now)
+                self.shared.changed.notify_all()
 
     # --- its own thread ----------------------------------------------------------------------------------------------
 
@@ -110,66 +98,115 @@ class Transfer:
         next_progress = next_tick = 0.0
         woken = True
         while True:
-            with self._shared.changed:
-                if self._shared.over:
+            with self.shared.changed:
+                if self.shared.over:
                     break
                 now = time.monotonic()
                 if woken or now >= next_tick:
-                    self._shared.soon.clear()
+                    self.shared.soon.clear()
                     next_tick = now + TICK
                     self._tick(now)
-                fresh, self._shared.fresh = self._shared.fresh, False
-                done = self._shared.swarm.done
+                fresh, self.shared.fresh = self.shared.fresh, False
+                done = self.shared.swarm.done
             if fresh or done:
-                self._shared.child.news.tell()
+                self.shared.means.more_chunks()
             if now >= next_progress and not done:
                 next_progress = now + PROGRESS
                 self._progress()
             if done:
                 self.stop()
                 self._progress()
-                self._shared.child.daemon.say("done", digest=self._shared.digest)
+                self.shared.means.send(messages.TransferDone(self.shared.digest))
             else:
-                woken = self._shared.soon.wait(NEWS)
-        self._shared.child.news.tell()
+                woken = self.shared.soon.wait(NEWS)
+        self.shared.means.more_chunks()
 
     def _tick(self, now: float) -> None:
-        swarm = self._shared.swarm
+        swarm = self.shared.swarm
         for run, (connection, base) in self._flows.running.items():
             run.received = max(run.received, connection.received() - base)
-        if any(0 < place.hidden_until <= now for place in self._shared.places.values()):
-            self._shared.hold()
+        if any(0 < place.hidden_until <= now for place in self.shared.places.values()):
+            self.shared.update_holders()
         swarm.tick(now)
         for run in swarm.aborts:
             if run in self._flows.running:
                 self._flows.running[run][0].abort()
         swarm.aborts.clear()
-        for node, place in self._shared.places.items():
-            if self._shared.direct(place, now):
+        for node, place in self.shared.places.items():
+            if self.shared.direct(place, now):
                 self._flows.tend(node, now)
             else:
                 while (asked := swarm.next(node, now)) is not None:
                     self._ask_daemon(asked)
         for node in swarm.partial(now):
-            place = self._shared.places[node]
-            if self._shared.direct(place, now):
+            place = self.shared.places[node]
+            if self.shared.direct(place, now):
                 self._polls.tend(node)
             elif self._haves_at.get(node, 0.0) <= now:
                 self._haves_at[node] = now + POLL_WAIT
-                self._shared.child.daemon.say("fallback", digest=self._shared.digest, node=node, index=-1)
+                self.shared.means.send(messages.WantFallback(self.shared.digest, node, -1))
 
     def _ask_daemon(self, run: Run) -> None:
         self._fallbacks[run.node, run.at] = run
-        self._shared.child.daemon.say("fallback", digest=self._shared.digest, node=run.node, index=run.at)
+        self.shared.means.send(messages.WantFallback(self.shared.digest, run.node, run.at))
 
     def _progress(self) -> None:
-        with self._shared.changed:
-            swarm = self._shared.swarm
-            values = {
-                "have": swarm.chunks - swarm.missing.bit_count(),
-                "total": swarm.chunks,
-                "rate": int(swarm.rate),
-                "peers": len({run.node for run in [*self._flows.running, *self._fallbacks.values()]}),
-                "why": self._shared.why,
-            }
-        self._shared.child.daemon.say("progress", digest=self._shared.digest, **values)
+        with self.shared.changed:
+            swarm = self.shared.swarm
+            have = swarm.chunks - swarm.missing.bit_count()
+            peers = len({run.node for run in [*self._flows.running, *self._fallbacks.values()]})
+            rate, why = int(swarm.rate), self.shared.why
+        self.shared.means.send(messages.TransferProgress(self.shared.digest, have, swarm.chunks, rate, peers, why))
+
+
+class Transfers:
+    """All transfers of a child, and what it knows of routes. ``store`` opens the objects."""
+
+    def __init__(self, store: VersionStore, means: Means) -> None:
+        self._store = store
+        self._means = means
+        self._routes = Routes()
+        self._lock = threading.Lock()
+        self._all: dict[bytes, Transfer] = {}
+
+    def coming(self, digest: bytes) -> bytes:
+        """The bitmap of the chunks of an object that are on their way; empty where none is. From any thread."""
+        with self._lock:
+            transfer = self._all.get(digest)
+        return b"" if transfer is None else transfer.coming()
+
+    def receive(self, message: messages.ToTransfer) -> None:
+        """Act upon what the daemon says."""
+        if isinstance(message, messages.BeginTransfer):
+            self._begin(message.digest)
+            return
+        transfer = self._all.get(message.digest)
+        if transfer is None:
+            return  # it is over
+        match message:
+            case messages.SetHolders(rows=rows):
+                transfer.shared.set_holders(rows)
+            case messages.GiveChunk(node=node, index=index, outcome=outcome):
+                transfer.take_chunk(node, index, outcome)
+            case messages.GiveHaves(node=node, bitmap=bitmap):
+                with transfer.shared.changed:
+                    transfer.shared.take_haves(node, bitmap)
+            case _:
+                self._replace(message.digest, None)
+
+    def _begin(self, digest: bytes) -> None:
+        held = self._store.open(digest)
+        if held is None:
+            self._means.send(messages.TransferFailed(digest, "it was not begun"))
+            return
+        transfer = Transfer(self._means, digest, held, self._routes)
+        self._replace(digest, transfer)
+        transfer.start()
+
+    def _replace(self, digest: bytes, transfer: Transfer | None) -> None:
+        with self._lock:
+            before = self._all.pop(digest, None)
+            if transfer is not None:
+                self._all[digest] = transfer
+        if before is not None:
+            before.stop()

@@ -1,26 +1,34 @@
-"""The flows of a transfer: threads with one connection each, which fetch what the swarm gives them.
+"""The threads of a transfer, with one connection each: flows fetch what the swarm gives them, polls ask holders what
+they have.
 
 1. A flow has room for one chunk: it receives there, verifies, writes, and marks. Nobody else is given its chunks until
    it has let go of them: a run that is taken from it is broken off by closing its connection, and is free once its
    thread is out of the way.
 2. A flow ends where its holder is gone or is to have fewer; there are never more than the swarm wants.
+3. A partial holder is asked what it has by long poll.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 from typing import Final
 
 from node.errors import Busy, Unreachable
-from node.weights.bulk.holder_connection import Connection, Denied, Missing
+from node.weights.bulk.holder_connection import Denied, HolderConnection, Missing
 from node.weights.bulk.transfer_state import Shared
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.weights.holders import Run
 
+POLL: Final = 0.08
+"""Seconds between two questions to one holder, at least."""
+EACH: Final = 0.02
+"""The same for each that is asked: with many holders patience costs little, and every answer costs time."""
+POLL_WAIT: Final = 0.5
 IDLE: Final = 0.1
-"""Seconds until a flow without work looks again, where nothing wakes it."""
+"""Seconds until a flow without work asks again, where nothing wakes it."""
 CHUNK_TIMEOUT: Final = 300.0
 """A chunk that arrives slowly is given up by the swarm's rules, much earlier where somebody else has it."""
 
@@ -33,25 +41,25 @@ class Wrong(Exception):
     """A chunk arrived with wrong bytes."""
 
 
-class Flows:
+class TransferFlows:
     """All flows of one transfer. ``running`` has the connection of each run, and what that had received before it."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._count: Counter[bytes] = Counter()
-        self.running: dict[Run, tuple[Connection, int]] = {}
+        self.running: dict[Run, tuple[HolderConnection, int]] = {}
 
     def tend(self, node: bytes, now: float) -> None:
         """Begin what flows to a holder there are too few of. To be called holding ``changed``."""
         for _ in range(self._shared.flows(node, now) - self._count[node]):
             self._count[node] += 1
-            if not self._shared.thread(self._flow, node):
+            if not self._shared.thread(partial(self._flow, node)):
                 self._count[node] -= 1
 
     def _flow(self, node: bytes) -> None:
         """One flow, from its connection to its end."""
         room = memoryview(bytearray(CHUNK_BYTES))
-        connection: Connection | None = None
+        connection: HolderConnection | None = None
         try:
             while (connection := self._connect(node, connection)) is not None:
                 run = self._await_run(node, connection)
@@ -66,19 +74,19 @@ class Flows:
             with self._shared.changed:
                 self._count[node] -= 1
 
-    def _connect(self, node: bytes, connection: Connection | None) -> Connection | None:
+    def _connect(self, node: bytes, connection: HolderConnection | None) -> HolderConnection | None:
         """A connection to ask over, ``connection`` if it is still one; None where none can be had."""
         with self._shared.changed:
             place = self._shared.places.get(node)
             if self._shared.over or place is None or not self._shared.direct(place, time.monotonic()):
                 return None
-            address, token = place.address, place.token
+            row = place.row
         if connection is not None:
-            connection.token = token
+            connection.token = row.token
             return connection
         connection = None
         try:
-            connection = self._shared.child.connection(address, node, token, chunk_timeout=CHUNK_TIMEOUT)
+            connection = self._shared.means.connect(row.address, node, row.token, chunk_timeout=CHUNK_TIMEOUT)
             seconds = connection.connect()
         except (Unreachable, PeerError) as error:
             if connection is not None:
@@ -93,7 +101,7 @@ class Flows:
             self._shared.swarm.connected(node, seconds)
         return connection
 
-    def _await_run(self, node: bytes, connection: Connection) -> Run | None:
+    def _await_run(self, node: bytes, connection: HolderConnection) -> Run | None:
         with self._shared.changed:
             while True:
                 now = time.monotonic()
@@ -109,7 +117,7 @@ class Flows:
                     return run
                 self._shared.changed.wait(IDLE)
 
-    def _fetch(self, run: Run, connection: Connection, room: memoryview) -> bool:
+    def _fetch(self, run: Run, connection: HolderConnection, room: memoryview) -> bool:
         """Ask for one run, chunk by chunk into ``room``; whether the connection is good for another."""
         held, swarm, changed = self._shared.held, self._shared.swarm, self._shared.changed
         buffers = [room[: held.listing.chunk_size(index)] for index in range(run.first, run.end)]
@@ -136,7 +144,7 @@ class Flows:
         finally:
             with changed:
                 if outcome is not None:
-                    self._settle(run, outcome, time.monotonic())
+                    self._conclude(run, outcome, time.monotonic())
                 self.running.pop(run)
                 swarm.finished(run, time.monotonic())
                 if swarm.done:
@@ -145,7 +153,7 @@ class Flows:
                     changed.notify_all()
         return outcome is None or isinstance(outcome, Missing)
 
-    def _settle(self, run: Run, outcome: Exception, now: float) -> None:
+    def _conclude(self, run: Run, outcome: Exception, now: float) -> None:
         """What an ill-fated request means for the holder."""
         node = run.node
         if isinstance(outcome, Ended) or run.broken_off or self._shared.over:
@@ -172,3 +180,92 @@ class Flows:
             self._shared.denied(node, now)
         else:
             self._shared.swarm.failed(node, now)
+
+
+class HolderPolls:
+    """All polls of one transfer."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._running: dict[bytes, HolderConnection | None] = {}
+        size = (shared.held.count + 7) // 8
+        self._sizes = (size, 2 * size)
+        """Bytes of an answer: what a holder has, and perhaps what is on its way there."""
+
+    def tend(self, node: bytes) -> None:
+        """Ask this holder from now on, if it is not asked already. To be called holding ``changed``."""
+        if node not in self._running:
+            self._running[node] = None
+            if not self._shared.thread(partial(self._poll, node)):
+                del self._running[node]
+
+    def abort(self) -> None:
+        """Break off what is being asked. To be called holding ``changed``."""
+        for connection in self._running.values():
+            if connection is not None:
+                connection.abort()
+
+    def _poll(self, node: bytes) -> None:
+        """Ask a partial holder what it has, until that is of no interest any more."""
+        connection: HolderConnection | None = None
+        more_than = 0
+        try:
+            while True:
+                began = time.monotonic()
+                with self._shared.changed:
+                    place = self._shared.places.get(node)
+                    if self._shared.over or place is None or node not in self._shared.swarm.partial(began):
+                        return
+                    if not self._shared.direct(place, began):
+                        return
+                    row = place.row
+                try:
+                    if connection is None:
+                        connection = self._shared.means.connect(row.address, node, row.token)
+                        with self._shared.changed:
+                            self._running[node] = connection
+                    connection.token = row.token
+                    bitmap = connection.have(self._shared.digest, more_than, POLL_WAIT)
+                    if len(bitmap) not in self._sizes:
+                        raise PeerError(f"a bitmap of {len(bitmap)} bytes")
+                    with self._shared.changed:
+                        self._shared.met(place)
+                        more_than = self._shared.take_haves(node, bitmap) + self._shared.swarm.batch(node) - 1
+                    pause = max(POLL, EACH * len(self._running))
+                except Missing as error:
+                    if self._shared.strange(place):
+                        self._poll_failed(node, connection, error)
+                        connection = None
+                    with self._shared.changed:
+                        self._shared.swarm.learn(node, 0, 0, time.monotonic())
+                    more_than, pause = 0, POLL_WAIT
+                except (Unreachable, PeerError) as error:
+                    self._poll_failed(node, connection, error)
+                    connection = None
+                    pause = 2 * POLL_WAIT
+                time.sleep(max(0.0, began + pause - time.monotonic()))
+        finally:
+            if connection is not None:
+                connection.close()
+            with self._shared.changed:
+                self._running.pop(node, None)
+
+    def _poll_failed(self, node: bytes, connection: HolderConnection | None, error: Exception) -> None:
+        if connection is not None:
+            connection.close()
+        now = time.monotonic()
+        with self._shared.changed:
+            self._running[node] = None
+            if self._shared.over:
+                return
+            if isinstance(error, PeerError):
+                self._shared.fault(node, str(error))
+                self._shared.swarm.failed(node, now)
+                return
+            place = self._shared.places.get(node)
+            if place is not None and self._shared.strange(place):
+                self._shared.unreached(node, place, error, now)
+            elif isinstance(error, Denied):
+                self._shared.denied(node, now)
+            elif not isinstance(error, Busy) and place is not None:
+                self._shared.unreached(node, place, error, now)

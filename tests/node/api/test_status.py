@@ -89,7 +89,7 @@ async def test_who_catches_up_says_how_far_it_is(
         running.node.log.ready = trio.Event()
         height = len(running.node.log.replica.cuts)
         assert len(status(running.node)["waits_for"]) == 1
-        running.node.log.height_told = height + 40
+        running.node.log.height_claimed = height + 40
         assert status(running.node)["waits_for"][1] == f"the log to arrive: cut {height} of {height + 40}"
 
 

@@ -43,7 +43,7 @@ async def test_a_version_is_pulled_listed_and_cleaned_up(
         assert (await ask(running, "weights"))["objects"] == []
         assert (await pulled(running, 0))["version"] == 0
         assert (await pulled(running, -1))["version"] == 1
-        assert len(running.weights.held()) == 2
+        assert len(running.weights.held.ids()) == 2
         found = await ask(running, "weights")
         assert [row["numbers"] for row in found["objects"]] == [[1], [0]]
         ids = [entry.id.hex() for entry in running.node.log.ledger.lineage()]
@@ -64,7 +64,7 @@ async def test_a_version_is_pulled_listed_and_cleaned_up(
         assert stray in running.versions.held()
         await ask(running, "weights-gc", dry_run=False)
         assert stray not in running.versions.held()
-        assert len(running.weights.held()) == 2
+        assert len(running.weights.held.ids()) == 2
 
 
 async def test_what_cannot_be_pulled_is_an_error(

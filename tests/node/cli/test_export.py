@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from node.cli import export
-from node.cli.export import Chosen, header, tokenizer_config, write
+from node.cli.export import ExportedVersion, header, tokenizer_config, write
 from node.domain.founding import MODEL
 from node.errors import UserError
 from protocol.constants import CHUNK_BYTES
@@ -25,13 +25,13 @@ def nothing(done: int, total: int) -> None:
     del done, total
 
 
-def chosen(folder: Path, rows: Any, data: bytes) -> Chosen:
+def chosen(folder: Path, rows: Any, data: bytes) -> ExportedVersion:
     whole = folder / "whole.bin"
     whole.write_bytes(data)
-    return Chosen(7, Manifest.of_file(rows, data, 1), whole, CONFIG, TOKENIZER)
+    return ExportedVersion(7, Manifest.of_file(rows, data, 1), whole, CONFIG, TOKENIZER)
 
 
-def starter(folder: Path) -> Chosen:
+def starter(folder: Path) -> ExportedVersion:
     """The starter model as a version."""
     tensors = load_file(MODEL / "model.safetensors")
     rows = [(name, "F32", tensor.shape) for name, tensor in tensors.items()]

@@ -10,7 +10,7 @@ import pytest
 from node.cli import join
 from node.cli.terminal import Terminal
 from node.config import Config
-from node.domain.invitation import Invitation, Offer
+from node.domain.invitation import DomainOffer, Invitation
 from node.errors import UserError
 from node.keys import recovery_words
 from node.store.data_directory import DataDirectory
@@ -23,14 +23,14 @@ from tests.protocol.builders import small_genesis
 PEER = peer_id(Identity(bytes(32)).node)
 ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"
 GENESIS = genesis()
-OFFER = Offer(parse_genesis(GENESIS), GENESIS, 1_234_567, 4_938_268, "3 layers of 64")
+OFFER = DomainOffer(parse_genesis(GENESIS), GENESIS, 1_234_567, 4_938_268, "3 layers of 64")
 
 
 Started = list[tuple[Path, Config]]
 """The daemons that were started."""
 
 
-async def look(wanted: Invitation, patience: float) -> Offer:
+async def inspect(wanted: Invitation, patience: float) -> DomainOffer:
     """The peer offers OFFER."""
     if wanted.domain not in (None, OFFER.domain.id):
         raise UserError("offers another domain")
@@ -44,7 +44,7 @@ def run(*words: object, terminal: Terminal | None = None, started: Started | Non
         assert started is not None
         started.append((directory.path, config))
 
-    return carry_out(join.join, "join", *words, terminal=terminal, look=look, start=start)
+    return carry_out(join.join, "join", *words, terminal=terminal, inspect=inspect, start=start)
 
 
 def test_it_shows_asks_once_keeps_and_runs(

@@ -15,10 +15,11 @@ from node.cli import main
 from node.log.offline_verification import verify
 from node.store.data_directory import DataDirectory
 from protocol.log.checkpoint import CosignedCheckpoint
-from protocol.log.merkle import root, verify_consistency
+from protocol.log.merkle import root
 from protocol.log.signed_note import VerifierKey
 from tests.node.log.test_offline_verification import DOMAIN, ELECTOR, fill
 from tests.protocol.builders import digest, key
+from tests.protocol.reference_log import verify_consistency
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_the_live_picture_shows_roles_credit_and_the_address_in_one_piece() -> N
     display = LiveDisplay(screen)
     display.say("node-2 died (signal SIGKILL)")
     display.update(VIEW)
-    display.tell("the result")
+    display.conclude("the result")
     assert "the result" not in file.getvalue()
     display.close()
     text = file.getvalue()

@@ -41,7 +41,7 @@ class Recorder:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def tell(self, text: str) -> None:
+    def conclude(self, text: str) -> None:
         self.said.append(text)
 
     def close(self) -> None:
@@ -57,8 +57,7 @@ class Fakes:
     async def check(self, founding: Founding) -> None:
         assert founding.devnet
 
-    async def found(self, directory: DataDirectory, founding: Founding, *, checked: bool) -> None:
-        assert checked
+    async def found(self, directory: DataDirectory, founding: Founding) -> None:
         assert founding.policy.min_nodes == 4
         for node, behaviour in self.behaviours.items():
             (directory.path.parent / node / "behaviour").write_text(behaviour)
@@ -73,7 +72,15 @@ async def run(options: Options, display: Recorder, patience: Patience = PATIENCE
     fakes = Fakes({name.replace("_", "-"): behaviour for name, behaviour in behaviours.items()})
     pace = Pace(poll=0.05, restart_pause=0.05)
     with trio.fail_after(30):
-        return await network.run(options, lambda: display, command=command, founder=fakes, pace=pace, patience=patience)
+        return await network.run(
+            options,
+            lambda: display,
+            command=command,
+            check=fakes.check,
+            found=fakes.found,
+            pace=pace,
+            patience=patience,
+        )
 
 
 async def test_it_ends_well_when_all_nodes_agree(tmp_path: Path) -> None:

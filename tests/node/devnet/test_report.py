@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.devnet import report
-from node.devnet.report import Sample, Story
-from node.devnet.summary import EMPTY, EvaluationRow, NodeRow, Rejection, StepRow, Summary
+from node.devnet.report import Story, TrafficSample
+from node.devnet.summary import EMPTY, EvaluationRow, NodeRow, Rejection, RunSummary, StepRow
 from node.telemetry.plot import Series, plot, ticks
 from proofs.checks import REASONS
 
@@ -60,8 +60,8 @@ NODES = (
     NodeRow("node-1", "ab" * 32, "trainer", 1200, ()),
     NodeRow("cheat-forged-reward", "cd" * 32, "inference", 0, (Rejection("reward", 7), Rejection("late", 1))),
 )
-SAMPLES = tuple(Sample(float(i), i * 100, i * 50_000) for i in range(30))
-STORY = Story(Summary(STEPS, NODES, 61.5, 1_500_000), SAMPLES, 12, "done", (("heads root", "ef" * 32),))
+SAMPLES = tuple(TrafficSample(float(i), i * 100, i * 50_000) for i in range(30))
+STORY = Story(RunSummary(STEPS, NODES, 61.5, 1_500_000), SAMPLES, 12, "done", (("heads root", "ef" * 32),))
 
 
 def test_the_page_needs_nothing_else() -> None:
@@ -119,10 +119,10 @@ def test_a_reason_of_a_later_version_is_shown_by_its_code() -> None:
 
 
 def test_rates_are_differences_of_totals() -> None:
-    samples = [Sample(0, 0, 0), Sample(1, 100, 0), Sample(2, 100, 0), Sample(4, 300, 0)]
+    samples = [TrafficSample(0, 0, 0), TrafficSample(1, 100, 0), TrafficSample(2, 100, 0), TrafficSample(4, 300, 0)]
     assert report.rates(samples, 1.0) == [(1, 100.0), (2, 0.0), (4, 100.0)]
     assert report.rates(samples[:1], 1.0) == []
-    assert report.rates([Sample(1, 0, 0), Sample(1, 5, 0)], 1.0) == []
+    assert report.rates([TrafficSample(1, 0, 0), TrafficSample(1, 5, 0)], 1.0) == []
 
 
 def test_the_moving_mean_starts_with_what_there_is() -> None:

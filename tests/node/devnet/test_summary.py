@@ -10,8 +10,8 @@ from node.devnet.summary import (
     EvaluationRow,
     NodeRow,
     Rejection,
+    RunSummary,
     StepRow,
-    Summary,
     evaluation_rows,
     of_ledger,
     rejections,
@@ -80,7 +80,7 @@ def test_it_is_what_the_log_says() -> None:
 def test_the_json_has_exactly_the_agreed_fields() -> None:
     nodes = (NodeRow("node-1", "ab" * 32, "trainer", 8, (Rejection("late", 2),)),)
     value = json.loads(
-        Summary((StepRow(1, 0.5, 0.25, 1, 8, 0, 6, 4.0, 1.5, 2.0, 0.5, 1.0),), nodes, 12.5, 77).to_json()
+        RunSummary((StepRow(1, 0.5, 0.25, 1, 8, 0, 6, 4.0, 1.5, 2.0, 0.5, 1.0),), nodes, 12.5, 77).to_json()
     )
     assert value == {
         "format": summary.FORMAT,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from msgspec.structs import replace as replace_fields
 
 from node.domain import founding, task_tables
 from node.errors import UserError
@@ -156,16 +157,16 @@ async def test_a_model_that_only_transformers_knows(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(settings).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((founding.MODEL / "tokenizer.json").read_bytes())
     asked = replace(founding.devnet(name="test", nodes=5, tasks=None), model=folder)
-    domain = await founding.found(directory, asked, checked=True)
+    domain = await founding.found(directory, asked)
     assert domain.model.architecture == "gpt2"
     assert BlobStore(directory.blobs).get(domain.model.config.hash) == (folder / "config.json").read_bytes()
 
-    async def converted(*_: object) -> ConvertedModel:
-        return ConvertedModel([], 0, "", "", "gpt2", 69)
+    async def converted(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
+        return replace_fields(await founding.convert_model(folder, whole, dtype, size), positions=69)
 
     longer = replace(asked, recipe=replace(asked.recipe, max_prompt_tokens=65))
     with pytest.raises(UserError, match="the model has 69 positions, and prompts and responses take 70 tokens"):
-        await founding.found(directory, longer, checked=True, convert=converted)
+        await founding.found(directory, longer, convert=converted)
 
 
 async def test_everything_that_the_genesis_names_lies_in_the_founders_directory(tmp_path: Path) -> None:

@@ -56,9 +56,10 @@ async def peer(data: bytes, blobs: dict[bytes, bytes] | None = None) -> AsyncIte
     async with open_network(Identity(bytes(32)), listen=["/ip4/127.0.0.1/tcp/0"], domain_tag="test") as network:
         joining.serve(network, data)
 
-        async def read(digest: bytes) -> bytes | None:
+        async def read(digest: bytes, offset: int, length: int) -> bytes | None:
             await trio.lowlevel.checkpoint()
-            return (blobs or {}).get(digest)
+            blob = (blobs or {}).get(digest)
+            return None if blob is None else blob[offset : offset + length]
 
         serve_blobs(network, read)
         yield network, network.addresses[0]
@@ -67,7 +68,7 @@ async def peer(data: bytes, blobs: dict[bytes, bytes] | None = None) -> AsyncIte
 async def test_a_look_tells_domain_and_model() -> None:
     blobs = {hash_bytes(data): data for data in (CONFIG, manifest_of(WHOLE_0).encode())}
     async with peer(GENESIS, blobs) as (network, address):
-        offer = await invitation.look(Invitation(address, DOMAIN.id), 5)
+        offer = await invitation.inspect(Invitation(address, DOMAIN.id), 5)
         assert (offer.domain, offer.genesis) == (DOMAIN, GENESIS)
         assert (offer.parameters, offer.size, offer.shape) == (16, 64, "")
         # The peer met a stranger, not the node that is to join.
@@ -76,28 +77,28 @@ async def test_a_look_tells_domain_and_model() -> None:
 
 async def test_a_peer_without_the_models_files_can_be_joined_as_well() -> None:
     async with peer(GENESIS) as (_, address):
-        offer = await invitation.look(Invitation(address, None), 5)
+        offer = await invitation.inspect(Invitation(address, None), 5)
     assert (offer.domain, offer.parameters, offer.size) == (DOMAIN, None, None)
 
 
 async def test_another_domain_is_refused() -> None:
     async with peer(GENESIS) as (_, address):
         with pytest.raises(UserError, match=rf"offers the domain {DOMAIN.id.hex()} \(fakes\), not {'00' * 32}"):
-            await invitation.look(Invitation(address, bytes(32)), 5)
+            await invitation.inspect(Invitation(address, bytes(32)), 5)
 
 
 @pytest.mark.parametrize("data", [b"", b"rubbish", GENESIS[:-1], GENESIS[:-1] + bytes([GENESIS[-1] ^ 1])])
 async def test_a_genesis_that_is_not_valid_is_refused(data: bytes) -> None:
     async with peer(data) as (_, address):
         with pytest.raises(UserError, match="serves a genesis that is not valid"):
-            await invitation.look(Invitation(address, None), 5)
+            await invitation.inspect(Invitation(address, None), 5)
 
 
 async def test_nobody_there() -> None:
     async with peer(GENESIS) as (_, address):
         pass
     with pytest.raises(UserError, match=r"no genesis: .*nobody answers there"):
-        await invitation.look(Invitation(address, None), 5)
+        await invitation.inspect(Invitation(address, None), 5)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from node.log import replication_messages
 from node.log.checkpoint_exchange import META, Checkpoints
 from protocol.errors import PeerError
 from protocol.log import merkle
-from protocol.log.checkpoint import Checkpoint, CheckpointLog, CosignedCheckpoint, cosign, verify_cosignature
+from protocol.log.checkpoint import Checkpoint, CosignedCheckpoint, cosign, verify_cosignature
 from protocol.log.replica import Replica
 from protocol.records import Role
 from tests.protocol.builders import Writer, cut_for, digest, key, small_domain
+from tests.protocol.reference_log import ReferenceLog, verify_consistency
 from tests.simulator import Disk, Network, SimNode, converge, open_world
 
 NAMES = ("e1", "e2", "e3", "e4")
@@ -56,10 +57,10 @@ async def test_every_node_holds_the_newest(autojump_clock: trio.testing.MockCloc
                 assert CosignedCheckpoint.parse(found.encode(), DOMAIN.id, DOMAIN.electors) == found
             seen.append(checkpoint)
         # Each is a prefix of the next one.
-        log = CheckpointLog(DOMAIN.id, [cut.cut.body for cut in nodes[0].service.replica.cuts])
+        log = ReferenceLog(DOMAIN.id, [cut.cut.body for cut in nodes[0].service.replica.cuts])
         for first, second in pairwise(seen):
             proof = log.consistency(first.size, second.size)
-            merkle.verify_consistency(first.size, second.size, proof, first.root, second.root)
+            verify_consistency(first.size, second.size, proof, first.root, second.root)
         assert all(node.port.blamed == [] for node in nodes)
 
 
@@ -168,7 +169,7 @@ async def test_what_peers_send_is_judged() -> None:
     # A node that is behind cannot judge it yet; one that is ahead takes it where it has none.
     assert not await kept(grown(2)).take(data)
     signed = key("stranger")
-    later = CheckpointLog(DOMAIN.id, [b"a", b"b", b"c", b"d"]).checkpoint()
+    later = ReferenceLog(DOMAIN.id, [b"a", b"b", b"c", b"d"]).checkpoint()
     newer = CosignedCheckpoint(later, ((signed.node, NOW, cosign(signed, later, NOW)[8:]),))
     assert not await kept(grown(3)).take(newer.encode())
     ahead = kept(grown(5))
@@ -184,7 +185,7 @@ async def test_what_peers_send_is_judged() -> None:
         with pytest.raises(PeerError):
             await kept(grown(3)).take(wrong)
     # A quorum that cosigned another history is believed by nobody who holds this one.
-    other = CheckpointLog(DOMAIN.id, [b"another", b"history", b"altogether"]).checkpoint()
+    other = ReferenceLog(DOMAIN.id, [b"another", b"history", b"altogether"]).checkpoint()
     forged = CosignedCheckpoint(
         other, tuple(sorted((key(name).node, NOW, cosign(key(name), other, NOW)[8:]) for name in NAMES))
     )

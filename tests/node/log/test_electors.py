@@ -19,7 +19,7 @@ from protocol.errors import PeerError
 from protocol.identity import Identity
 from protocol.log import quorum as ballots
 from protocol.log.amendment import Amendment
-from protocol.log.elector_state import State
+from protocol.log.elector_state import ElectorState
 from protocol.log.heads import Head, heads_root
 from protocol.log.proposal import proposer
 from protocol.log.quorum import Cut, PreparedCut, Report, commit, quorum, vote
@@ -273,7 +273,7 @@ async def test_an_abstention_outlives_a_restart(autojump_clock: trio.testing.Moc
         wiped = await world.start(nodes[0].identity, Disk(), known=[node.id for node in nodes[1:]], join=False)
         await trio.sleep(5 * PACE)
         disk = world.crash(wiped)
-        assert State.decode(disk.values[META]).abstains is not None
+        assert ElectorState.decode(disk.values[META]).abstains is not None
         again = await world.start(nodes[0].identity, disk, known=[node.id for node in nodes[1:]])
         await trio.sleep(5 * PACE)
         assert elector_of(again).voter.away() == "it abstains, for a part of its past is lost"
@@ -474,7 +474,7 @@ async def test_nobody_is_blamed_by_one_that_may_not_know_the_electors_in_force(
 
 
 async def test_messages_read_as_written() -> None:
-    evidence = wire.Evidence(True, 7, digest("cut"), bytes(64))
+    evidence = wire.SignedBallot(True, 7, digest("cut"), bytes(64))
     for shown in (None, evidence):
         reached = wire.Reached(1, 2, 3, shown)
         assert wire.parse_status(wire.status(reached)) == reached

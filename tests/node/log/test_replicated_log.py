@@ -11,7 +11,7 @@ import trio.testing
 from node.errors import UserError
 from node.log.elector import Elector, open_elector
 from node.log.log_opening import load
-from node.log.replicated_log import LogService, News, NotReady
+from node.log.replicated_log import LogNews, LogService, NotReady
 from node.log.waiting_room import RoomBounds
 from protocol.constants import MAX_ENTRIES_PER_ANCHOR
 from protocol.errors import LocalError
@@ -45,7 +45,7 @@ async def test_append_stores_before_it_tells() -> None:
     assert isinstance(disk, Disk)
     order: list[str] = []
     disk.after = lambda: order.append("stored")
-    service.subscribe(lambda news: order.append(f"told {[e.seq for e in news.entries]} {news.own}"))
+    service.subscribe(lambda news: order.append(f"told {[e.seq for e in news.of(Entry)]} {news.own}"))
     (entry,) = await service.append(JOIN)
     assert order == ["stored", "told [0] True"]
     assert service.replica.entry(entry.id) is entry
@@ -252,11 +252,11 @@ async def test_entries_wait_for_the_cut_they_anchor_on() -> None:
     entries = [entry.encode() for entry in first.replica.entries(ELECTOR.node)]
     assert (await second.intake.receive(entries=entries[1:])).waiting
     assert (await second.intake.receive(cuts=[cut.encode()])).waiting
-    news: list[News] = []
+    news: list[LogNews] = []
     second.subscribe(news.append)
     assert (await second.intake.receive(entries=entries[:1])).added == 3
-    assert [entry.seq for entry in news[0].entries] == [0, 1]
-    assert news[0].cuts == (cut,)
+    assert [entry.seq for entry in news[0].of(Entry)] == [0, 1]
+    assert news[0].of(CertifiedCut) == [cut]
     assert not news[0].own
     assert second.replica.heads_root() == first.replica.heads_root()
     assert isinstance(second.store, Disk)
@@ -386,7 +386,7 @@ async def test_an_unconfirmed_elector_abstains() -> None:
     again = await start(service.store, fresh=False, known=(key("a").node,))
     abstaining = await open_elector(again, ELECTOR)
     assert await abstaining.cut() is None
-    again.told(key("a").node)
+    again.on_own_head(key("a").node)
     assert await abstaining.cut() is not None
 
 

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.log import replication_messages
-from node.log.replication_messages import Summary
+from node.log.replication_messages import LogSummary
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.log.heads import RangeRequest
 
 HASH = bytes(range(32))
-SUMMARY = Summary(HASH, 3, HASH, 1, HASH)
+SUMMARY = LogSummary(HASH, 3, HASH, 1, HASH)
 REQUESTS = [
     ("hello", SUMMARY.to_value()),
-    ("hello", Summary(HASH, 0, None, 0, HASH).to_value()),
+    ("hello", LogSummary(HASH, 0, None, 0, HASH).to_value()),
     ("buckets", None),
     ("heads", [[0, 255], HASH]),
     ("ranges", [[HASH, 0, 2**62]]),

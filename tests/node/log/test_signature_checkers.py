@@ -12,11 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from node.log import signature_checkers as checker_module
 from node.log.replicated_log import LogService
 from node.log.signature_check import Check, check
 from node.log.signature_checkers import check_in_threads, open_checkers
-from node.workers.child_process import Worker, open_worker
+from node.workers.child_process import Worker, WorkerError, open_worker
 from protocol.identity import ENTRY
 from protocol.log.replica import Replica
 from protocol.records import Role
@@ -69,19 +68,18 @@ async def test_children_and_threads_say_the_same() -> None:
         assert checkers.children == 2
 
 
-async def test_a_child_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "IDLE_SECONDS", 0.05)
+async def test_a_child_without_work_ends() -> None:
     checks, right = some_checks()
     ended = trio.Event()
 
     @asynccontextmanager
-    async def open_and_note(module: str, *, name: str) -> AsyncIterator[Worker]:
+    async def open_and_tell(module: str, *, name: str) -> AsyncIterator[Worker]:
         async with open_worker(module, name=name) as worker:
             yield worker
         ended.set()
 
-    opener: Any = open_and_note
-    async with open_checkers(1, opener) as checkers:
+    opener: Any = open_and_tell
+    async with open_checkers(1, idle=0.05, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         with trio.fail_after(20):
             await ended.wait()
@@ -102,26 +100,26 @@ async def test_what_a_dead_child_leaves_is_checked_here() -> None:
             yield worker
 
     opener: Any = open_and_kill
-    async with open_checkers(2, opener) as checkers:
+    async with open_checkers(2, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         assert len(killed) == 2
 
 
-async def test_where_no_child_can_be_started() -> None:
+@pytest.mark.parametrize("error", [WorkerError("no such program", "died"), OSError(24, "too many open files")])
+async def test_where_no_child_can_be_started(error: Exception) -> None:
     checks, right = some_checks()
     tried: list[str] = []
 
-    def open_nothing(module: str, *, name: str) -> AbstractAsyncContextManager[Worker]:
+    def refuse(module: str, *, name: str) -> AbstractAsyncContextManager[Worker]:
         tried.append(name)
-        return open_worker(module, name=name, prefix=["/nonexistent/nice"])
+        raise error
 
-    opener: Any = open_nothing
-    async with open_checkers(2, opener) as checkers:
+    opener: Any = refuse
+    async with open_checkers(1, open_child=opener) as checkers:
         assert await checkers.check(checks) == right
         # For a while it is not even tried.
-        count = len(tried)
         assert await checkers.check(checks) == right
-        assert len(tried) == count
+        assert len(tried) == 1
         assert checkers.children == 0
 
 

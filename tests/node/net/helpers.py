@@ -17,8 +17,8 @@ from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import Transport as NoiseTransport
 
-from node.net.discovery import parse_address
-from node.net.guard import Limits, peer_of
+from node.net.address_text import parse_address
+from node.net.guard import NetLimits, peer_of
 from node.net.host import Network, open_network
 from protocol.identity import Identity
 
@@ -46,7 +46,7 @@ async def echo(peer: bytes, request: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def network(number: int, limits: Limits | None = None, tag: str = "test") -> AsyncIterator[Network]:
+async def network(number: int, limits: NetLimits | None = None, tag: str = "test") -> AsyncIterator[Network]:
     """A network on a free port of 127.0.0.1 that serves ``ECHO``."""
     async with open_network(identity(number), listen=LISTEN, domain_tag=tag, limits=limits) as opened:
         opened.serve(ECHO, echo, max_request=8 << 20)

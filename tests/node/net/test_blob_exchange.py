@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,13 +16,16 @@ from node.net.blob_exchange import (
     BLOB_PROTOCOL,
     CHUNK_PROTOCOL,
     HAVE_PROTOCOL,
+    ReadRange,
     fetch_blob,
+    fetch_haves,
     serve_blobs,
     serve_chunks,
     serve_haves,
 )
 from node.net.host import Network
 from node.net.requests import Refused, Unreachable
+from node.store.blob_store import BlobStore
 from protocol import codec
 from protocol.errors import PeerError
 from tests.node.net.helpers import network, never
@@ -44,6 +50,15 @@ async def networks(count: int) -> AsyncIterator[list[Network]]:
         yield opened
 
 
+def ranges(held: Mapping[bytes, bytes]) -> ReadRange:
+    """Reads these blobs."""
+
+    def read(name: bytes, offset: int, length: int) -> bytes | None:
+        return held[name][offset : offset + length] if name in held else None
+
+    return read
+
+
 def impatient(monkeypatch: pytest.MonkeyPatch, asker: Network, slow: Network) -> None:
     """Let ``asker`` give up on ``slow`` soon and on no other, however busy the machine is."""
     stock = asker.request
@@ -58,31 +73,51 @@ def impatient(monkeypatch: pytest.MonkeyPatch, asker: Network, slow: Network) ->
 async def test_blobs_small_large_and_empty() -> None:
     held = {digest(blob): blob for blob in (SMALL, LARGE)}
     async with networks(2) as (asker, holder):
-        serve_blobs(holder, held.get)
+        serve_blobs(holder, ranges(held))
         for blob in (SMALL, LARGE, b""):
             assert await fetch_blob(asker, [holder.node], digest(blob), len(blob)) == blob
         assert holder.counts[BLOB_PROTOCOL].requests_received == 4
 
 
-async def test_a_reader_may_be_asynchronous_and_is_asked_once_for_many_ranges() -> None:
-    reads = 0
+async def test_a_reader_may_be_asynchronous_and_reads_what_is_asked_for() -> None:
+    read: list[tuple[int, int]] = []
 
-    async def read(name: bytes) -> bytes | None:
-        nonlocal reads
-        reads += 1
+    async def take(name: bytes, offset: int, length: int) -> bytes | None:
+        read.append((offset, length))
         await trio.lowlevel.checkpoint()
-        return LARGE
+        return LARGE[offset : offset + length]
 
     async with networks(2) as (asker, holder):
-        serve_blobs(holder, read)
+        serve_blobs(holder, take)
         assert await fetch_blob(asker, [holder.node], digest(LARGE), len(LARGE)) == LARGE
-        assert reads == 1
+        assert read == [(0, 1 << 20), (1 << 20, 1 << 20), (2 << 20, len(LARGE) - (2 << 20))]
+
+
+async def test_the_ranges_of_large_blobs_cost_what_they_are(tmp_path: Path) -> None:
+    """Neither readers that take turns nor requests for a byte of each make a node read, or hold, all of them."""
+    store = BlobStore(tmp_path / "blobs")
+    names = [store.put(bytes([fill]) * (8 << 20)) for fill in range(8)]
+    async with networks(2) as (asker, holder):
+        serve_blobs(holder, partial(trio.to_thread.run_sync, store.get_range))
+        for name in names:  # hashed once, a piece at a time
+            request = codec.encode([name, 0, 1])
+            await asker.request(holder.node, BLOB_PROTOCOL, request, timeout=10, max_response=1)
+        tracemalloc.start()
+        try:
+            async with trio.open_nursery() as nursery:
+                for number, name in enumerate(names):
+                    request = codec.encode([name, number << 20, 1])
+                    ask = partial(asker.request, timeout=10, max_response=1)
+                    nursery.start_soon(ask, holder.node, BLOB_PROTOCOL, request)
+            assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        finally:
+            tracemalloc.stop()
 
 
 async def test_a_peer_without_the_blob_is_passed_over_without_blame() -> None:
     async with networks(3) as (asker, empty, holder):
-        serve_blobs(empty, lambda name: None)
-        serve_blobs(holder, {digest(LARGE): LARGE}.get)
+        serve_blobs(empty, ranges({}))
+        serve_blobs(holder, ranges({digest(LARGE): LARGE}))
         assert await fetch_blob(asker, [empty.node, holder.node], digest(LARGE), len(LARGE)) == LARGE
         assert asker.scores.reasons(empty.node) == {}
         with pytest.raises(Unreachable, match="not held"):
@@ -93,8 +128,8 @@ async def test_a_peer_without_the_blob_is_passed_over_without_blame() -> None:
 
 async def test_a_liar_is_blamed_and_the_next_is_asked() -> None:
     async with networks(3) as (asker, liar, holder):
-        serve_blobs(liar, lambda name: LARGE[:-1] + b"!")
-        serve_blobs(holder, {digest(LARGE): LARGE}.get)
+        serve_blobs(liar, ranges({digest(LARGE): LARGE[:-1] + b"!"}))
+        serve_blobs(holder, ranges({digest(LARGE): LARGE}))
         assert await fetch_blob(asker, [liar.node, holder.node], digest(LARGE), len(LARGE)) == LARGE
         assert asker.scores.reasons(liar.node) == {"blob: the bytes have another hash": 1}
         assert asker.scores.reasons(holder.node) == {}
@@ -112,7 +147,7 @@ async def test_a_peer_that_breaks_off_is_completed_by_another() -> None:
 
     async with networks(3) as (asker, first, second):
         first.serve(BLOB_PROTOCOL, breaks_off, max_request=64)
-        serve_blobs(second, {digest(LARGE): LARGE}.get)
+        serve_blobs(second, ranges({digest(LARGE): LARGE}))
         assert await fetch_blob(asker, [first.node, second.node], digest(LARGE), len(LARGE)) == LARGE
         assert second.counts[BLOB_PROTOCOL].requests_received == 2
 
@@ -129,7 +164,7 @@ async def test_a_liar_among_several_sources_is_found() -> None:
 
     async with networks(3) as (asker, liar, honest):
         liar.serve(BLOB_PROTOCOL, lies_and_breaks_off, max_request=64)
-        serve_blobs(honest, {digest(LARGE): LARGE}.get)
+        serve_blobs(honest, ranges({digest(LARGE): LARGE}))
         assert await fetch_blob(asker, [liar.node, honest.node], digest(LARGE), len(LARGE)) == LARGE
         assert asker.scores.reasons(honest.node) == {}
 
@@ -149,7 +184,7 @@ async def test_a_stalled_peer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async with networks(3) as (asker, slow, holder):
         impatient(monkeypatch, asker, slow)
         slow.serve(BLOB_PROTOCOL, never, max_request=64)
-        serve_blobs(holder, {digest(SMALL): SMALL}.get)
+        serve_blobs(holder, ranges({digest(SMALL): SMALL}))
         found = await fetch_blob(asker, [slow.node, holder.node], digest(SMALL), len(SMALL))
         assert found == SMALL
 
@@ -157,7 +192,7 @@ async def test_a_stalled_peer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("request_bytes", [b"", b"\xff", b"\x93\xc4\x01x\x00\x01", bytes(60)])
 async def test_rubbish_requests_are_blamed(request_bytes: bytes) -> None:
     async with networks(2) as (asker, holder):
-        serve_blobs(holder, lambda name: SMALL)
+        serve_blobs(holder, lambda name, offset, length: SMALL[offset : offset + length])
         serve_chunks(holder, lambda manifest, index: CHUNKS[0])
         for protocol in (BLOB_PROTOCOL, CHUNK_PROTOCOL):
             with pytest.raises(Refused):
@@ -187,7 +222,7 @@ async def test_a_private_domains_blobs_and_bitmaps_are_for_those_who_joined() ->
         members: set[bytes] = set()
         genesis = digest(SMALL)
         held = {genesis: SMALL, digest(LARGE): LARGE}
-        serve_blobs(holder, held.get, may_read=lambda peer, name: peer in members or name == genesis)
+        serve_blobs(holder, ranges(held), may_read=lambda peer, name: peer in members or name == genesis)
         serve_haves(holder, lambda name: b"\xa0", may_have=members.__contains__)
         assert await fetch_blob(asker, [holder.node], genesis, len(SMALL)) == SMALL
         with pytest.raises(Unreachable, match="only nodes that joined"):
@@ -209,3 +244,11 @@ async def test_a_holder_tells_which_chunks_it_has() -> None:
         with pytest.raises(Refused, match="not a hash"):
             await asker.request(holder.node, HAVE_PROTOCOL, b"short", timeout=5, max_response=1)
         assert holder.scores.reasons(asker.node) == {"have request: not a hash": 1}
+
+
+async def test_a_bitmap_of_another_length_is_a_fault() -> None:
+    async with networks(2) as (asker, holder):
+        serve_haves(holder, lambda name: b"\xa0")
+        assert await fetch_haves(asker, holder.node, MANIFEST, 8) == b"\xa0"
+        with pytest.raises(PeerError, match="another length"):
+            await fetch_haves(asker, holder.node, MANIFEST, 9)

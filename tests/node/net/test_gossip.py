@@ -7,8 +7,8 @@ import trio
 from libp2p.pubsub.pb import rpc_pb2
 from trio.testing import wait_all_tasks_blocked
 
-from node.net.gossip import Buckets, message_id
-from node.net.guard import Limits
+from node.net.gossip import message_id
+from node.net.guard import NetLimits
 from node.net.host import Network
 from protocol.errors import LocalError
 from tests.node.net.helpers import network, until
@@ -69,7 +69,7 @@ async def test_a_burst_arrives_whole() -> None:
 
 async def test_an_origin_above_its_rate_is_dropped_and_not_blamed() -> None:
     heard: list[bytes] = []
-    async with network(1) as first, network(2, Limits(gossip_burst=10, gossip_per_second=0.001)) as second:
+    async with network(1) as first, network(2, NetLimits(gossip_burst=10, gossip_per_second=0.001)) as second:
         first.subscribe("roles", lambda origin, data: None)
         second.subscribe("roles", lambda origin, data: heard.append(data))
         await first.connect(second.addresses[0], 5)
@@ -96,7 +96,7 @@ async def test_a_large_message_arrives_and_a_larger_one_is_refused_here() -> Non
 
 
 async def test_an_oversized_message_is_its_forwarders_fault() -> None:
-    async with network(1, Limits(gossip_message=512 << 10)) as first, network(2) as second:
+    async with network(1, NetLimits(gossip_message=512 << 10)) as first, network(2) as second:
         first.subscribe("roles", lambda origin, data: None)
         second.subscribe("roles", lambda origin, data: None)
         await first.connect(second.addresses[0], 5)
@@ -129,7 +129,7 @@ async def test_a_lost_gossip_stream_is_mended() -> None:
         await first.add_peer(second.addresses[0])
         await until(lambda: bool(first.peers) and bool(second.peers))
         await meshed(first, second)
-        pubsub = first._gossip._pubsub
+        pubsub = first.gossip.pubsub
         (stream,) = pubsub.peers.values()
         await stream.reset()
         await first.publish("roles", b"noticed")  # the write fails, so the peer is met anew
@@ -165,21 +165,10 @@ def test_every_part_of_a_message_is_in_its_id() -> None:
     assert {len(one) for one in ids} == {20}
 
 
-def test_buckets_refill_and_stay_bounded() -> None:
-    buckets = Buckets(burst=4, per_second=2)
-    assert [buckets.take(b"a", 1, 0.0) for _ in range(5)] == [True] * 4 + [False]
-    assert buckets.take(b"b", 4, 0.0)
-    assert not buckets.take(b"a", 3, 1.0)
-    assert buckets.take(b"a", 3, 1.5)
-    for number in range(5000):
-        buckets.take(number.to_bytes(2, "big"), 1, 2.0)
-    assert len(buckets._buckets) == 4096
-
-
 async def test_what_a_peer_says_it_has_is_not_asked_for_again() -> None:
     """The cache and the "seen" ids name a message alike; the stock ones do not, and send most messages twice."""
     async with network(1) as first:
-        pubsub = first._gossip._pubsub
+        pubsub = first.gossip.pubsub
         message = rpc_pb2.Message(data=b"x", topicIDs=["t"], from_id=b"o", seqno=b"1")
         pubsub.router.mcache.put(message)
         assert pubsub.router.mcache.window("t") == [message_id(message)] == [pubsub.get_message_id(message)]

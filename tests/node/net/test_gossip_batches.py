@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 
-from node.net import gossip_batches
 from node.net.gossip_batches import Forwards
 from node.net.guard import peer_of
 from tests.node.net.helpers import network, until
@@ -17,9 +15,9 @@ from tests.node.net.test_gossip import meshed
 Sent = list[tuple[float, str, list[str]]]
 
 
-def recorder(delay: float) -> tuple[Forwards, Sent]:
+def recorder(delay: float, most: int = 128) -> tuple[Forwards, Sent]:
     sent: Sent = []
-    return Forwards(delay, lambda peer, messages: sent.append((trio.current_time(), peer, messages))), sent
+    return Forwards(delay, lambda peer, messages: sent.append((trio.current_time(), peer, messages)), most), sent
 
 
 async def test_messages_of_one_delay_leave_together(
@@ -45,18 +43,17 @@ async def test_messages_of_one_delay_leave_together(
 async def test_who_has_a_message_is_not_sent_it(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     forwards, sent = recorder(1.0)
     nursery.start_soon(forwards.run)
-    forwards.held(b"1", "a")  # of a message that is not here yet: its forwarder is left out by the caller
+    forwards.has(b"1", "a")  # of a message that is not here yet: its forwarder is left out by the caller
     forwards.add(b"1", "one", ["a", "b", "c"])
-    forwards.held(b"1", "b")
-    forwards.held(b"2", "c")
+    forwards.has(b"1", "b")
+    forwards.has(b"2", "c")
     await trio.sleep(2)
-    forwards.held(b"1", "c")
+    forwards.has(b"1", "c")
     assert sorted((peer, messages) for _, peer, messages in sent) == [("a", ["one"]), ("c", ["one"])]
 
 
-async def test_no_more_than_a_bounded_number_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip_batches, "MAX_WAITING", 3)
-    forwards, sent = recorder(1.0)
+async def test_no_more_than_a_bounded_number_waits() -> None:
+    forwards, sent = recorder(1.0, most=3)
     for number in range(4):
         forwards.add(bytes([number]), str(number), ["a"])
     assert [messages for _, _, messages in sent] == [["0", "1", "2"]]
@@ -75,12 +72,12 @@ async def test_a_patient_topic_crosses_a_line_in_one_frame() -> None:
         await last.connect(middle.addresses[0], 5)
         await until(lambda: len(middle.peers) == 2)
         await meshed(first, middle, last)
-        pubsub = middle._gossip._pubsub
+        pubsub = middle.gossip.pubsub
         await until(lambda: peer_of(last.node) in pubsub.router.mesh["farflung/test/roles"])
         await first.publish("roles", b"one")
         await first.publish("roles", b"two")
         (forwards,) = pubsub.forwards.values()
-        await until(lambda: len(forwards._waiting) == 2)
+        await until(lambda: len(forwards) == 2)
         assert heard == []
         frames: list[int] = []
         stock = pubsub.router.send_rpc
@@ -99,8 +96,8 @@ async def test_a_patient_topic_crosses_a_line_in_one_frame() -> None:
 async def test_a_failure_to_forward_stays_here() -> None:
     async with network(1) as first:
         first.subscribe("roles", lambda origin, data: None, delay=3600)
-        await until(lambda: first._gossip._pubsub is not None and bool(first._gossip._pubsub.forwards))
-        (forwards,) = first._gossip._pubsub.forwards.values()
+        await until(lambda: first.gossip.pubsub is not None and bool(first.gossip.pubsub.forwards))
+        (forwards,) = first.gossip.pubsub.forwards.values()
         forwards.add(b"1", "not a message", ["a"])
         forwards.flush()
-        assert not forwards._waiting
+        assert not len(forwards)

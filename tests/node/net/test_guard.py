@@ -18,7 +18,7 @@ from libp2p.utils.varint import encode_uvarint
 from trio.testing import wait_all_tasks_blocked
 
 from node.net import guard, pubsub, yamux
-from node.net.guard import Limits
+from node.net.guard import NetLimits
 from node.net.host import Network
 from node.net.requests import Unreachable
 from protocol.errors import LocalError, PeerError
@@ -80,8 +80,8 @@ async def test_1_a_raw_stream_handler_that_raises_is_contained() -> None:
         raise ExceptionGroup("two bugs", [ValueError("one"), KeyError("two")])
 
     async with network(1) as victim:
-        assert victim._host is not None
-        victim._host.set_stream_handler("/test/raw/1", broken)
+        assert victim.host is not None
+        victim.host.set_stream_handler("/test/raw/1", broken)
         async with attacker(victim) as bad:
             await bad.frame(WINDOW, SYN, 1, 0)
             await bad.data(1, MULTISTREAM + line(b"/test/raw/1"))
@@ -210,7 +210,7 @@ async def test_3_a_handler_that_raises_costs_one_message() -> None:
 
 
 async def test_4_more_connections_over_a_lifetime_than_the_cap() -> None:
-    async with network(1, Limits(connections=2)) as victim:
+    async with network(1, NetLimits(connections=2)) as victim:
         for number in range(10, 15):
             async with attacker(victim, number):
                 await until(lambda number=number: identity(number).node in victim.peers)  # type: ignore[misc]
@@ -219,7 +219,7 @@ async def test_4_more_connections_over_a_lifetime_than_the_cap() -> None:
 
 
 async def test_4_the_cap_holds_for_living_connections() -> None:
-    async with network(1, Limits(connections=2)) as victim, attacker(victim, 10), attacker(victim, 11):
+    async with network(1, NetLimits(connections=2)) as victim, attacker(victim, 10), attacker(victim, 11):
         await until(lambda: len(victim.peers) == 2)
         with pytest.raises(Exception):  # noqa: B017, PT011, PT012  # however libp2p reports the closed socket
             async with attacker(victim, 12) as bad:
@@ -229,7 +229,7 @@ async def test_4_the_cap_holds_for_living_connections() -> None:
 
 
 async def test_4_half_open_handshakes_leave_room_for_others() -> None:
-    limits = Limits(handshakes_per_address=4)
+    limits = NetLimits(handshakes_per_address=4)
     async with network(1, limits) as victim, trio.open_nursery() as nursery:
 
         async def idle() -> None:
@@ -238,8 +238,8 @@ async def test_4_half_open_handshakes_leave_room_for_others() -> None:
 
         for _ in range(12):
             nursery.start_soon(idle)
-        assert victim._host is not None
-        swarm = victim._host.get_network()
+        assert victim.host is not None
+        swarm = victim.host.get_network()
         await until(lambda: swarm.handshakes["127.0.0.2"] == 4)
         await usable(victim)
         assert swarm.handshakes["127.0.0.2"] == 4
@@ -247,10 +247,10 @@ async def test_4_half_open_handshakes_leave_room_for_others() -> None:
 
 
 async def test_4_a_stalled_handshake_ends() -> None:
-    async with network(1, Limits(handshake_timeout=0.1)) as victim, tcp(victim) as stream:
+    async with network(1, NetLimits(handshake_timeout=0.1)) as victim, tcp(victim) as stream:
         await hung_up(stream)
-        assert victim._host is not None
-        victim._host.get_network().limits = Limits()
+        assert victim.host is not None
+        victim.host.get_network().limits = NetLimits()
         await usable(victim)
 
 
@@ -321,7 +321,7 @@ async def test_5_a_flood_of_pings_costs_the_connection() -> None:
 
 
 async def test_5_all_receive_buffers_share_one_budget() -> None:
-    async with network(1, Limits(receive_buffers=256 << 10)) as victim:
+    async with network(1, NetLimits(receive_buffers=256 << 10)) as victim:
         victim.serve("/test/slow/1", never, max_request=64, max_concurrent_per_peer=1)
         async with attacker(victim) as bad:
             with contextlib.suppress(Exception):
@@ -352,9 +352,8 @@ async def test_6_cancelled_writes_leave_the_connection_in_step() -> None:
         await usable(victim)
 
 
-async def test_6_a_peer_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yamux, "FRAME_TIMEOUT", 0.1)
-    async with network(1) as victim, attacker(victim) as bad:
+async def test_6_a_peer_that_reads_nothing_holds_up_nobody() -> None:
+    async with network(1, NetLimits(frame_timeout=0.1)) as victim, attacker(victim) as bad:
         request = bytes(200 << 10)
         hello = MULTISTREAM + line(ECHO.encode()) + len(request).to_bytes(4, "big")
         with contextlib.suppress(Exception):
@@ -418,13 +417,13 @@ async def test_identify_and_ping_are_not_served() -> None:
 
 
 async def test_a_peer_that_falls_silent_is_dropped() -> None:
-    async with network(1, Limits(keepalive=0.05)) as victim, attacker(victim) as bad:
+    async with network(1, NetLimits(keepalive=0.05)) as victim, attacker(victim) as bad:
         await until(lambda: bad.node in victim.peers)
         await until(lambda: bad.node not in victim.peers)
 
 
 async def test_a_peer_that_answers_pings_stays() -> None:
-    async with network(1, Limits(keepalive=0.3)) as victim, network(2) as other:
+    async with network(1, NetLimits(keepalive=0.3)) as victim, network(2) as other:
         await other.connect(victim.addresses[0], 5)
         await until(lambda: other.node in victim.peers)
         since = victim.peers[other.node].since
@@ -459,12 +458,11 @@ def test_another_version_of_libp2p_is_refused(monkeypatch: pytest.MonkeyPatch) -
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-async def test_seen_messages_are_forgotten_and_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: object) -> None:
-    monkeypatch.setattr(pubsub, "MAX_SEEN", 3)
-    seen = pubsub.Seen()
+async def test_seen_messages_are_forgotten_and_bounded(autojump_clock: object) -> None:
+    seen = pubsub.Seen(most=3)
     assert [seen.add(key) for key in (b"1", b"2", b"1", b"3", b"4")] == [True, True, False, True, True]
     assert [seen.has(key) for key in (b"1", b"2", b"3", b"4")] == [False, True, True, True]
     await trio.sleep(pubsub.SEEN_SECONDS)
     assert not seen.has(b"4")
     assert seen.add(b"4")
-    assert len(seen._added) == 1
+    assert len(seen) == 1

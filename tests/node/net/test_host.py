@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from node.net.discovery import AddressError
-from node.net.guard import Limits
+from node.net.address_text import AddressError
+from node.net.guard import NetLimits
 from node.net.host import Network, PortBusy, open_network
 from node.net.requests import Unreachable
 from protocol.errors import PeerError
@@ -174,8 +174,8 @@ async def kill_host(victim: Network) -> None:
     async def bug() -> None:
         raise RuntimeError("a defect that nobody has found yet")
 
-    assert victim._host is not None
-    victim._host.get_network().manager.run_task(bug)
+    assert victim.host is not None
+    victim.host.get_network().manager.run_task(bug)
 
 
 async def test_a_host_that_dies_is_restarted_on_the_same_port_with_everything() -> None:
@@ -202,7 +202,7 @@ async def test_requests_while_the_host_is_down_are_unreachable() -> None:
     async with network(1) as victim, network(2) as other:
         await victim.connect(other.addresses[0], 5)
         await kill_host(victim)
-        await until(lambda: victim._host is None)
+        await until(lambda: victim.host is None)
         with pytest.raises(Unreachable):
             await victim.request(other.node, ECHO, b"", timeout=0.01, max_response=1)
         await victim.publish("roles", b"lost")
@@ -226,7 +226,7 @@ async def test_twenty_cycles_leave_no_descriptor_open() -> None:
 
 async def test_shutdown_takes_less_than_two_seconds_with_hostile_peers() -> None:
     async with trio.open_nursery() as nursery:
-        async with network(1, Limits(keepalive=60)) as victim:
+        async with network(1, NetLimits(keepalive=60)) as victim:
             victim.serve("/test/slow/1", never, max_request=64)
 
             async def silent(number: int) -> None:
@@ -269,8 +269,8 @@ async def test_two_nodes_that_know_each_other_settle_on_few_connections() -> Non
         await second.add_peer(first.addresses[0])
         await until(lambda: bool(first.peers) and bool(second.peers))
         await trio.sleep(0.1)
-        assert first._host is not None
-        assert 1 <= len(first._host.get_network().get_connections()) <= 2
+        assert first.host is not None
+        assert 1 <= len(first.host.get_network().get_connections()) <= 2
 
 
 async def test_traffic_is_counted_by_protocol() -> None:

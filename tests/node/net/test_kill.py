@@ -7,7 +7,7 @@ import sys
 
 import trio
 
-from node.net.guard import Limits
+from node.net.guard import NetLimits
 from tests.node.net.helpers import ECHO, identity, network, until
 
 CHILD = """
@@ -38,7 +38,7 @@ async def start(port: str, seed: str) -> tuple[subprocess.Popen[bytes], str]:
 
 async def test_a_killed_peer_disturbs_nobody_and_is_met_again() -> None:
     heard: list[bytes] = []
-    async with network(1, Limits(keepalive=1)) as first, network(2) as second:
+    async with network(1, NetLimits(keepalive=1)) as first, network(2) as second:
         first.subscribe("roles", lambda origin, data: heard.append(origin))
         second.subscribe("roles", lambda origin, data: None)
         await second.connect(first.addresses[0], 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from node.net import requests
+from node.net.guard import NetLimits
 from node.net.requests import Refused, Unreachable
 from protocol.errors import LocalError, PeerError
 from tests.node.net.helpers import ECHO, SYN, WINDOW, attacker, identity, line, network, never, until, usable
@@ -86,8 +86,7 @@ async def test_a_slow_handler_meets_the_askers_deadline() -> None:
             await second.request(node, "/test/slow/1", b"", timeout=0.05, max_response=1)
 
 
-async def test_one_peer_cannot_take_more_than_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "SLOT_TIMEOUT", 0.05)
+async def test_one_peer_cannot_take_more_than_its_slots() -> None:
     running = 0
     release = trio.Event()
 
@@ -97,7 +96,8 @@ async def test_one_peer_cannot_take_more_than_its_slots(monkeypatch: pytest.Monk
         await release.wait()
         return b"done"
 
-    async with network(1) as first, network(2) as second, network(3) as third, trio.open_nursery() as nursery:
+    limits = NetLimits(request_slot=0.05)
+    async with network(1, limits) as first, network(2) as second, network(3) as third, trio.open_nursery() as nursery:
         first.serve("/test/slow/1", slow, max_request=64, max_concurrent_per_peer=2)
         node = await second.connect(first.addresses[0], 5)
         await third.connect(first.addresses[0], 5)
@@ -115,9 +115,8 @@ async def test_one_peer_cannot_take_more_than_its_slots(monkeypatch: pytest.Monk
         release.set()
 
 
-async def test_a_peer_that_stalls_its_request_loses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "READ_TIMEOUT", 0.05)
-    async with network(1) as victim, attacker(victim) as bad:
+async def test_a_peer_that_stalls_its_request_loses_the_stream() -> None:
+    async with network(1, NetLimits(request_reading=0.05)) as victim, attacker(victim) as bad:
         await bad.frame(WINDOW, SYN, 1, 0)
         await bad.data(1, HELLO + (100).to_bytes(4, "big") + b"half")
         received = b""
@@ -177,8 +176,8 @@ async def test_a_lying_server_raises_peer_errors_only() -> None:
                 await stream.muxed_stream.write(answer)  # type: ignore[attr-defined]
                 await stream.muxed_stream.finish(1)  # type: ignore[attr-defined]
 
-            assert first._host is not None
-            first._host.get_network().set_stream_handler(lie)
+            assert first.host is not None
+            first.host.get_network().set_stream_handler(lie)
             node = await second.connect(first.addresses[0], 5)
             with pytest.raises(PeerError):
                 await second.request(node, ECHO, b"", timeout=5, max_response=1)

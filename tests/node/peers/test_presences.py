@@ -43,17 +43,17 @@ async def test_a_presence_every_interval_and_at_once_after_a_change(
         assert newest.willing == node.config.willing
         assert newest.addresses == tuple(running.port.addresses)
         assert newest.versions == ()
-        assert node.presences.ours(newest)
-        assert not node.presences.ours(replace(newest, load=newest.load + 1))
+        assert running.presences.ours(newest)
+        assert not running.presences.ours(replace(newest, load=newest.load + 1))
         assert newest.memory_mb > 0
         assert newest.cpus > 0
-        await node.weights.hold(version, timeout=10)
+        await running.weights.hold(version, timeout=10)
         await trio.sleep(0.2)
         assert published(running)[-1].versions == (version.id,)
         # However many changes there are, at most five a second are sent.
         count = len(published(running))
         for _ in range(100):
-            node.presences.announce_soon()
+            running.own.announce()
             await trio.sleep(0.01)
         assert len(published(running)) - count <= 11
 

@@ -81,7 +81,7 @@ async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
             await opened.load(version.id)
             assert faults.count("engine", "load") == 3
             newest = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
-            whole = running.weights.paths(newest.id)[1]
+            whole = running.weights.held.paths(newest.id)[1]
             right = whole.read_bytes()
             whole.write_bytes(b"\2" + right[1:])  # the disk altered it
             with pytest.raises(LocalError, match="other tensors"):

@@ -30,9 +30,9 @@ async def test_what_a_relay_holds_is_asked_of_it_and_not_of_the_trainer(
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         await cluster.running["r"].weights.hold(version, timeout=10)
         await trio.sleep(1)  # its presence says so
-        assert next(iter(cluster.running["i"].weights.holders(version))) == cluster.running["r"].id
+        assert next(iter(cluster.running["i"].weights.holders_of.version(version))) == cluster.running["r"].id
         # From now on the trainer can be reached by nobody, and nobody misses it.
         others = [r.id for name, r in cluster.running.items() if name != "t"]
         cluster.network.partition([cluster.running["t"].id], others)
         await cluster.running["i"].weights.hold(version, timeout=10)
-        assert cluster.running["i"].weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        assert cluster.running["i"].weights.held.paths(version.id)[1].read_bytes() == WHOLE_0

@@ -193,7 +193,7 @@ async def test_version_0_waits_for_a_validator_and_an_inference_node(
         await cluster.start("b", willing=("validator",))
         await trio.sleep(10)
         assert running.own.role == "trainer"
-        assert running.weights.newest() is None
+        assert running.weights.held.newest() is None
         assert "waiting for a validator and an inference node" in running.node.health.warnings["founding"]
         await cluster.start("c", willing=("inference",))
         await trained(cluster, 1)
@@ -221,7 +221,7 @@ async def test_a_restarted_trainer_resumes_from_its_checkpoint(
         assert again.node.log.replica.forks == {}
         # The state was carried on: it counts every step that was ever made.
         (kept,) = again.node.directory.trainer.glob("*.safetensors")
-        await cluster.until(lambda: again.weights.newest_held() == again.weights.newest())
+        await cluster.until(lambda: again.weights.held.newest_held() == again.weights.held.newest())
         assert int(next(iter(again.node.directory.trainer.glob("*.safetensors"))).read_text()) >= made + 2
         assert kept.parent == again.node.directory.trainer
 
@@ -407,8 +407,8 @@ async def test_what_the_author_hands_out_instead_is_his_fault_alone(
         await gathering.take(entry, 0)
         assert gathering.amount == Amount()
         assert [peer for peer, _ in cluster.running["a"].port.blamed] == [author.id]
-        assert node.weights.newest_held() is not None
-        assert node.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        assert node.weights.held.newest_held() is not None
+        assert node.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
 
 
 async def test_without_an_async_level_a_child_that_dies_costs_no_rollout(

@@ -218,7 +218,7 @@ async def test_an_old_version_is_late_although_its_file_is_here(
             newest = await cluster.announce("t", bytes([number]) + WHOLE_0[1:], newest)
             await cluster.running["v"].weights.hold(newest, timeout=30)
         node = cluster.running["v"].node
-        assert version.id not in node.weights.held()
+        assert version.id not in node.weights.held.ids()
         assert node.versions.complete(cluster.domain.model.manifest.hash)  # version 0 is kept for newcomers
         rollout = await submit(cluster.running["i"], version)
         assert summary(await judged(cluster, rollout)) == ("rejected", "soft", "late")

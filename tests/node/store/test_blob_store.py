@@ -43,6 +43,16 @@ def test_a_damaged_blob_is_not_here(blobs: BlobStore) -> None:
     assert blobs.get(blobs.put(b"hello"), max_bytes=5) == b"hello"
 
 
+def test_ranges_are_of_a_sound_blob(blobs: BlobStore) -> None:
+    digest = blobs.put(b"hello")
+    assert blobs.get_range(digest, 1, 3) == b"ell"
+    assert blobs.get_range(digest, 4, 3) == b"o"
+    assert blobs.get_range(bytes(32), 0, 1) is None
+    blobs.path(digest).write_bytes(b"hellO!")
+    assert blobs.get_range(digest, 0, 5) is None
+    assert not blobs.has(digest)
+
+
 def test_a_failed_write_leaves_nothing(blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from node.store import version_store
 from node.store.version_store import NoRoom, VersionStore
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import LocalError, PeerError
@@ -259,43 +260,58 @@ def test_a_disk_without_room(store: VersionStore, monkeypatch: pytest.MonkeyPatc
     assert store.begin(MANIFEST) == MANIFEST.digest
 
 
-def test_other_failures_of_the_disk_leave_nothing_behind(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int, size: int) -> None:
-        raise OSError(5, "Input/output error")
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The kernel takes no more of a file than so many bytes: what is beyond is not written, as on a disk that fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    monkeypatch.setattr(os, "ftruncate", fail)
-    with pytest.raises(OSError, match="Input/output"):
+
+def test_other_failures_of_the_disk_leave_nothing_behind(store: VersionStore) -> None:
+    with largest_file(SIZE - 1), pytest.raises(OSError, match="File too large"):
         store.begin(MANIFEST)
     assert list(store.folder.iterdir()) == []
 
 
-def test_the_quota_holds_and_what_is_spare_goes_for_it(tmp_path: Path) -> None:
+def test_the_quota_holds_and_what_may_be_spared_goes_for_it(tmp_path: Path) -> None:
     store = VersionStore(tmp_path / "versions", quota=2 * SIZE + 5)
     old, pinned, new = store.begin(MANIFEST), store.begin(OTHER), build(b"3rd.")[0]
     assert store.used() == 2 * SIZE
     with pytest.raises(NoRoom, match="would exceed the quota"):
         store.begin(new)
     assert store.held() == sorted([old, pinned])
-    store.spare = lambda: [pinned, old]
     with store.pin(pinned):
-        assert store.begin(new) == new.digest
+        assert store.begin(new, [pinned, old]) == new.digest
     assert store.held() == sorted([pinned, new.digest])
     assert store.begin(new) == new.digest  # it has its room already
 
 
-def test_the_reserve_is_left_free(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store.free() > 0
-    store.reserve = 100 << 20
-    monkeypatch.setattr(store, "free", lambda: store.reserve + SIZE - 1)
+class Disk:
+    """How many bytes are free, as others leave them."""
+
+    def __init__(self, free: int = 1 << 40) -> None:
+        self.free = free
+
+    def __call__(self, folder: Path) -> int:
+        return self.free
+
+
+def test_the_reserve_is_left_free(tmp_path: Path) -> None:
+    assert VersionStore(tmp_path / "versions").free() > 0
+    disk = Disk((100 << 20) + SIZE - 1)
+    store = VersionStore(tmp_path / "versions", reserve=100 << 20, free_bytes=disk)
     with pytest.raises(NoRoom, match="would not leave the reserve of 100 MiB"):
         store.begin(MANIFEST)
-    monkeypatch.setattr(store, "free", lambda: store.reserve + SIZE)
+    disk.free += 1
     assert store.begin(MANIFEST) == MANIFEST.digest
 
 
-def test_room_is_kept_for_what_is_on_its_way(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = os.statvfs(store.folder)
-    monkeypatch.setattr(os, "statvfs", lambda folder: room)  # of one moment: others write to the disk as well
+def test_room_is_kept_for_what_is_on_its_way(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "versions", free_bytes=Disk())
     before = store.free()
     digest = store.begin(MANIFEST)
     assert before - SIZE <= store.free() < before - SIZE + 4096  # whole blocks
@@ -304,19 +320,20 @@ def test_room_is_kept_for_what_is_on_its_way(store: VersionStore, monkeypatch: p
     assert before - SIZE < store.free() <= before - SIZE + CHUNK_BYTES + 4096
 
 
-def test_a_disk_that_others_filled_meanwhile_is_noticed_before_more_is_fetched(
-    store: VersionStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digest, spare = store.begin(MANIFEST), store.begin(OTHER)
+def test_a_disk_that_others_filled_meanwhile_is_noticed_before_more_is_fetched(tmp_path: Path) -> None:
+    disk = Disk()
+    store = VersionStore(tmp_path / "versions", free_bytes=disk)
+    digest = store.begin(MANIFEST)
     store.write_chunk(digest, 0, chunk(DATA, 0))
     store.sync(digest)
-    monkeypatch.setattr(store, "free", lambda: -5 << 20)
+    lacks = disk.free - store.free()
+    spare = store.begin(OTHER)
+    disk.free -= store.free() + (5 << 20)
     with pytest.raises(NoRoom, match="the disk is full: weights on their way lack 5 MiB"):
         store.begin(MANIFEST)
     assert store.held() == sorted([digest, spare])
-    monkeypatch.setattr(store, "free", lambda: -5 << 20 if spare in store.held() else 0)
-    store.spare = lambda: [spare]
-    assert store.begin(MANIFEST) == digest
+    disk.free = lacks
+    assert store.begin(MANIFEST, [spare]) == digest
     assert store.held() == [digest]
     assert store.missing(digest) == [1, 2]
 
@@ -375,8 +392,8 @@ def test_an_object_that_was_replaced_is_opened_anew(store: VersionStore, tmp_pat
     assert whole.missing() == []
 
 
-def test_many_objects_do_not_hold_as_many_descriptors(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_store, "MAX_MAPPED", 2)
+def test_many_objects_do_not_hold_as_many_descriptors(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "versions", max_mapped=2)
     for fill in range(6):
         listing, data = build(bytes([fill]))
         store.write_chunk(store.begin(listing), 0, chunk(data, 0))
@@ -401,27 +418,16 @@ def test_a_chunk_that_arrived_is_written_only_where_it_is_right(store: VersionSt
     assert held.missing() == [0, 1]
 
 
-def test_a_disk_that_takes_a_part_of_a_chunk_at_a_time(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_a_part_of_a_chunk(store: VersionStore) -> None:
     digest = store.begin(MANIFEST)
     held = store.open(digest)
     assert held is not None
-    pwrite, room = os.pwrite, [2 * CHUNK_BYTES]
-
-    def some(descriptor: int, data: memoryview, offset: int) -> int:
-        size = min(300_000, room[0])
-        if not size:
-            raise OSError(28, "No space left on device")
-        written = pwrite(descriptor, data[:size], offset)
-        room[0] -= written
-        return written
-
-    monkeypatch.setattr(os, "pwrite", some)
-    assert held.take(0, memoryview(chunk(DATA, 0)))
-    store.write_chunk(digest, 1, chunk(DATA, 1))
-    room[0] = 5
-    with pytest.raises(OSError, match="No space left"):
-        held.take(2, memoryview(chunk(DATA, 2)))
+    with largest_file(2 * CHUNK_BYTES + 5):
+        assert held.take(0, memoryview(chunk(DATA, 0)))
+        store.write_chunk(digest, 1, chunk(DATA, 1))
+        with pytest.raises(OSError, match="File too large"):
+            held.take(2, memoryview(chunk(DATA, 2)))
+        assert bytes(held.buffer(2)[:6]) == chunk(DATA, 2)[:5] + b"\0"
     assert held.missing() == [2]
-    monkeypatch.setattr(os, "pwrite", pwrite)
     assert held.take(2, memoryview(chunk(DATA, 2)))
     assert store.paths(digest)[1].read_bytes() == DATA

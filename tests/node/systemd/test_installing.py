@@ -13,7 +13,7 @@ import pytest
 from node.cli import main
 from node.errors import UserError
 from node.systemd import installing
-from node.systemd.installing import Place, render, system_place, template, user_place
+from node.systemd.installing import ServicePlace, render, system_place, template, user_place
 
 PROGRAM = Path("/opt/farflung/venv/bin/farflung")
 
@@ -95,8 +95,8 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path, user: bool) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def place_in(folder: Path) -> Place:
-    return Place(user=True, data=folder / "node", unit=folder / "units" / installing.UNIT)
+def place_in(folder: Path) -> ServicePlace:
+    return ServicePlace(user=True, data=folder / "node", unit=folder / "units" / installing.UNIT)
 
 
 def test_without_systemd_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def systemctl(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str = "") -> 
     return notes
 
 
-def install(place: Place, address: str | None = None) -> int:
+def install(place: ServicePlace, address: str | None = None) -> int:
     """Install the program that ``systemctl`` made beside it."""
     return installing.install(place, address=address, yes=True, prefix=place.data.parent / "venv")
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from node.context import Node
 from node.weights import delta_making, second_holder
-from node.weights.following import payload
-from node.workers.child_process import WorkerError
+from node.weights.held import payload
+from node.workers.child_process import Kind, WorkerError
 from protocol.log.entry import Entry
 from protocol.records import Blob
 from protocol.weights.delta import MAX_CHAIN, DeltaManifest, Speed, largest_manifest
-from protocol.weights.manifest import ChunkList, Manifest
-from tests.node.fake_children import WHOLE_0, Faults, manifest_of
+from tests.node.fake_children import WHOLE_0, Faults
 from tests.node.fakes import Cluster, Running, open_cluster
 
 SLOW = Speed(receive=1.0, hash=1e9, apply=1e9, start=0.0)
@@ -33,7 +30,7 @@ async def stage(cluster: Cluster, speed: Speed | None = SLOW) -> tuple[Entry, Ru
     first = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
     for running in cluster.running.values():
         if speed is not None:
-            running.weights.catching_up.rates.speed = speed
+            running.weights.deltas.rates.speed = speed
     receiver = cluster.running["i"]
     await receiver.weights.hold(first, timeout=10)
     return first, receiver
@@ -47,7 +44,11 @@ async def chain(cluster: Cluster, first: Entry, count: int, *, delta: bool = Tru
 
 
 def whole(running: Running, version: Entry) -> bytes:
-    return running.weights.paths(version.id)[1].read_bytes()
+    return running.weights.held.paths(version.id)[1].read_bytes()
+
+
+def write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
 
 
 async def test_a_version_comes_by_its_delta_where_that_is_quicker(
@@ -58,7 +59,7 @@ async def test_a_version_comes_by_its_delta_where_that_is_quicker(
         version = (await chain(cluster, first, 1))[1]
         await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(1)
-        assert receiver.weights.catching_up.applied == 1
+        assert receiver.weights.deltas.applied == 1
         assert receiver.node.health.warnings == {}
         # It can give both to others now.
         made = payload(version)
@@ -73,38 +74,19 @@ async def test_a_version_comes_by_its_delta_where_that_is_quicker(
 
 
 async def test_two_who_want_a_version_do_not_both_make_it(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
-        weights = receiver.weights
         versions = await chain(cluster, first, 2)
-        made: list[bytes] = []
-        under_way: set[bytes] = set()
-        make, bring = weights.catching_up.make, weights.bring
-
-        async def note_make(listing: DeltaManifest, target: Manifest, *rest: Any) -> bool:
-            assert target.digest not in under_way
-            under_way.add(target.digest)
-            made.append(target.digest)
-            try:
-                return await make(listing, target, *rest)
-            finally:
-                under_way.remove(target.digest)
-
-        async def note_bring(listing: ChunkList, *rest: Any, **named: Any) -> None:
-            assert listing.digest not in under_way
-            await bring(listing, *rest, **named)
-
-        monkeypatch.setattr(weights.catching_up, "make", note_make)
-        monkeypatch.setattr(weights, "bring", note_bring)
+        targets: list[str] = []
+        faults.before["apply"] = lambda: targets.append(faults.arguments[-1]["target"])
         async with trio.open_nursery() as nursery:
             for version in (versions[1], versions[2], versions[1], versions[2]):
-                nursery.start_soon(weights.hold, version)
+                nursery.start_soon(receiver.weights.hold, version)
         assert [whole(receiver, version) for version in versions[1:]] == [raw(1), raw(2)]
-        assert len(made) == len(set(made))
-        assert made
-        assert not any(weights.is_made(payload(version).manifest) for version in versions)
+        assert len(targets) == len(set(targets))
+        assert targets
 
 
 async def test_the_whole_comes_where_it_is_quicker(
@@ -115,7 +97,7 @@ async def test_the_whole_comes_where_it_is_quicker(
         version = (await chain(cluster, first, 1))[1]
         await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(1)
-        assert receiver.weights.catching_up.applied == 0
+        assert receiver.weights.deltas.applied == 0
         assert faults.running["delta"] == 0
 
 
@@ -125,16 +107,16 @@ async def test_missed_versions_are_made_up_by_a_chain(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
-        receiver.weights.catching_up.rates.speed = Speed(receive=1e-3, hash=1e9, apply=1e9, start=0.0)
+        receiver.weights.deltas.rates.speed = Speed(receive=1e-3, hash=1e9, apply=1e9, start=0.0)
         versions = await chain(cluster, first, missed)
         sizes = [payload(version).size for version in versions]
         await receiver.weights.hold(versions[-1], timeout=30)
         assert whole(receiver, versions[-1]) == raw(missed)
         # Three deltas of 20 bytes are less than the whole of 64; more are not.
         expected = missed if missed * delta_size(receiver, cluster, versions[1]) < sizes[0] and missed <= 4 else 0
-        assert receiver.weights.catching_up.applied == expected
+        assert receiver.weights.deltas.applied == expected
         if expected:
-            assert receiver.weights.held()[: missed + 1] == [version.id for version in reversed(versions)]
+            assert receiver.weights.held.ids()[: missed + 1] == [version.id for version in reversed(versions)]
 
 
 def delta_size(receiver: Running, cluster: Cluster, version: Entry) -> int:
@@ -155,7 +137,7 @@ async def test_weights_announced_again_break_no_chain(
         version = await cluster.announce("t", raw(1), again, delta=True)
         await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(1)
-        assert receiver.weights.catching_up.applied == 1
+        assert receiver.weights.deltas.applied == 1
 
 
 async def test_a_link_without_a_delta_means_the_whole(
@@ -167,26 +149,25 @@ async def test_a_link_without_a_delta_means_the_whole(
         version = await cluster.announce("t", raw(2), middle, delta=True)
         await receiver.weights.hold(version, timeout=10)
         assert whole(receiver, version) == raw(2)
-        assert receiver.weights.catching_up.applied == 0
+        assert receiver.weights.deltas.applied == 0
 
 
 @pytest.mark.parametrize("how", ["damaged", "died", "wrong"])
 async def test_a_delta_that_fails_is_told_and_the_whole_comes(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, how: str
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, how: str
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
         versions = await chain(cluster, first, 2)
 
-        async def apply(*arguments: Any) -> list[int]:
-            await trio.lowlevel.checkpoint()
-            if how == "wrong":
-                return [0]
-            raise WorkerError("delta: apply: it did not go well", "user" if how == "damaged" else "died")
-
-        with monkeypatch.context() as patched:  # the cluster's own patches stay
-            patched.setattr(delta_making, "apply", apply)
-            await receiver.weights.hold(versions[1], timeout=10)
+        if how == "wrong":
+            base = receiver.weights.held.paths(first.id)[1]
+            faults.before["apply"] = lambda: write(base, bytes(64))
+        else:
+            kind: Kind = "user" if how == "damaged" else "died"
+            faults.fail["apply"] = (WorkerError("delta: apply: it did not go well", kind), 1)
+        await receiver.weights.hold(versions[1], timeout=10)
+        faults.before.clear()
         assert whole(receiver, versions[1]) == raw(1)
         warning = receiver.node.health.warnings["delta"]
         assert warning.startswith("a delta did not serve, the whole version is fetched instead: ")
@@ -203,65 +184,47 @@ async def test_a_delta_to_another_version_is_refused(
         first, receiver = await stage(cluster)
         versions = await chain(cluster, first, 1)
         # The second version comes with the delta of the first.
-        trainer = cluster.running["t"].node
         good = payload(versions[1])
-        manifest = manifest_of(raw(2))
-        (trainer.directory.work / "file").write_bytes(raw(2))
-        trainer.versions.adopt(manifest.encode(), trainer.directory.work / "file")
-        trainer.blobs.put(manifest.encode())
-        fields = (manifest.digest, len(manifest.encode()), manifest.whole, manifest.size, None)
-        grant = trainer.log.ledger.grant()
-        assert grant is not None
-        record = type(good)(grant.term, 2, versions[1].id, *fields, good.delta, good.delta_size)
-        (entry,) = await trainer.log.append(record)
-        trainer.weights.adopt(entry)
-        await cluster.agree()
+        assert good.delta is not None
+        entry = await cluster.announce("t", raw(2), versions[1], delta=Blob(good.delta, good.delta_size))
         await receiver.weights.hold(versions[1], timeout=10)
         await receiver.weights.hold(entry, timeout=10)
         assert whole(receiver, entry) == raw(2)
         assert "not one to the version that it came with" in receiver.node.health.warnings["delta"]
-        assert receiver.weights.catching_up.applied == 1
+        assert receiver.weights.deltas.applied == 1
 
 
 async def test_a_delta_with_an_absurd_manifest_is_refused_before_a_byte_of_it(
-    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_cluster(tmp_path, faults) as cluster:
-        first, receiver = await stage(cluster)
-
-        def bomb(node: Node, raw: bytes, predecessor: Entry) -> Blob:
-            data = bytes(largest_manifest(len(raw)) + 1)
-            return Blob(node.blobs.put(data), len(data))
-
-        monkeypatch.setattr(cluster, "_delta", bomb)
-        version = (await chain(cluster, first, 1))[1]
-        await receiver.weights.hold(version, timeout=10)
-        assert whole(receiver, version) == raw(1)
-        assert "absurd size" in receiver.node.health.warnings["delta"]
-        wanted = payload(version).delta
-        assert wanted is not None
-        assert not receiver.blobs.has(wanted)
-
-
-async def test_the_trainer_entrusts_a_delta_with_the_version(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
-        trainer = cluster.running["t"].node
+
+        bomb = bytes(largest_manifest(len(WHOLE_0)) + 1)
+        delta = Blob(cluster.running["t"].blobs.put(bomb), len(bomb))
+        version = await cluster.announce("t", raw(1), first, delta=delta)
+        await receiver.weights.hold(version, timeout=10)
+        assert whole(receiver, version) == raw(1)
+        assert "absurd size" in receiver.node.health.warnings["delta"]
+        assert not receiver.blobs.has(delta.hash)
+
+
+async def test_the_second_holder_takes_a_delta_with_the_version(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_cluster(tmp_path, faults) as cluster:
+        first, receiver = await stage(cluster)
+        trainer = cluster.running["t"]
         for name in ("v", "j"):  # so that the one that holds the base is asked
             cluster.crash(name)
-        change = cluster._delta(trainer, raw(1), first)
-        manifest = manifest_of(raw(1))
-        (trainer.directory.work / "file").write_bytes(raw(1))
-        trainer.versions.adopt(manifest.encode(), trainer.directory.work / "file")
-        trainer.blobs.put(manifest.encode())
+        change, manifest = cluster.make_delta(trainer, raw(1), first), cluster.adopt(trainer, raw(1))
         await trio.sleep(2)
-        await second_holder.entrust(trainer, Blob(manifest.digest, len(manifest.encode())), change, manifest.size)
-        assert "entrusting" not in trainer.health.warnings
+        version = Blob(manifest.digest, len(manifest.encode()))
+        await second_holder.give_to_second_holder(trainer.node, trainer.presences, version, change, manifest.size)
+        assert "entrusting" not in trainer.node.health.warnings
         assert receiver.versions.complete(manifest.digest)
         assert receiver.versions.complete(change.hash)
-        assert receiver.weights.catching_up.applied == 1
+        assert receiver.weights.deltas.applied == 1
 
 
 async def test_a_relay_has_the_delta_for_others_also_where_it_took_the_whole(
@@ -275,15 +238,15 @@ async def test_a_relay_has_the_delta_for_others_also_where_it_took_the_whole(
         delta = payload(version).delta
         assert delta is not None
         await cluster.until(lambda: receiver.versions.complete(delta), 20)
-        assert receiver.weights.catching_up.applied == 0
+        assert receiver.weights.deltas.applied == 0
         # It gives it to one that comes by it, when the trainer is gone.
         cluster.crash("t")
         other = cluster.running["j"]
         await other.weights.hold(first, timeout=30)
-        other.weights.catching_up.rates.speed = SLOW
-        await cluster.until(lambda: receiver.id in other.weights.holders(version), 20)
+        other.weights.deltas.rates.speed = SLOW
+        await cluster.until(lambda: receiver.id in other.weights.holders_of.version(version), 20)
         await other.weights.hold(version, timeout=30)
-        assert other.weights.catching_up.applied == 1
+        assert other.weights.deltas.applied == 1
 
 
 def test_rates_follow_what_is_measured() -> None:

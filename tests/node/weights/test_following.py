@@ -12,7 +12,6 @@ import trio.testing
 
 from node.net.blob_exchange import CHUNK_PROTOCOL
 from node.net.requests import Unreachable
-from node.weights.following import Weights as Versions
 from protocol.constants import KEPT_VERSIONS
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
@@ -38,20 +37,20 @@ async def test_the_newest_version_is_followed_and_five_are_kept(
         versions = [await stage(cluster)]
         running = cluster.running["i"]
         weights = running.weights
-        assert weights.newest_held() is None
-        assert weights.newest_number() == 0
+        assert weights.held.newest_held() is None
+        assert weights.held.newest_number() == 0
         running.nursery.start_soon(weights.run)
-        await cluster.until(lambda: bool(weights.held()), 10)
-        assert weights.held() == [versions[0].id]
+        await cluster.until(lambda: bool(weights.held.ids()), 10)
+        assert weights.held.ids() == [versions[0].id]
         for number in range(1, KEPT_VERSIONS + 2):
             versions.append(await cluster.announce("t", raw(number), versions[-1]))
-            await cluster.until(lambda: weights.newest_held() == versions[-1], 10)
-            assert weights.paths(versions[-1].id)[1].read_bytes() == raw(number)
-        assert weights.held() == [version.id for version in reversed(versions[-KEPT_VERSIONS:])]
-        assert weights.outdated(versions[1].id)
-        assert not weights.outdated(versions[2].id)
+            await cluster.until(lambda: weights.held.newest_held() == versions[-1], 10)
+            assert weights.held.paths(versions[-1].id)[1].read_bytes() == raw(number)
+        assert weights.held.ids() == [version.id for version in reversed(versions[-KEPT_VERSIONS:])]
+        assert weights.held.outdated(versions[1].id)
+        assert not weights.held.outdated(versions[2].id)
         with pytest.raises(Unreachable, match="not held any more"):
-            weights.paths(versions[1].id)
+            weights.held.paths(versions[1].id)
         # Version 0 stays for those who join later; nothing else does.
         kept = {manifest_of(raw(number)).digest for number in range(2, KEPT_VERSIONS + 2)}
         kept.add(manifest_of(WHOLE_0).digest)
@@ -71,85 +70,70 @@ async def test_a_version_that_nobody_has_is_waited_for(
         await trio.sleep(10)
         assert running.node.health.warnings["weights"].startswith("version 0 has not arrived: ")
         cluster.network.heal()
-        await cluster.until(lambda: running.weights.newest_held() == version)
+        await cluster.until(lambda: running.weights.held.newest_held() == version)
         assert "weights" not in running.node.health.warnings
 
 
+def trickle(cluster: Cluster, raw: bytes) -> None:
+    """Whoever is asked for a chunk of this version takes for ever."""
+
+    async def wait(request: bytes) -> None:
+        if manifest_of(raw).digest in request:
+            await trio.sleep_forever()
+
+    for running in cluster.running.values():
+        running.before_answering(CHUNK_PROTOCOL, wait)
+
+
 async def test_a_version_that_everybody_dropped_meanwhile_is_given_up_for_the_newest(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         versions = [await stage(cluster)]
         running = cluster.running["i"]
         weights = running.weights
-        fetch = weights._fetch
-
-        async def slow(entry: Entry, wanted: Weights) -> None:
-            if entry.id == versions[0].id:
-                await trio.sleep_forever()
-            await fetch(entry, wanted)
-
-        monkeypatch.setattr(Versions, "_fetch", lambda self, entry, wanted: slow(entry, wanted))
+        trickle(cluster, WHOLE_0)
         running.nursery.start_soon(weights.run)
         await trio.sleep(1)
         for number in range(1, KEPT_VERSIONS):
             versions.append(await cluster.announce("t", raw(number), versions[-1]))
         await trio.sleep(10)
-        assert weights.held() == []  # the trainer still has it, so it may still come
+        assert weights.held.ids() == []  # the trainer still has it, so it may still come
         versions.append(await cluster.announce("t", raw(KEPT_VERSIONS), versions[-1]))
-        await cluster.until(lambda: weights.newest_held() == versions[-1], 10)
+        await cluster.until(lambda: weights.held.newest_held() == versions[-1], 10)
 
 
 async def test_one_liar_that_holds_an_old_version_keeps_nobody_from_the_newest(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         versions = [await stage(cluster)]
-        running, liar = cluster.running["i"], cluster.running["t"].node
+        running, liar = cluster.running["i"], cluster.running["j"]
         weights = running.weights
-        fetch = weights._fetch
-
-        async def trickle(entry: Entry, wanted: Weights) -> None:
-            if entry.id == versions[0].id:
-                await trio.sleep_forever()
-            await fetch(entry, wanted)
-
-        live = running.presences.live
-
-        def lie() -> Any:
-            found = dict(live())
-            presence = found.get(liar.id)
-            if presence is not None and versions[0].id not in presence.versions:
-                found[liar.id] = replace(presence, versions=(*presence.versions[:4], versions[0].id))
-            return found
-
-        monkeypatch.setattr(Versions, "_fetch", lambda self, entry, wanted: trickle(entry, wanted))
-        running.presences.live = lie  # type: ignore[method-assign]
+        liar.own.versions = [versions[0].id]
+        trickle(cluster, WHOLE_0)
         running.nursery.start_soon(weights.run)
         for number in range(1, KEPT_VERSIONS + 1):
             await trio.sleep(1)
-            assert weights.newest_held() is None
+            assert weights.held.newest_held() is None
             versions.append(await cluster.announce("t", raw(number), versions[-1]))
-        await cluster.until(lambda: weights.newest_held() == versions[-1], 20)
+        assert not weights.holders_of.dropped(versions[0])
+        await cluster.until(lambda: weights.held.newest_held() == versions[-1], 20)
 
 
-async def test_a_full_disk_is_waited_out(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+async def test_a_disk_that_refuses_is_waited_out(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
         running = cluster.running["i"]
-
-        def full(*arguments: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        begin = running.versions.begin
-        monkeypatch.setattr(running.versions, "begin", full)
+        folder = running.versions.folder
+        folder.rename(tmp_path / "aside")
         running.nursery.start_soon(running.weights.run)
         await trio.sleep(5)
-        assert "No space left" in running.node.health.warnings["weights"]
-        monkeypatch.setattr(running.versions, "begin", begin)
-        await cluster.until(lambda: running.weights.newest_held() == version)
+        assert "No such file" in running.node.health.warnings["weights"]
+        (tmp_path / "aside").rename(folder)
+        await cluster.until(lambda: running.weights.held.newest_held() == version)
         assert running.node.health.warnings == {}
 
 
@@ -158,17 +142,17 @@ async def test_a_manifest_that_is_not_what_its_entry_says_is_refused(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
-        trainer, running = cluster.running["t"].node, cluster.running["i"]
+        trainer, running = cluster.running["t"], cluster.running["i"]
         described, other = manifest_of(raw(1)), manifest_of(raw(2))
         trainer.blobs.put(described.encode())
         size = len(described.encode())
-        (entry,) = await trainer.log.append(
+        (entry,) = await trainer.node.log.append(
             Weights(1, 1, version.id, described.digest, size, other.whole, other.size, None)
         )
         await cluster.agree()
         with pytest.raises(PeerError, match="not the one that the weights entry describes"):
             await running.weights.hold(entry, timeout=10)
-        assert running.weights.held() == []
+        assert running.weights.held.ids() == []
         assert running.versions.held() == []
 
 
@@ -182,7 +166,7 @@ async def test_wrong_chunks_are_their_senders_fault(
         await trio.sleep(1)
         relay.port.tamper = lambda data: data[:-1] + b"?" if len(data) == 64 else data
         await running.weights.hold(version, timeout=60)
-        assert running.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        assert running.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
         assert {peer for peer, _ in running.port.blamed} <= {relay.id}
 
 
@@ -196,7 +180,7 @@ async def test_what_arrived_before_a_restart_is_not_fetched_again(
         again = await cluster.node("i", disk=gone.disk)
         cluster.network.partition([again.id], [r.id for n, r in cluster.running.items() if n != "i"])
         await again.weights.hold(version, timeout=1)
-        assert again.weights.held() == [version.id]
+        assert again.weights.held.ids() == [version.id]
 
 
 async def test_others_leave_the_trainer_to_the_relays_for_a_moment(
@@ -221,43 +205,43 @@ async def test_holders_best_first(tmp_path: Path, faults: Faults, autojump_clock
             await cluster.running[name].weights.hold(version, timeout=10)
         await trio.sleep(1)
         weights, ids = cluster.running["i"].weights, {n: r.id for n, r in cluster.running.items()}
-        holders = weights.holders(version)
+        holders = weights.holders_of.version(version)
         assert list(holders)[:2] == [ids["r"], ids["v"]]
         assert set(list(holders)[2:]) == {ids["t"], ids["elector"]}  # the author, and the founder for version 0
         assert {node for node, holding in holders.items() if holding.spared} == {ids["t"], ids["elector"]}
         assert all(holding.whole for holding in holders.values())
         cluster.crash("r")
         cluster.crash("v")
-        holders = weights.holders(version)
+        holders = weights.holders_of.version(version)
         assert set(holders) == {ids["t"], ids["elector"]}
         assert not any(holding.spared for holding in holders.values())  # nobody else is left
 
 
-async def test_what_arrives_is_told_and_served(
+async def test_what_arrives_is_announced_and_served(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     """A relay that lacks a part is a holder of the rest, whatever became of the trainer."""
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
-        relay, node = cluster.running["r"], cluster.running["i"].node
+        relay, running = cluster.running["r"], cluster.running["i"]
         manifest = manifest_of(WHOLE_0)
         relay.blobs.put(manifest.encode())
-        with relay.weights._arrives(version):
+        with relay.weights.holders_of.arrives(version):
             relay.versions.begin(manifest)
             await trio.sleep(1)
-            assert node.presences.live()[relay.id].arriving == (version.id,)
-            assert node.weights.holders(version)[relay.id] == Holding(whole=False, preference=1.0)
+            assert running.presences.live()[relay.id].arriving == (version.id,)
+            assert running.weights.holders_of.version(version)[relay.id] == Holding(whole=False, preference=1.0)
             others = [r.id for name, r in cluster.running.items() if name in ("t", "elector")]
-            cluster.network.partition([node.id], others)
+            cluster.network.partition([running.id], others)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lambda: node.weights.hold(version, timeout=30))
+                nursery.start_soon(lambda: running.weights.hold(version, timeout=30))
                 await trio.sleep(3)
-                assert node.weights.arriving() == [version.id]
+                assert list(running.own.arriving) == [version.id]
                 relay.versions.write_chunk(manifest.digest, 0, WHOLE_0)
-        assert node.weights.held() == [version.id]
-        assert node.weights.arriving() == []
+        assert running.weights.held.ids() == [version.id]
+        assert list(running.own.arriving) == []
         await trio.sleep(1)
-        assert cluster.running["v"].presences.live()[node.id].arriving == ()
+        assert cluster.running["v"].presences.live()[running.id].arriving == ()
 
 
 @pytest.mark.parametrize(
@@ -277,16 +261,16 @@ async def test_an_entry_that_promises_something_else_is_refused(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
-        trainer, running = cluster.running["t"].node, cluster.running["i"]
+        trainer, running = cluster.running["t"], cluster.running["i"]
         manifest = manifest_of(raw(1))
         trainer.blobs.put(manifest.encode())
         honest = Weights(1, 1, version.id, manifest.digest, len(manifest.encode()), manifest.whole, manifest.size, None)
-        (entry,) = await trainer.log.append(replace(honest, **change))
+        (entry,) = await trainer.node.log.append(replace(honest, **change))
         await cluster.agree()
         with pytest.raises(PeerError, match=why):
             await running.weights.hold(entry, timeout=10)
         assert running.versions.held() == []
-        assert running.weights.arriving() == []
+        assert list(running.own.arriving) == []
 
 
 async def test_other_tensors_than_version_0s_are_refused_before_a_byte_is_fetched(
@@ -294,23 +278,23 @@ async def test_other_tensors_than_version_0s_are_refused_before_a_byte_is_fetche
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
-        trainer, running = cluster.running["t"].node, cluster.running["i"]
+        trainer, running = cluster.running["t"], cluster.running["i"]
         data = raw(1)
         for tensors in ([("weights", "F32", (16,))], [("weights", "BF16", (4, 8))], [("others", "F32", (4, 4))]):
             manifest = Manifest.of_file(tensors, data, 5)
-            file = trainer.directory.work / "made.bin"
+            file = trainer.node.directory.work / "made.bin"
             file.write_bytes(data)
             trainer.versions.adopt(manifest.encode(), file)
             trainer.blobs.put(manifest.encode())
             size = len(manifest.encode())
             made = Weights(1, 1, version.id, manifest.digest, size, manifest.whole, manifest.size, None)
-            (entry,) = await trainer.log.append(made)
+            (entry,) = await trainer.node.log.append(made)
             await cluster.agree()
             if running.node.log.ledger.weights(entry.id) is not None:
                 with pytest.raises(PeerError, match="other tensors than those of version 0"):
                     await running.weights.hold(entry, timeout=10)
             with pytest.raises(PeerError, match="other tensors than those of version 0"):
-                await running.weights.keep_entrusted(manifest, None, trainer.id)
+                await running.weights.keep_unpublished(manifest, None, trainer.id)
         assert running.versions.held() == []
 
 
@@ -319,17 +303,17 @@ async def test_a_version_of_no_trainer_in_office_is_refused(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
-        running, usurper = cluster.running["i"], cluster.running["v"].node
+        running, usurper = cluster.running["i"], cluster.running["v"]
         manifest = manifest_of(raw(1))
         usurper.blobs.put(manifest.encode())
         size = len(manifest.encode())
         for term in (1, 2):
             made = Weights(term, 1, version.id, manifest.digest, size, manifest.whole, manifest.size, None)
-            (entry,) = await usurper.log.append(made)
+            (entry,) = await usurper.node.log.append(made)
             await cluster.agree()
             with pytest.raises(PeerError, match="another than the trainer whose term counts"):
                 await running.weights.hold(entry, timeout=10)
-        assert running.weights.newest() == version
+        assert running.weights.held.newest() == version
         assert running.versions.held() == []
 
 
@@ -341,24 +325,23 @@ async def test_two_versions_are_in_flight_at_once(
         second = await cluster.announce("t", raw(1), first)
         running = cluster.running["i"]
         wanted = [manifest_of(WHOLE_0).digest, manifest_of(raw(1)).digest]
-        stock = running.port.request
         gate = trio.Event()
 
-        async def slow(peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
-            if protocol == CHUNK_PROTOCOL and wanted[0] in payload:
+        async def wait(request: bytes) -> None:
+            if wanted[0] in request:
                 await gate.wait()
-            return await stock(peer, protocol, payload, timeout=timeout, max_response=max_response)
 
-        running.port.request = slow  # type: ignore[method-assign]
+        for holder in cluster.running.values():
+            holder.before_answering(CHUNK_PROTOCOL, wait)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: running.weights.hold(first, timeout=60))
             await trio.sleep(1)
             await running.weights.hold(second, timeout=10)  # does not wait for the other
-            assert running.weights.held() == [second.id]
+            assert running.weights.held.ids() == [second.id]
             assert set(running.versions.held()) == set(wanted)  # what is on its way is not forgotten
-            assert running.weights.arriving() == [first.id]
+            assert list(running.own.arriving) == [first.id]
             gate.set()
-        assert running.weights.held() == [second.id, first.id]
+        assert running.weights.held.ids() == [second.id, first.id]
 
 
 async def test_one_version_is_fetched_once_however_many_want_it(
@@ -366,20 +349,19 @@ async def test_one_version_is_fetched_once_however_many_want_it(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         version = await stage(cluster)
-        running = cluster.running["i"]
-        stock, asked = running.port.request, 0
+        running, asked = cluster.running["i"], []
 
-        async def counted(peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
-            nonlocal asked
-            asked += protocol == CHUNK_PROTOCOL
-            return await stock(peer, protocol, payload, timeout=timeout, max_response=max_response)
+        async def count(request: bytes) -> None:
+            await trio.lowlevel.checkpoint()
+            asked.append(request)
 
-        running.port.request = counted  # type: ignore[method-assign]
+        for holder in cluster.running.values():
+            holder.before_answering(CHUNK_PROTOCOL, count)
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(lambda: running.weights.hold(version, timeout=30))
-        assert running.weights.held() == [version.id]
-        assert asked == 1
+        assert running.weights.held.ids() == [version.id]
+        assert len(asked) == 1
 
 
 async def test_the_quota_pauses_downloads_and_they_go_on_with_room(
@@ -389,12 +371,12 @@ async def test_the_quota_pauses_downloads_and_they_go_on_with_room(
         version = await stage(cluster)
         running = cluster.running["i"]
         running.nursery.start_soon(running.weights.run)
-        await cluster.until(lambda: running.weights.newest_held() == version, 10)
+        await cluster.until(lambda: running.weights.held.newest_held() == version, 10)
         running.versions.quota = 2 * 64 - 1
         newer = await cluster.announce("t", raw(1), version)
         await trio.sleep(5)
         assert "would exceed the quota" in running.node.health.warnings["weights"]
-        assert running.weights.held() == [version.id]  # and nothing was lost
+        assert running.weights.held.ids() == [version.id]  # and nothing was lost
         running.versions.quota = 2 * 64
-        await cluster.until(lambda: running.weights.newest_held() == newer, 10)
+        await cluster.until(lambda: running.weights.held.newest_held() == newer, 10)
         assert running.node.health.warnings == {}

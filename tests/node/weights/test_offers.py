@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ import trio.testing
 from node.errors import Refused
 from node.roles import relay
 from node.weights import offers
+from node.weights.holders_of import MAX_OFFERED
 from protocol import codec
+from protocol.weights.holders import Holding
 from tests.node.fake_children import WHOLE_0, Faults
 from tests.node.fakes import open_cluster
 
@@ -22,32 +26,33 @@ async def test_a_relay_offers_to_those_who_lag_and_to_no_others(
     async with open_cluster(tmp_path, faults) as cluster:
         version = await cluster.stage(t="trainer", v="validator", r="relay", i="inference")
         r, i, v = (cluster.running[name] for name in ("r", "i", "v"))
-        assert r.weights.lagging() == []  # it has nothing to offer itself
+        assert r.weights.holders_of.lagging() == []  # it has nothing to offer itself
         await r.weights.hold(version, timeout=10)
         await v.weights.hold(version, timeout=10)
         await trio.sleep(1)
-        assert i.id in r.weights.lagging()
-        assert v.id not in r.weights.lagging()
-        offered: list[bytes] = []
-        stock = r.port.request
+        assert i.id in r.weights.holders_of.lagging()
+        assert v.id not in r.weights.holders_of.lagging()
+        offered: Counter[str] = Counter()
 
-        async def seen(peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
-            if protocol == offers.PROTOCOL:
-                offered.append(peer)
-            return await stock(peer, protocol, payload, timeout=timeout, max_response=max_response)
+        def counter(name: str) -> Callable[[bytes], Awaitable[None]]:
+            async def count(request: bytes) -> None:
+                await trio.lowlevel.checkpoint()
+                offered[name] += 1
 
-        r.port.request = seen  # type: ignore[method-assign]
-        r.nursery.start_soon(relay.run, r.node)
+            return count
+
+        for name, running in cluster.running.items():
+            running.before_answering(offers.PROTOCOL, counter(name))
+        r.nursery.start_soon(relay.run, r.node, r.weights)
         await trio.sleep(1)
-        assert offered.count(i.id) == 1
-        assert v.id not in offered
+        assert (offered["i"], offered["v"]) == (1, 0)
         await trio.sleep(4 * cluster.domain.timings.presence_ms / 1000)
-        assert offered.count(i.id) == 2  # it still lags
+        assert offered["i"] == 2  # it still lags
         await i.weights.hold(version, timeout=10)
         await trio.sleep(1)
-        told = len(offered)
+        before = offered["i"]
         await trio.sleep(10 * cluster.domain.timings.presence_ms / 1000)
-        assert offered.count(i.id) == offered[:told].count(i.id)
+        assert offered["i"] == before
 
 
 async def test_an_offer_makes_its_relay_a_holder_before_any_presence_says_so(
@@ -63,13 +68,13 @@ async def test_an_offer_makes_its_relay_a_holder_before_any_presence_says_so(
         # Only the relay can reach the node, and gossip does not: it has seen the relay's old presence only.
         others = [running.id for name, running in cluster.running.items() if name not in ("r", "i")]
         cluster.network.partition([i.id], others)
-        assert r.id not in i.weights.holders(version)
+        assert r.id not in i.weights.holders_of.version(version)
         i.nursery.start_soon(i.weights.run)
         await trio.sleep(0.2)  # shorter than a presence lives
-        assert i.weights.held() == []
+        assert i.weights.held.ids() == []
         await r.node.network.request(i.id, offers.PROTOCOL, codec.encode([version.id]), timeout=5, max_response=0)
-        await cluster.until(lambda: i.weights.held() == [version.id], 5)
-        assert i.weights.paths(version.id)[1].read_bytes() == WHOLE_0
+        await cluster.until(lambda: i.weights.held.ids() == [version.id], 5)
+        assert i.weights.held.paths(version.id)[1].read_bytes() == WHOLE_0
 
 
 async def test_only_relays_may_offer_and_few_offers_are_remembered(
@@ -88,9 +93,12 @@ async def test_only_relays_may_offer_and_few_offers_are_remembered(
         with pytest.raises(Refused):
             await offer(r.port, b"rubbish")
         assert [peer for peer, _ in i.port.blamed] == [r.id]
+        others = [running.id for name, running in cluster.running.items() if name not in ("r", "i")]
+        cluster.network.partition([i.id], others)
+        await trio.sleep(5)  # nobody else is known to hold it any more
         for number in range(20):
-            await offer(r.port, codec.encode([bytes([number]) * 32]))
-        assert len(i.weights._offers) <= 4
-        await i.weights.hold(version, timeout=10)
-        await offer(r.port, codec.encode([version.id]))
-        assert version.id not in i.weights._offers
+            await offer(r.port, codec.encode([version.id]))
+            assert i.weights.holders_of.version(version) == {r.id: Holding(whole=False)}
+            for other in range(MAX_OFFERED):
+                await offer(r.port, codec.encode([bytes([number, other]) * 16]))
+            assert i.weights.holders_of.version(version) == {}  # it was forgotten for those

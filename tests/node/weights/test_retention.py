@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.store.version_store import VersionStore
-from node.weights.retention import Lineage, clean, reasons, spare
+from node.weights.retention import RetentionBasis, clean, reasons, spare
 from protocol.constants import CHUNK_BYTES
 from protocol.records import Weights
 from protocol.weights.manifest import Manifest
@@ -35,8 +35,8 @@ def names(found: object) -> list[str]:
     return [known[item] for item in found]  # type: ignore[attr-defined]
 
 
-def lineage(count: int = 9, entrusted: tuple[bytes, ...] = ()) -> Lineage:
-    return Lineage([version(n) for n in range(count)], digest("manifest 0"), entrusted, 2)
+def lineage(count: int = 9, expected: tuple[bytes, ...] = ()) -> RetentionBasis:
+    return RetentionBasis([version(n) for n in range(count)], digest("manifest 0"), expected, 2)
 
 
 ALL = [digest(f"{kind} {n}") for kind in ("manifest", "delta") for n in range(9)]
@@ -61,7 +61,7 @@ def test_the_base_of_a_delta_in_use_is_kept() -> None:
     versions = [version(n) for n in range(5)] + [version(n, delta=False, manifest=digest("manifest 4")) for n in (5,)]
     versions += [version(n) for n in (6, 7, 8)]
     present = [*ALL, digest("manifest 4")]
-    kept = reasons(Lineage(versions, digest("manifest 0"), (), 2), present)
+    kept = reasons(RetentionBasis(versions, digest("manifest 0"), (), 2), present)
     assert digest("manifest 3") in kept
     few = [digest("manifest 8"), digest("delta 8"), digest("manifest 7")]
     assert reasons(lineage(), few)[digest("manifest 7")] == "one of the newest 5 versions"
@@ -69,9 +69,9 @@ def test_the_base_of_a_delta_in_use_is_kept() -> None:
 
 def test_what_was_entrusted_is_kept() -> None:
     ours = (digest("manifest 9"), digest("delta 9"))
-    kept = reasons(lineage(entrusted=ours), [*ALL, *ours])
+    kept = reasons(lineage(expected=ours), [*ALL, *ours])
     assert kept[ours[0]] == kept[ours[1]] == "entrusted by the trainer"
-    assert not set(ours) & set(spare(lineage(entrusted=ours), [*ALL, *ours]))
+    assert not set(ours) & set(spare(lineage(expected=ours), [*ALL, *ours]))
 
 
 def test_deltas_go_first_and_what_is_in_use_never() -> None:
@@ -81,7 +81,7 @@ def test_deltas_go_first_and_what_is_in_use_never() -> None:
 
 
 def test_without_a_version_there_is_little_to_say() -> None:
-    nothing = Lineage([], digest("manifest 0"), (), 2)
+    nothing = RetentionBasis([], digest("manifest 0"), (), 2)
     assert names(reasons(nothing, ALL)) == ["m0"]
     assert set(spare(nothing, ALL)) == {*ALL}
 
@@ -91,7 +91,7 @@ def store(tmp_path: Path) -> VersionStore:
     return VersionStore(tmp_path / "versions")
 
 
-def fill(store: VersionStore, count: int) -> Lineage:
+def fill(store: VersionStore, count: int) -> RetentionBasis:
     """``count`` versions of a mebibyte each."""
     versions = []
     for number in range(count):
@@ -100,7 +100,7 @@ def fill(store: VersionStore, count: int) -> Lineage:
         file = store.folder.parent / "file"
         file.write_bytes(data)
         versions.append(version(number, delta=False, manifest=store.adopt(manifest.encode(), file)))
-    return Lineage(versions, versions[0].manifest, (), 2)
+    return RetentionBasis(versions, versions[0].manifest, (), 2)
 
 
 def gone(found: dict[str, object]) -> int:
@@ -132,22 +132,23 @@ def test_cleaning_makes_room_down_to_what_is_in_use(store: VersionStore) -> None
     assert found["shortage"] == "1 MiB more are needed than may be spared"
 
 
-def test_what_comes_while_it_cleans_stays(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    free, late = store.free, Manifest.of_file([("late", "F32", (4,))], bytes(16), 1)
+def test_what_comes_while_it_cleans_stays(tmp_path: Path) -> None:
+    late, came = Manifest.of_file([("late", "F32", (4,))], bytes(16), 1), list[bytes]()
 
-    def slow() -> int:
-        monkeypatch.setattr(store, "free", free)
-        store.begin(late)  # on another thread
-        return free()
+    def free_bytes(folder: Path) -> int:
+        if not came:
+            came.append(late.digest)
+            cleaned.begin(late)  # on another thread
+        return 1 << 40
 
-    monkeypatch.setattr(store, "free", slow)
-    clean(store, lineage(), dry_run=False)
-    assert late.digest in store.held()
+    cleaned = VersionStore(tmp_path / "versions", free_bytes=free_bytes)
+    clean(cleaned, lineage(), dry_run=False)
+    assert cleaned.held() == came
 
 
-def test_the_reserve_counts_as_well(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_counts_as_well(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "versions", free_bytes=lambda folder: CHUNK_BYTES)
     lineage = fill(store, 6)
-    monkeypatch.setattr(store, "free", lambda: CHUNK_BYTES)
     store.reserve = 2 * CHUNK_BYTES
     assert gone(clean(store, lineage, dry_run=False)) == 1
 

@@ -9,11 +9,12 @@ import trio
 import trio.testing
 
 from node.config import WILLING
-from node.log.replicated_log import News
+from node.log.replicated_log import LogNews
 from node.net.requests import Refused
 from node.store.hashing import hash_bytes
-from node.weights.second_holder import MAX_REQUEST, PATIENCE, PROTOCOL, entrust
+from node.weights.second_holder import MAX_REQUEST, PATIENCE, PROTOCOL, give_to_second_holder
 from protocol import codec
+from protocol.log.entry import Entry
 from protocol.records import Blob, Weights
 from protocol.weights.manifest import Manifest
 from tests.node.fake_children import WHOLE_0, Faults, manifest_of
@@ -27,11 +28,7 @@ async def stage(cluster: Cluster) -> Running:
     around it."""
     await cluster.stage(t="trainer", r="relay", v="validator", i="inference")
     trainer = cluster.running["t"]
-    manifest = manifest_of(RAW)
-    trainer.blobs.put(manifest.encode())
-    file = trainer.node.directory.work / "made.bin"
-    file.write_bytes(RAW)
-    trainer.versions.adopt(manifest.encode(), file)
+    cluster.adopt(trainer, RAW)
     # Presences of all have gone round.
     await cluster.until(lambda: len(trainer.presences.live()) == len(cluster.running))
     return trainer
@@ -39,7 +36,9 @@ async def stage(cluster: Cluster) -> Running:
 
 async def give(running: Running, raw: bytes = RAW) -> None:
     manifest = manifest_of(raw)
-    await entrust(running.node, Blob(manifest.digest, len(manifest.encode())), None, len(raw))
+    await give_to_second_holder(
+        running.node, running.presences, Blob(manifest.digest, len(manifest.encode())), None, len(raw)
+    )
 
 
 def holders(cluster: Cluster) -> set[str]:
@@ -55,8 +54,8 @@ async def test_the_relay_is_asked_first_and_keeps_it(
         assert holders(cluster) == {"t", "r"}
         assert trainer.node.health.warnings == {}
         # What is fetched and noted meanwhile does not displace it.
-        relay = cluster.running["r"].node
-        newest = relay.weights.newest()
+        relay = cluster.running["r"]
+        newest = relay.weights.held.newest()
         assert newest is not None
         await relay.weights.hold(newest, timeout=10)
         assert holders(cluster) == {"t", "r"}
@@ -123,7 +122,9 @@ async def test_a_version_of_another_size_is_refused(
         trainer = await stage(cluster)
         longer = Manifest.of_file([("weights", "F32", (8, 4))], RAW + RAW, 1)
         trainer.blobs.put(longer.encode())
-        await entrust(trainer.node, Blob(longer.digest, len(longer.encode())), None, 64)
+        await give_to_second_holder(
+            trainer.node, trainer.presences, Blob(longer.digest, len(longer.encode())), None, 64
+        )
         assert "another size" in trainer.node.health.warnings["entrusting"]
         assert longer.digest not in cluster.running["r"].versions.held()
 
@@ -154,14 +155,14 @@ async def test_whenever_a_version_is_published_another_node_holds_it(
             await cluster.start(name, willing=WILLING)
         held: list[int] = []
 
-        def look(news: News) -> None:
-            for entry in news.entries if news.own else ():
+        def count(news: LogNews) -> None:
+            for entry in news.of(Entry) if news.own else ():
                 if isinstance(entry.payload, Weights) and entry.payload.number > 0:
-                    others = [r.node for r in cluster.running.values() if r.id != entry.author]
-                    held.append(sum(node.versions.complete(entry.payload.manifest) for node in others))
+                    others = [r for r in cluster.running.values() if r.id != entry.author]
+                    held.append(sum(r.versions.complete(entry.payload.manifest) for r in others))
 
         for running in cluster.running.values():
-            running.node.log.subscribe(look)
+            running.node.log.subscribe(count)
         await cluster.until(lambda: all(running.steps >= 3 for running in cluster.running.values()))
         assert len(held) >= 3
         assert all(held)

@@ -14,7 +14,7 @@ from protocol.credit import fold
 from protocol.credit import ledger as ledger_module
 from protocol.credit.fold_state import SCHEMA, copy_fold, fold_from_value, fold_to_value
 from protocol.credit.ledger import Ledger, credits
-from protocol.credit.submission_life import PENDING, Status
+from protocol.credit.submission_life import PENDING, Decision
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut
@@ -33,13 +33,13 @@ def cut_often(story: Story, times: int) -> None:
 @pytest.mark.parametrize(
     ("given_verdicts", "expected"),
     [
-        ((), Status("void", "soft", "unjudged")),
-        (("accepted",), Status("accepted", "none", "ok")),
-        (("hard",), Status("rejected", "hard", "sampling")),
-        (("accepted", "hard"), Status("void", "soft", "unjudged")),
+        ((), Decision("void", "soft", "unjudged")),
+        (("accepted",), Decision("accepted", "none", "ok")),
+        (("hard",), Decision("rejected", "hard", "sampling")),
+        (("accepted", "hard"), Decision("void", "soft", "unjudged")),
     ],
 )
-def test_missing_verdicts_lapse(given_verdicts: tuple[str, ...], expected: Status) -> None:
+def test_missing_verdicts_lapse(given_verdicts: tuple[str, ...], expected: Decision) -> None:
     story = Story(validators=("v1", "v2", "v3"))
     rollout = story.rollout("i1")
     for number, outcome in enumerate(given_verdicts, 1):
@@ -76,12 +76,12 @@ def test_a_submission_whose_weights_never_come_lapses_and_lets_the_next_one_by()
     story.judge("v1", behind)
     assert status_of(story.ledger, behind.id) == PENDING
     cut_often(story, 1)
-    assert status_of(story.ledger, unknown.id, final=True) == Status("void", "soft", "unjudged")
+    assert status_of(story.ledger, unknown.id, final=True) == Decision("void", "soft", "unjudged")
     # The one behind was final as long: it lapsed as well, though with the verdict that waited for it.
     assert status_of(story.ledger, behind.id).outcome == "accepted"
     after = story.rollout("i1", 2)
     story.judge("v1", after)
-    assert status_of(story.ledger, after.id) == Status("accepted", "none", "ok")
+    assert status_of(story.ledger, after.id) == Decision("accepted", "none", "ok")
     for final in (False, True):  # nothing is kept of weights that anybody may name
         assert story.ledger.fold(final)._waiting == {}
 
@@ -241,7 +241,7 @@ def test_a_fold_that_nobody_asked_for_long_begins_anew(asked: int | None, monkey
     for thing in LONG.objects:
         assert take(ledger.replica, thing)
         if isinstance(thing, CertifiedCut):
-            ledger.settle()
+            ledger.note_final()
             if ledger.final_entries - forgotten >= 60:
                 forgotten = ledger.final_entries
                 ledger.forget()

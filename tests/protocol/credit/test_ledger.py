@@ -10,7 +10,7 @@ import pytest
 
 from protocol.credit.ledger import Ledger, credits
 from protocol.credit.snapshot import Snapshot
-from protocol.credit.submission_life import PENDING, Status
+from protocol.credit.submission_life import PENDING, Decision
 from protocol.errors import Evidence
 from protocol.log.entry import Entry, make
 from protocol.log.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
@@ -317,10 +317,10 @@ def test_a_single_validator_decides() -> None:
     story.judge("v1", third, "soft")
     story.judge("v1", fourth, "void")
     expected = [
-        Status("accepted", "none", "ok"),
-        Status("rejected", "hard", "reward"),
-        Status("rejected", "soft", "late"),
-        Status("void", "soft", "undecidable"),
+        Decision("accepted", "none", "ok"),
+        Decision("rejected", "hard", "reward"),
+        Decision("rejected", "soft", "late"),
+        Decision("void", "soft", "undecidable"),
     ]
     entries = [first, second, third, fourth]
     assert [status_of(story.ledger, entry.id) for entry in entries] == expected
@@ -337,17 +337,17 @@ def test_a_single_validator_decides() -> None:
     ("given", "expected"),
     [
         (("accepted",), PENDING),
-        (("accepted", "accepted"), Status("accepted", "none", "ok")),
-        (("hard", "accepted", "accepted"), Status("accepted", "none", "ok")),
-        (("hard", "accepted", "hard"), Status("rejected", "hard", "sampling")),
-        (("hard", "soft"), Status("rejected", "soft", "late")),
-        (("soft", "hard", "accepted"), Status("rejected", "soft", "late")),
-        (("void", "void", "hard"), Status("void", "soft", "undecidable")),
-        (("accepted", "hard", "void"), Status("void", "soft", "undecidable")),
+        (("accepted", "accepted"), Decision("accepted", "none", "ok")),
+        (("hard", "accepted", "accepted"), Decision("accepted", "none", "ok")),
+        (("hard", "accepted", "hard"), Decision("rejected", "hard", "sampling")),
+        (("hard", "soft"), Decision("rejected", "soft", "late")),
+        (("soft", "hard", "accepted"), Decision("rejected", "soft", "late")),
+        (("void", "void", "hard"), Decision("void", "soft", "undecidable")),
+        (("accepted", "hard", "void"), Decision("void", "soft", "undecidable")),
         (("accepted", "hard"), PENDING),
     ],
 )
-def test_a_majority_of_three_decides(given: tuple[str, ...], expected: Status) -> None:
+def test_a_majority_of_three_decides(given: tuple[str, ...], expected: Decision) -> None:
     story = Story(validators=("v1", "v2", "v3"))
     rollout = story.rollout("i1")
     for number, outcome in enumerate(given, 1):
@@ -413,7 +413,7 @@ def test_a_gap_voids_what_follows() -> None:
     rollouts = [story.rollout("i1", counter) for counter in (0, 4, 2, 6)]
     other = story.rollout("i2")
     assert statuses(story, *rollouts, other) == ["pending", "void", "void", "void", "pending"]
-    assert status_of(story.ledger, rollouts[1].id) == Status("void", "soft", "gap")
+    assert status_of(story.ledger, rollouts[1].id) == Decision("void", "soft", "gap")
     assert story.ledger.next_counter(story.node("i1"), story.newest.id) == 2
     story.train()
     assert statuses(story, story.rollout("i1")) == ["pending"]  # every version counts anew
@@ -442,7 +442,7 @@ def test_a_newcomer_waits_for_a_version_after_its_join() -> None:
     story = Story()
     story.join("newcomer")
     early = story.rollout("newcomer")
-    assert status_of(story.ledger, early.id) == Status("void", "soft", "ineligible")
+    assert status_of(story.ledger, early.id) == Decision("void", "soft", "ineligible")
     assert story.ledger.due(early) == ()
     story.cut()
     story.train()
@@ -463,7 +463,7 @@ def test_who_announces_more_than_the_recipe_allows_is_rejected(
 ) -> None:
     story = Story()
     entry = story.say("i1", Rollout(story.newest.id, 0, groups, responses, tokens, digest("file"), size, 2))
-    assert status_of(story.ledger, entry.id) == Status("rejected", "hard", "malformed")
+    assert status_of(story.ledger, entry.id) == Decision("rejected", "hard", "malformed")
     assert story.ledger.accounts()[story.node("i1")].hard == 1
 
 

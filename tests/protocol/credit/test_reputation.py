@@ -10,13 +10,13 @@ from protocol.constants import MILLION
 from protocol.credit.ledger import credits
 from protocol.credit.reputation import Tally, reputation
 from protocol.credit.sequential_test import NEWCOMER, gain
-from protocol.credit.submission_life import PENDING, Status
+from protocol.credit.submission_life import PENDING, Decision
 from protocol.records import Rollout, Verdict
 from tests.protocol import builders
 from tests.protocol.builders import Story, digest
 
 ROLLOUT = Rollout(digest("weights"), 0, 3, 24, 100, digest("file"), 1000, 3)
-ACCEPTED = Status("accepted", "none", "ok")
+ACCEPTED = Decision("accepted", "none", "ok")
 
 
 def verdict(outcome: str, audited: int) -> Verdict:
@@ -36,9 +36,9 @@ def test_reputation(accepted: int, hard: int, expected: int) -> None:
 def test_an_author_earns_one_for_each_accepted_response() -> None:
     tally = Tally(pending=4)
     tally.decide(ACCEPTED, ROLLOUT)
-    tally.decide(Status("rejected", "hard", "sampling"), ROLLOUT)
-    tally.decide(Status("rejected", "soft", "late"), ROLLOUT)
-    tally.decide(Status("void", "soft", "late"), ROLLOUT)
+    tally.decide(Decision("rejected", "hard", "sampling"), ROLLOUT)
+    tally.decide(Decision("rejected", "soft", "late"), ROLLOUT)
+    tally.decide(Decision("void", "soft", "late"), ROLLOUT)
     account = tally.account(trained=5)
     assert (account.accepted, account.rejected, account.void, account.hard, account.pending) == (1, 2, 1, 1, 0)
     assert (account.generated, account.audited, account.trained, account.credit) == (24, 0, 5, 29)
@@ -55,12 +55,14 @@ def test_an_author_earns_one_for_each_accepted_response() -> None:
         (ACCEPTED, "accepted", 0, 0),
         (ACCEPTED, "accepted", 1000, 6),  # claims more groups than there are
         (ACCEPTED, "rejected", 3, 0),
-        (Status("rejected", "hard", "reward"), "rejected", 3, 6),
-        (Status("void", "soft", "undecidable"), "void", 3, 0),
+        (Decision("rejected", "hard", "reward"), "rejected", 3, 6),
+        (Decision("void", "soft", "undecidable"), "void", 3, 0),
         (PENDING, "accepted", 3, 0),
     ],
 )
-def test_an_auditor_earns_a_quarter_of_what_it_replayed(status: Status, given: str, audited: int, earned: int) -> None:
+def test_an_auditor_earns_a_quarter_of_what_it_replayed(
+    status: Decision, given: str, audited: int, earned: int
+) -> None:
     tally = Tally()
     tally.audit(status, ROLLOUT, MILLION, verdict(given, audited))
     assert tally.account(0).credit == tally.audited == earned
@@ -87,7 +89,7 @@ GOOD, BAD, UNSURE, AWAY = (
     judged("void", "soft", "undecidable"),
     judged("rejected", "soft", "missing"),
 )
-REFUSED = Status("rejected", "hard", "sampling")
+REFUSED = Decision("rejected", "hard", "sampling")
 
 
 def test_only_opposite_verdicts_over_everything_are_disagreements() -> None:
@@ -142,7 +144,7 @@ def test_a_newcomer_is_audited_fully_and_trust_is_earned_in_a_row() -> None:
 
 
 def test_evidence_takes_the_lower_median_of_the_scores() -> None:
-    def after(*verdicts: Verdict, status: Status = ACCEPTED) -> tuple[int, int]:
+    def after(*verdicts: Verdict, status: Decision = ACCEPTED) -> tuple[int, int]:
         tally = Tally()
         tally.learn(status, ROLLOUT, verdicts, THRESHOLDS)
         return tally.deficits, tally.borders
@@ -159,7 +161,7 @@ def test_evidence_takes_the_lower_median_of_the_scores() -> None:
     assert after(of(40_000, 1))[0] == gain(40_000 * (tokens // 3), tokens // 3, 1_000, 20_000)
     assert after(of(40_000), of(0, 0))[0] == expected
     assert after(of(40_000, 0)) == (0, 0)
-    assert after(of(0), status=Status("rejected", "soft", "borderline"))[1] > 0 > after(of(0))[1]
+    assert after(of(0), status=Decision("rejected", "soft", "borderline"))[1] > 0 > after(of(0))[1]
 
 
 def test_who_goes_on_for_another_takes_the_worse_evidence_along() -> None:

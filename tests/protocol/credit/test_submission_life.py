@@ -15,10 +15,10 @@ from protocol.credit.submission_life import (
     PENDING,
     SUCCESSORS,
     UNDECIDED,
+    Decision,
     Event,
     Life,
     State,
-    Status,
     after,
     state_of,
 )
@@ -94,7 +94,7 @@ def test_a_life_goes_on_by_the_table() -> None:
     ],
 )
 def test_a_snapshot_tells_the_state(due: int | None, votes: int, reason: str, closed: bool, state: State) -> None:
-    status = PENDING if reason == "pending" else Status("void", "soft", reason)
+    status = PENDING if reason == "pending" else Decision("void", "soft", reason)
     names = None if due is None else tuple(bytes([place]) * 32 for place in range(due))
     assert state_of(names, votes, status, closed=closed) is state
 

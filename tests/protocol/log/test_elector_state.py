@@ -12,7 +12,7 @@ from protocol.log import elector_state as rules
 from protocol.log.amendment import Amendment
 from protocol.log.elector_state import (
     MAX_BARS,
-    State,
+    ElectorState,
     abstain,
     barred,
     commit,
@@ -35,12 +35,12 @@ SIGNED = tuple((elector, bytes(64)) for elector in ELECTORS)
 
 
 def vote(
-    state: State, cut: Cut, epoch: int, proof: PreparedCut | None, electors: tuple[bytes, ...], *versions: Any
-) -> State | str:
+    state: ElectorState, cut: Cut, epoch: int, proof: PreparedCut | None, electors: tuple[bytes, ...], *versions: Any
+) -> ElectorState | str:
     return rules.vote(state, cut, epoch, proof, electors, *versions, limit=100)
 
 
-def sign_grant(state: State, one: Grant, known: int) -> State | str:
+def sign_grant(state: ElectorState, one: Grant, known: int) -> ElectorState | str:
     return rules.sign_grant(state, one, known, limit=100)
 
 
@@ -59,23 +59,23 @@ def after(cut: Cut) -> Cut:
     return Cut.make(DOMAIN, cut.height + 1, cut.id, heads_root([*cut.changes, *rows]), rows)
 
 
-def done(outcome: State | str) -> State:
-    assert isinstance(outcome, State), outcome
+def done(outcome: ElectorState | str) -> ElectorState:
+    assert isinstance(outcome, ElectorState), outcome
     return outcome
 
 
-def refused(outcome: State | str, why: str) -> None:
+def refused(outcome: ElectorState | str, why: str) -> None:
     assert isinstance(outcome, str)
     assert why in outcome
 
 
 def test_one_vote_an_epoch_and_epochs_only_grow() -> None:
-    state = done(vote(State(), A, 3, None, ELECTORS))
+    state = done(vote(ElectorState(), A, 3, None, ELECTORS))
     assert (state.voted_epoch, state.voted, state.epoch) == (3, A.id, 3)
     assert vote(state, A, 3, None, ELECTORS) is state
     refused(vote(state, B, 3, None, ELECTORS), "epoch 3")
     refused(vote(state, A, 2, None, ELECTORS), "epoch 3")
-    refused(vote(State(), A, 0, None, ELECTORS), "epoch 0")
+    refused(vote(ElectorState(), A, 0, None, ELECTORS), "epoch 0")
     assert done(vote(state, B, 4, None, ELECTORS)).voted == B.id  # a vote alone locks nobody
     assert done(vote(state, A, 100, None, ELECTORS)).voted_epoch == 100
     refused(vote(state, A, 101, None, ELECTORS), "too far")
@@ -83,7 +83,7 @@ def test_one_vote_an_epoch_and_epochs_only_grow() -> None:
 
 
 def test_a_locked_elector_votes_for_another_cut_only_with_a_newer_prepared_one() -> None:
-    state = done(commit(done(vote(State(), A, 3, None, ELECTORS)), prepared(A, 3), ELECTORS))
+    state = done(commit(done(vote(ElectorState(), A, 3, None, ELECTORS)), prepared(A, 3), ELECTORS))
     assert state.lock == prepared(A, 3)
     refused(vote(state, B, 4, None, ELECTORS), "locked")
     assert done(vote(state, A, 4, None, ELECTORS)).voted == A.id
@@ -100,7 +100,7 @@ def test_a_locked_elector_votes_for_another_cut_only_with_a_newer_prepared_one()
 
 
 def test_a_commit_needs_a_prepared_cut_of_an_epoch_that_no_later_vote_passed() -> None:
-    voted = done(vote(State(), A, 3, None, ELECTORS))
+    voted = done(vote(ElectorState(), A, 3, None, ELECTORS))
     state = done(commit(voted, prepared(A, 3), ELECTORS))
     assert commit(state, prepared(A, 3), ELECTORS) is state
     refused(commit(voted, prepared(A, 3, signers=2), ELECTORS), "quorum")
@@ -114,18 +114,20 @@ def test_a_commit_needs_a_prepared_cut_of_an_epoch_that_no_later_vote_passed() -
     later = done(commit(state, prepared(B, 5), ELECTORS))
     assert (later.lock, later.committed_epoch) == (prepared(B, 5), 5)
     refused(vote(later, B, 5, None, ELECTORS), "epoch 5")
-    assert done(commit(done(vote(State(), A, 3, None, ELECTORS)), prepared(B, 3), ELECTORS)).lock == prepared(B, 3)
+    assert done(commit(done(vote(ElectorState(), A, 3, None, ELECTORS)), prepared(B, 3), ELECTORS)).lock == prepared(
+        B, 3
+    )
 
 
 def test_a_certified_cut_opens_the_next_height() -> None:
-    state = done(commit(done(vote(State(), A, 3, None, ELECTORS)), prepared(A, 3), ELECTORS))
+    state = done(commit(done(vote(ElectorState(), A, 3, None, ELECTORS)), prepared(A, 3), ELECTORS))
     next_state = follow(state, certified(A, 3), ME, ELECTORS)
     assert (next_state.height, next_state.lock, next_state.voted, next_state.abstains) == (2, None, None, None)
     refused(vote(next_state, after(A), 3, None, ELECTORS), "epoch 3")
     assert done(vote(next_state, after(A), 4, None, ELECTORS)).voted == after(A).id
     refused(vote(next_state, B, 4, None, ELECTORS), "height 2")
     # Whoever missed the whole attempt goes on above its epoch as well.
-    missed = follow(State(), certified(A, 3, by_me=False), ME, ELECTORS)
+    missed = follow(ElectorState(), certified(A, 3, by_me=False), ME, ELECTORS)
     assert (missed.height, missed.epoch) == (2, 3)
     # An old cut that is read again changes nothing.
     assert follow(next_state, certified(A, 3), ME, ELECTORS) == next_state
@@ -137,7 +139,7 @@ def grant(term: int, base: tuple[int, int] = (0, 0), trainer: str = "t") -> Gran
 
 
 def test_one_grant_a_term() -> None:
-    state = done(sign_grant(State(), grant(3), 0))
+    state = done(sign_grant(ElectorState(), grant(3), 0))
     assert sign_grant(state, grant(3), 0) is state
     refused(sign_grant(state, grant(3, trainer="u"), 0), "term 3")
     refused(sign_grant(state, grant(2), 0), "term 3")
@@ -149,15 +151,15 @@ def test_one_grant_a_term() -> None:
 
 
 def test_what_was_voted_for_or_is_final_is_never_given_up() -> None:
-    voted = done(vote(State(), A, 1, None, ELECTORS, [(1, 4), (1, 5)]))
+    voted = done(vote(ElectorState(), A, 1, None, ELECTORS, [(1, 4), (1, 5)]))
     refused(sign_grant(voted, grant(2, (1, 4)), 1), "older")
     assert done(sign_grant(voted, grant(2, (1, 5)), 1)).term == 2
-    final = follow(State(), certified(A, 1, by_me=False), ME, ELECTORS, [(1, 5)])
+    final = follow(ElectorState(), certified(A, 1, by_me=False), ME, ELECTORS, [(1, 5)])
     refused(sign_grant(final, grant(2, (1, 4)), 1), "older")
 
 
 def test_a_signed_grant_bars_older_versions_beyond_its_base_until_it_is_certified() -> None:
-    signed = done(sign_grant(State(), grant(2, (1, 4)), 1))
+    signed = done(sign_grant(ElectorState(), grant(2, (1, 4)), 1))
     assert [barred(signed, version) for version in ((1, 4), (1, 5), (2, 5), (1, 3))] == [False, True, False, False]
     refused(vote(signed, A, 1, None, ELECTORS, [(1, 5)]), "grant of term 2")
     refused(sign_grant(signed, grant(3, (1, 5)), 1), "older base")
@@ -169,7 +171,7 @@ def test_a_signed_grant_bars_older_versions_beyond_its_base_until_it_is_certifie
 
 
 def test_a_prepared_or_certified_cut_shows_that_the_grant_is_lost() -> None:
-    signed = done(sign_grant(State(), grant(2, (1, 4)), 1))
+    signed = done(sign_grant(ElectorState(), grant(2, (1, 4)), 1))
     voted = done(vote(signed, A, 5, prepared(A, 4), ELECTORS, [(1, 5)]))
     assert (voted.bars, voted.highest) == ((), (1, 5))
     locked = done(commit(signed, prepared(A, 4), ELECTORS))
@@ -178,13 +180,13 @@ def test_a_prepared_or_certified_cut_shows_that_the_grant_is_lost() -> None:
 
 
 def test_a_certified_grant_decides_what_the_highest_version_is() -> None:
-    voted = done(vote(State(), A, 1, None, ELECTORS, [(1, 5)]))
+    voted = done(vote(ElectorState(), A, 1, None, ELECTORS, [(1, 5)]))
     assert know_grant(voted, grant(2, (1, 4))).highest == (1, 4)
     assert know_grant(voted, grant(2, (1, 6))).highest == (1, 5)
 
 
 def test_the_memory_of_grants_is_bounded() -> None:
-    state = State()
+    state = ElectorState()
     for term in range(2, MAX_BARS + 10):
         state = done(sign_grant(state, grant(term, (term - 1, term)), 1))
     assert len(state.bars) == MAX_BARS
@@ -193,10 +195,10 @@ def test_the_memory_of_grants_is_bounded() -> None:
 
 def test_one_amendment_a_number() -> None:
     one, other = (Amendment.make(DOMAIN, 1, ELECTORS[:count], THRESHOLDS) for count in (3, 4))
-    state = done(sign_amendment(State(), one, 0))
+    state = done(sign_amendment(ElectorState(), one, 0))
     assert sign_amendment(state, one, 0) is state
     refused(sign_amendment(state, other, 0), "another amendment of number 1")
-    refused(sign_amendment(State(), one, 1), "number 2")
+    refused(sign_amendment(ElectorState(), one, 1), "number 2")
     second = Amendment.make(DOMAIN, 2, ELECTORS, THRESHOLDS)
     refused(sign_amendment(state, second, 0), "number 1")
     assert done(sign_amendment(state, second, 1)).amended == 2
@@ -204,7 +206,7 @@ def test_one_amendment_a_number() -> None:
 
 
 def test_an_elector_that_lost_its_past_abstains_until_the_others_passed_it() -> None:
-    lost = follow(State(), certified(A, 7), ME, ELECTORS)
+    lost = follow(ElectorState(), certified(A, 7), ME, ELECTORS)
     assert lost.abstains == 7
     for outcome in (
         vote(lost, after(A), 8, None, ELECTORS),
@@ -224,12 +226,12 @@ def test_an_elector_that_lost_its_past_abstains_until_the_others_passed_it() -> 
 
 def test_where_the_others_are_no_quorum_nobody_abstains() -> None:
     for electors in (ELECTORS[:1], ELECTORS[:2]):
-        state = abstain(State(), 7, electors)
+        state = abstain(ElectorState(), 7, electors)
         assert (state.abstains, state.epoch) == (None, 7)
 
 
 def test_an_own_signature_that_is_not_remembered() -> None:
-    state = done(commit(done(vote(State(), A, 3, None, ELECTORS)), prepared(A, 3), ELECTORS))
+    state = done(commit(done(vote(ElectorState(), A, 3, None, ELECTORS)), prepared(A, 3), ELECTORS))
     state = done(vote(state, A, 5, None, ELECTORS))
     assert [unknown(state, epoch, A.id, committed=False) for epoch in (4, 5, 6)] == [False, False, True]
     assert unknown(state, 5, B.id, committed=False)
@@ -256,10 +258,10 @@ def test_what_the_others_reached(claims: list[int], electors: int, epoch: int | 
 def test_a_state_reads_as_written() -> None:
     ballots = dict(signed_vote(key(name), A, 3) for name in NAMES[:3])
     lock = PreparedCut(A, 3, tuple(sorted(ballots.items())))
-    full = State(2, 5, B.id, 3, lock, 9, 7, digest("grant"), (3, 4), 5, digest("amendment"), ((7, 3, 4),))
-    for state in (State(), full, replace(full, lock=None, voted=None)):
-        assert State.decode(state.encode()) == state
+    full = ElectorState(2, 5, B.id, 3, lock, 9, 7, digest("grant"), (3, 4), 5, digest("amendment"), ((7, 3, 4),))
+    for state in (ElectorState(), full, replace(full, lock=None, voted=None)):
+        assert ElectorState.decode(state.encode()) == state
     raw = full.encode()
     for wrong in (b"", raw[:-1], raw + b"\0", replace(full, lock=prepared(A, 3)).encode()):
         with pytest.raises(PeerError):
-            State.decode(wrong)
+            ElectorState.decode(wrong)

@@ -13,7 +13,7 @@ from protocol.constants import FORMAT
 from protocol.errors import LocalError, PeerError
 from protocol.identity import Identity
 from protocol.log import entry, recovery
-from protocol.log.endings import Ending, Endings
+from protocol.log.endings import Endings, FeedEnding
 from protocol.log.entry import Entry
 from protocol.records import Close, Leave, Rebind, Record
 from tests.protocol.builders import digest, key
@@ -103,14 +103,14 @@ def test_a_node_does_not_take_over_from_itself() -> None:
     signature = secret("a").sign(identity.REBIND, codec.encode([FORMAT, DOMAIN, node("a"), node("a")]))
     with pytest.raises(PeerError, match="itself"):
         recovery.check(Rebind(node("a"), secret("a").node, signature), DOMAIN, node("a"))
-    assert after([closes("a", "a")]).ended == {node("a"): Ending(1, None, 0)}
+    assert after([closes("a", "a")]).ended == {node("a"): FeedEnding(1, None, 0)}
 
 
 def test_a_close_ends_a_feed_once() -> None:
     endings = Endings()
     assert endings.cover(3, [said("a", Leave()), closes("a", "b")], committed) == [node("b")]
     assert endings.cover(4, [closes("c", "b")], committed) == []
-    assert endings.ended == {node("b"): Ending(3, None, 0)}
+    assert endings.ended == {node("b"): FeedEnding(3, None, 0)}
     assert endings.owner(node("b")) == node("b")
     assert endings.lost(node("a")) == []
 
@@ -123,11 +123,11 @@ def test_without_the_committed_key_nothing_ends_then_or_later() -> None:
 
 def test_a_closed_node_is_rebound_and_keeps_its_end() -> None:
     endings = after([closes("a", "b")], [], [rebinds("c", "b")])
-    assert endings.ended == {node("b"): Ending(1, node("c"), 3)}
+    assert endings.ended == {node("b"): FeedEnding(1, node("c"), 3)}
     assert endings.owner(node("b")) == node("c")
     assert [list(endings.at(height)) for height in range(5)] == [[], [node("b")], [], [node("b")], []]
     both = after([rebinds("c", "b"), closes("a", "b")])
-    assert both.ended == {node("b"): Ending(1, node("c"), 1)}
+    assert both.ended == {node("b"): FeedEnding(1, node("c"), 1)}
     assert list(both.at(1)) == [node("b")]
 
 

@@ -11,7 +11,7 @@ from protocol.errors import Evidence, PeerError
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry, make
 from protocol.log.fork_proof import ForkProof
-from protocol.log.frozen_entries import MAX_SHELF
+from protocol.log.frozen_entries import MAX_ASIDE
 from protocol.log.heads import FROZEN, LIVE, Head, RangeRequest, bucket_digests, heads_root, plan
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit
 from protocol.log.replica import Replica
@@ -375,10 +375,10 @@ def test_a_freezing_cut_ends_a_feed_without_the_proof() -> None:
 def test_a_frozen_author_cannot_fill_memory() -> None:
     replica = filled(A[0])
     replica.add_fork(ForkProof.of(A[3], B[3]))
-    for seq in range(3, MAX_SHELF + 20):
+    for seq in range(3, MAX_ASIDE + 20):
         entry = make(key("a"), DOMAIN.id, seq, digest(str(seq)), DOMAIN.id, Leave())
         assert replica.add_entry(entry) is Outcome.FROZEN
-    assert len(list(replica._shelf)) == MAX_SHELF
+    assert len(list(replica._aside)) == MAX_ASIDE
     assert not feed_all(replica, A[1:3])
     assert replica.heads[NODE].seq == 2
 

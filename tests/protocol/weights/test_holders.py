@@ -63,7 +63,7 @@ def test_who_refuses_what_it_said_it_has_is_asked_less_and_less_and_then_not_at_
     asked, now = [], 0.0
     while now < 120:
         one.set_holders({A: Holding(whole=False), B: Holding(direct=False)}, now)
-        one.heard(A, 0b1111110, 0, now)
+        one.learn(A, 0b1111110, 0, now)
         if ask_in_vain(one, A, now):
             asked.append(now)
         now += 0.1
@@ -88,9 +88,9 @@ def test_one_whose_object_was_deleted_meanwhile_is_not_punished() -> None:
     for run in runs:  # what was under way counts once
         one.refused(run, 0.1)
         one.finished(run, 0.1)
-    one.heard(A, 0, 0, 0.2)
+    one.learn(A, 0, 0, 0.2)
     assert one.routes.success(A, 0.2) == 1
-    one.heard(A, one.all, 0, 2)  # it has got it again
+    one.learn(A, one.all, 0, 2)  # it has got it again
     deliver(one, take(one, A, 2), 2.1)
     assert ask_in_vain(one, A, 3)
     assert one.routes.success(A, 3) == 1  # what it delivered made up for the first time
@@ -118,7 +118,7 @@ def test_holders_that_are_gone_are_broken_off_and_their_chunks_free() -> None:
     assert one.next(A, 1) is None
     one.failed(A, 1)
     one.busy(A, 1, 1)
-    one.heard(A, 1, 0, 1)
+    one.learn(A, 1, 0, 1)
     one.finished(run, 1)
     assert one.coming == 0
     for _ in range(2):

@@ -28,8 +28,8 @@ def test_the_rarest_come_first_and_what_others_fetch_counts() -> None:
     for seed in range(20):
         one = swarm(8, seed=seed)
         one.set_holders({A: Holding(), B: Holding(whole=False), C: Holding(whole=False)}, 0)
-        one.heard(B, 0b00001111, 0b00110000, 0)
-        one.heard(C, 0b00000011, 0, 0)
+        one.learn(B, 0b00001111, 0b00110000, 0)
+        one.learn(C, 0b00000011, 0, 0)
         assert take(one, A).first in (6, 7)
         assert take(one, C).first in (0, 1)
         assert take(one, B).first in (2, 3)
@@ -40,12 +40,12 @@ def test_a_holder_is_asked_for_what_it_has() -> None:
     one.set_holders({A: Holding(whole=False)}, 0)
     assert one.next(A, 0) is None
     assert one.partial(0) == [A]
-    one.heard(A, 0b0100, 0, 0)
+    one.learn(A, 0b0100, 0, 0)
     run = take(one, A)
     assert (run.first, run.end) == (2, 3)
     deliver(one, run, 1)
     assert one.next(A, 1) is None
-    one.heard(A, 0b1111, 0, 1)
+    one.learn(A, 0b1111, 0, 1)
     assert one.partial(1) == []  # there is nothing more to ask it
     assert take(one, A, 1).first in (0, 1, 3)
 
@@ -76,7 +76,7 @@ def test_a_run_begins_with_a_rare_chunk_and_leaves_no_odd_pieces() -> None:
         deliver(one, run, now)
         one.tick(now)
     rare = lowest(one.missing)
-    one.heard(B, one.all & ~(1 << rare), 0, now)
+    one.learn(B, one.all & ~(1 << rare), 0, now)
     run = take(one, A, now)
     assert run.first == rare
     for _ in range(6):
@@ -102,7 +102,7 @@ def test_a_refused_chunk_is_asked_of_another() -> None:
 def test_libp2p_is_the_last_resort() -> None:
     one = swarm(4)
     one.set_holders({A: Holding(direct=False), B: Holding(whole=False)}, 0)
-    one.heard(B, 0b0111, 0, 0)
+    one.learn(B, 0b0111, 0, 0)
     run = take(one, A)
     assert run.first == 3
     assert one.next(A, 0) is None
@@ -113,11 +113,11 @@ def test_libp2p_is_the_last_resort() -> None:
 def test_the_author_is_spared_where_others_can_deliver() -> None:
     one = swarm(64)
     one.set_holders({A: Holding(spared=True), B: Holding(whole=False)}, 0)
-    one.heard(B, bits(range(32)), bits(range(32, 48)), 0)
+    one.learn(B, bits(range(32)), bits(range(32, 48)), 0)
     assert take(one, A).first >= 48  # what nobody else has or fetches
     one = swarm(64)
     one.set_holders({A: Holding(spared=True), B: Holding()}, 0)
-    one.heard(B, bits(range(64)) & ~1, 1, 0)
+    one.learn(B, bits(range(64)) & ~1, 1, 0)
     other = take(one, B)
     for tenth in range(1, 30):
         other.received += 100_000

@@ -260,14 +260,14 @@ def test_the_next_trainer_is_not_the_last_who_can_judge() -> None:
 
 def test_a_proposal_must_stand_before_it_is_acted_on() -> None:
     stability = Stability(15.0)
-    assert not stability.settled("relay", 100.0)
-    assert not stability.settled("relay", 114.9)
-    assert stability.settled("relay", 115.0)
-    assert stability.settled("relay", 200.0)
-    assert not stability.settled("inference", 201.0)
-    assert not stability.settled("relay", 202.0)
-    assert not stability.settled("relay", 216.9)
-    assert stability.settled("relay", 217.0)
+    assert not stability.stable("relay", 100.0)
+    assert not stability.stable("relay", 114.9)
+    assert stability.stable("relay", 115.0)
+    assert stability.stable("relay", 200.0)
+    assert not stability.stable("inference", 201.0)
+    assert not stability.stable("relay", 202.0)
+    assert not stability.stable("relay", 216.9)
+    assert stability.stable("relay", 217.0)
 
 
 def test_an_unheard_node_has_no_row() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from node.store.version_store import VersionStore
 from node.weights.bulk import bearer_tokens
 from node.weights.bulk.bulk_address import BulkAddress
-from node.weights.bulk.chunk_server import Server
-from node.weights.bulk.holder_connection import Connection
-from node.weights.bulk.serving_limits import Limits
+from node.weights.bulk.chunk_server import ChunkServer
+from node.weights.bulk.holder_connection import HolderConnection
+from node.weights.bulk.serving_limits import ServingLimits
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.manifest import Manifest
 from tests.protocol.builders import key
@@ -51,10 +51,12 @@ class Origin:
     """A server of one object, whole but for ``missing``."""
 
     def __init__(
-        self, folder: Path, *, missing: tuple[int, ...] = (), limits: Limits | None = None, **more: Any
+        self, folder: Path, *, missing: tuple[int, ...] = (), limits: ServingLimits | None = None, **more: Any
     ) -> None:
         self.store, self.manifest, self.data = make_object(folder, missing=missing)
-        self.server = Server(domain=DOMAIN, secret=SECRET, find=self.store.open, limits=limits or Limits(), **more)
+        self.server = ChunkServer(
+            domain=DOMAIN, secret=SECRET, find=self.store.open, limits=limits or ServingLimits(), **more
+        )
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         self.server.listen([self.listener])
@@ -72,16 +74,16 @@ class Origin:
         """Room for chunks."""
         return [memoryview(bytearray(self.manifest.chunk_size(i))) for i in range(first, first + count)]
 
-    def connection(self, **more: Any) -> Connection:
+    def connection(self, **more: Any) -> HolderConnection:
         """A connection of ``PEER``'s."""
         return connect(self.port, **({"token": token()} | more))
 
 
-def connect(port: int, **more: Any) -> Connection:
+def connect(port: int, **more: Any) -> HolderConnection:
     """A connection to a port of this machine."""
     address = BulkAddress("ip4", "127.0.0.1", port, more.get("tls") is not None)
     values = {"tls": None, "peer": b"", "base_path": address.base_path(DOMAIN), "token": "t"} | more
-    return Connection(address, **values)
+    return HolderConnection(address, **values)
 
 
 @contextmanager

@@ -11,17 +11,28 @@ from typing import Any
 import trio
 
 from node.config import BulkConfig, Config
-from node.context import Health
-from node.weights.bulk.bulk_process import Bulk
-from node.weights.bulk.token_exchange import Routes
+from node.health.warnings import Health
+from node.peers.own_state import OwnState
+from node.weights.bulk.bulk_process import BulkProcess, StartBulk, start_child
+from node.weights.bulk.token_exchange import TokenExchange
 from protocol.identity import Identity
 from tests.node.weights.bulk.harness import DOMAIN
 
 FREE = ("/ip4/127.0.0.1/tcp/0",)
 
 
+class Announced(OwnState):
+    """An own state that counts how often it is to be announced."""
+
+    times = 0
+
+    def announce(self) -> None:
+        self.times += 1
+
+
 class Some:
-    """A node with ``bulk`` and ``routes``; ``joined`` are the nodes that its log knows."""
+    """A node with ``bulk`` and ``tokens``; ``joined`` are the nodes that its log knows. ``pauses`` are the bulk
+    process'."""
 
     def __init__(
         self,
@@ -32,18 +43,17 @@ class Some:
         network: Any = None,
         private: int = 0,
         joined: Collection[bytes] = (),
+        listen: tuple[str, ...] = FREE,
+        start: StartBulk = start_child,
+        **pauses: float,
     ) -> None:
         self.identity = identity
         self.id = identity.node
         self.domain = SimpleNamespace(id=DOMAIN, private=private)
-        self.config = Config(listen=FREE, bulk=config or BulkConfig())
+        self.config = Config(listen=listen, bulk=config or BulkConfig())
         self.directory = SimpleNamespace(versions=folder / "versions")
-        self.versions: Any = None
         self.logger = logging.getLogger("tests.bulk")
         self.health = Health(self.logger)
-        self.children: dict[str, int] = {}
-        self.announced = 0
-        self.presences = SimpleNamespace(announce_soon=self._announce)
         self.network = network
         self.joined = set(joined)
         self.ended: set[bytes] = set()
@@ -51,11 +61,10 @@ class Some:
             ledger=SimpleNamespace(joined=self.joined.__contains__),
             replica=SimpleNamespace(frozen=self.ended.__contains__),
         )
-        self.bulk = Bulk(self)  # type: ignore[arg-type]
-        self.routes = Routes(self, self.bulk) if network is not None else None  # type: ignore[arg-type]
-
-    def _announce(self) -> None:
-        self.announced += 1
+        node: Any = self
+        self.own = Announced(node)
+        self.bulk = BulkProcess(node, self.own, start=start, **pauses)
+        self.tokens = TokenExchange(node, self.bulk)
 
 
 async def until(condition: Any, seconds: float = 20.0) -> None:

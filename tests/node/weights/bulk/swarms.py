@@ -14,13 +14,14 @@ from typing import Any, cast
 
 import trio
 
-from node.config import BulkConfig
 from node.errors import Refused, Unreachable
 from node.net.blob_exchange import CHUNK_PROTOCOL, CHUNK_REQUEST, HAVE_PROTOCOL
 from node.store.version_store import VersionStore
 from node.weights.bulk import bearer_tokens
 from node.weights.bulk.token_exchange import Route
-from node.weights.fetching import Carrier
+from node.weights.delta_making import Rates
+from node.weights.fetching import Fetching
+from node.weights.held import Notice
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding
@@ -37,7 +38,7 @@ class Links:
 
 
 class _Network:
-    """What the carrier asks of ``node.net.host.Network``, for one member."""
+    """What a transfer asks of ``node.net.host.Network``, for one member."""
 
     def __init__(self, links: Links, node: bytes) -> None:
         self._links = links
@@ -68,8 +69,8 @@ class _Network:
         return found
 
 
-class _Tokens:
-    """What the carrier asks of ``node.weights.bulk.token_exchange.Routes``."""
+class Tokens:
+    """What a transfer asks of ``node.weights.bulk.token_exchange.TokenExchange``."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -98,12 +99,22 @@ class _Tokens:
         self.vain[peer] += 1
 
 
+class Nothing:
+    """No versions are held, and nothing can be spared."""
+
+    def spare(self, present: Sequence[bytes]) -> list[bytes]:
+        return []
+
+    async def drop_gone(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
 class Member(Some):
     """One node. ``hidden``: it gives no tokens, so that libp2p is the only way to it. ``address``: said instead of its
     own."""
 
-    def __init__(self, links: Links, folder: Path, name: str, config: BulkConfig | None = None) -> None:
-        super().__init__(folder, key(name), config=config)
+    def __init__(self, links: Links, folder: Path, name: str, **options: Any) -> None:
+        super().__init__(folder, key(name), network=_Network(links, key(name).node), **options)
         self.links = links
         self.name = name
         self.hidden = False
@@ -112,11 +123,12 @@ class Member(Some):
         self.foreign = False
         self.token_seconds = 600.0
         self.tamper: Callable[[bytes], bytes] = lambda data: data
-        self.network = _Network(links, self.id)
-        self.tokens = _Tokens(self)
-        self.routes = cast("Any", self.tokens)
-        self.store = self.versions = VersionStore(folder / "versions")
-        self.carrier = Carrier(cast("Any", self))
+        self.asked = Tokens(self)
+        self.store = VersionStore(folder / "versions")
+        notice = Notice()
+        node, tokens = cast("Any", self), cast("Any", self.asked)
+        held = cast("Any", Nothing())
+        self.fetching = Fetching(node, self.store, self.bulk, tokens, held, notice, Rates())
         links.members[self.id] = self
 
     def read(self, digest: bytes, index: int) -> bytes | None:
@@ -134,15 +146,13 @@ class Member(Some):
 
 
 @asynccontextmanager
-async def members(
-    folder: Path, *names: str, config: Mapping[str, BulkConfig] | None = None
-) -> AsyncIterator[list[Member]]:
+async def members(folder: Path, *names: str, **options: Any) -> AsyncIterator[list[Member]]:
     """Nodes whose children run, in the order of ``names``."""
     links = Links()
-    made = [Member(links, folder / name, name, (config or {}).get(name)) for name in names]
+    made = [Member(links, folder / name, name, **options) for name in names]
     async with AsyncExitStack() as stack:
         for member in made:
-            stack.enter_context(member.bulk.open())
+            stack.enter_context(member.bulk.ports.open())
         nursery = await stack.enter_async_context(trio.open_nursery())
         for member in made:
             nursery.start_soon(member.bulk.run)

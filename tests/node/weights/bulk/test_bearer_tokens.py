@@ -18,7 +18,7 @@ HOSTS = [bearer_tokens.host_of(text) for text in ("192.0.2.1", "2001:db8::1", "1
 def test_a_token_says_whose_it_is_from_where_and_until_when() -> None:
     token = bearer_tokens.mint(SECRET, NODE, HOSTS, 1000.5)
     assert len(token) <= bearer_tokens.MAX_TOKEN
-    assert bearer_tokens.check(SECRET, token, 1000.0) == bearer_tokens.Grant(NODE, tuple(HOSTS), 1000.5)
+    assert bearer_tokens.check(SECRET, token, 1000.0) == bearer_tokens.TokenGrant(NODE, tuple(HOSTS), 1000.5)
     with pytest.raises(PeerError, match="expired"):
         bearer_tokens.check(SECRET, token, 1000.5)
     with pytest.raises(PeerError, match="not one of this node's"):

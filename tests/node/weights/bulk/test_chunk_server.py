@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from node.weights.bulk import bearer_tokens
-from node.weights.bulk import chunk_server as server_module
-from node.weights.bulk.serving_limits import Limits
+from node.weights.bulk.chunk_server import ServingPatience, prefer_bbr
+from node.weights.bulk.serving_limits import ServingLimits
 from protocol.constants import CHUNK_BYTES
 from tests.node.weights.bulk.harness import CHUNKS, OTHER, SIZE, Origin, Raw, origin, token
 
@@ -124,7 +124,7 @@ def test_have_answers_when_there_is_more(tmp_path: Path) -> None:
             f"Authorization: Bearer {token()}\r\n\r\n".encode()
         )
         partial.store.write_chunk(partial.manifest.digest, 4, partial.chunk(4))
-        partial.server.news.tell()
+        partial.server.news.notify()
         assert client.answer().body == b"\xb8"
         before = time.monotonic()
         assert client.get(f"{partial.base}/have?more-than=4&wait=30", bearer=token()).body == b"\xb8"
@@ -256,11 +256,11 @@ def test_requests_sent_ahead_are_answered_in_order(whole: Origin) -> None:
         assert b"".join(client.answer().body for _ in range(CHUNKS)) == whole.data
 
 
-# Limits
+# ServingLimits
 
 
 def test_a_peer_has_so_many_connections(tmp_path: Path) -> None:
-    with origin(tmp_path / "versions", limits=Limits(of_peer=2)) as few:
+    with origin(tmp_path / "versions", limits=ServingLimits(of_peer=2)) as few:
         clients = [Raw(few.port) for _ in range(4)]
         try:
             assert [c.get(f"{few.base}/4-4", bearer=token()).status for c in clients[:2]] == [200, 200]
@@ -281,7 +281,7 @@ def test_a_peer_has_so_many_connections(tmp_path: Path) -> None:
 
 
 def test_there_are_so_many_connections_in_all(tmp_path: Path) -> None:
-    few = Origin(tmp_path / "versions", limits=Limits(total=2, proxied=True))
+    few = Origin(tmp_path / "versions", limits=ServingLimits(total=2, proxied=True))
     with few.listener, Raw(few.port) as first, Raw(few.port) as second:
         assert first.get(f"{few.base}/4-4", bearer=token()).status == 200
         assert second.get(f"{few.base}/4-4", bearer=token()).status == 200
@@ -293,23 +293,25 @@ def test_there_are_so_many_connections_in_all(tmp_path: Path) -> None:
 
 def test_strangers_take_no_place_from_peers(tmp_path: Path) -> None:
     """Half of all connections are the most that nobody's may be."""
-    few = Origin(tmp_path / "versions", limits=Limits(total=4))
+    few = Origin(tmp_path / "versions", limits=ServingLimits(total=4))
     with few.listener, Raw(few.port), Raw(few.port), Raw(few.port) as third:
         assert third.answer().status == 429
         few.listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_stranger_who_says_nothing_is_shown_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STRANGER_SECONDS", 0.05)
-    with origin(tmp_path / "versions") as made, Raw(made.port) as silent, Raw(made.port) as slow:
+def test_a_stranger_who_says_nothing_is_shown_out(tmp_path: Path) -> None:
+    with (
+        origin(tmp_path / "versions", patience=ServingPatience(stranger=0.05)) as made,
+        Raw(made.port) as silent,
+        Raw(made.port) as slow,
+    ):
         slow.send(b"GET / HTTP/1.1\r\n")
         assert silent.rest() == b""
         assert slow.rest() == b""
 
 
-def test_a_head_that_drips_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.2)
-    with origin(tmp_path / "versions") as made, Raw(made.port) as client:
+def test_a_head_that_drips_is_not_waited_for(tmp_path: Path) -> None:
+    with origin(tmp_path / "versions", patience=ServingPatience(head=0.2)) as made, Raw(made.port) as client:
         assert client.get(f"{made.base}/4-4", bearer=token()).status == 200
         stop = threading.Event()
 
@@ -329,16 +331,14 @@ def test_a_head_that_drips_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
             dripping.join()
 
 
-def test_an_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.05)
-    with origin(tmp_path / "versions") as made, Raw(made.port) as client:
+def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
+    with origin(tmp_path / "versions", patience=ServingPatience(idle=0.05)) as made, Raw(made.port) as client:
         assert client.get(f"{made.base}/4-4", bearer=token()).status == 200
         assert client.rest() == b""
 
 
-def test_a_reader_that_stalls_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STALL_SECONDS", 0.1)
-    with origin(tmp_path / "versions") as made, socket.socket() as client:
+def test_a_reader_that_stalls_is_left(tmp_path: Path) -> None:
+    with origin(tmp_path / "versions", patience=ServingPatience(stall=0.1)) as made, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", made.port))
         line = f"GET {made.base}/0-4 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n\r\n".encode()
@@ -357,13 +357,13 @@ def test_the_congestion_control_for_long_lines_is_asked_for() -> None:
     has_it = "bbr" in (settings_ / f"tcp_{listed}_congestion_control").read_text().split()
     usual = (settings_ / "tcp_congestion_control").read_text().strip()
     with socket.socket() as connection:
-        server_module._prefer_bbr(connection)
+        prefer_bbr(connection)
         used = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
     assert used == ("bbr" if has_it else usual)
 
 
 def test_rates_hold(tmp_path: Path) -> None:
-    limits = Limits(peer_rate=8 << 20)
+    limits = ServingLimits(peer_rate=8 << 20)
     with origin(tmp_path / "versions", limits=limits) as made:
         started = time.monotonic()
         with Raw(made.port) as client:

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.errors import Busy, Unreachable
-from node.weights.bulk import holder_connection
 from node.weights.bulk.bulk_address import parse
-from node.weights.bulk.holder_connection import Connection, Denied, Missing
-from node.weights.bulk.serving_limits import Limits
+from node.weights.bulk.holder_connection import Denied, HolderConnection, Missing
+from node.weights.bulk.serving_limits import ServingLimits
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from tests.node.weights.bulk.harness import CHUNKS, Raw, connect, origin, token
@@ -64,7 +63,7 @@ def send(*parts: bytes) -> Callable[[socket.socket], None]:
     return lambda connection: connection.sendall(b"".join(parts))
 
 
-def get(connection: Connection, sizes: tuple[int, ...] = (CHUNK_BYTES,)) -> tuple[list[int], bytes]:
+def get(connection: HolderConnection, sizes: tuple[int, ...] = (CHUNK_BYTES,)) -> tuple[list[int], bytes]:
     """The chunks that arrived and all bytes."""
     arrived: list[int] = []
     buffers = [memoryview(bytearray(size)) for size in sizes]
@@ -88,14 +87,19 @@ def test_chunks_arrive_one_by_one_in_the_buffers(tmp_path: Path) -> None:
             connection.have(made.manifest.digest, 0, 0.0)
 
 
-def test_a_chunk_is_waited_for_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_waited_for_as_a_whole() -> None:
     """However many packets it comes in; a short answer after it is not waited for in vain."""
-    received: list[int] = []
-    receive = Connection._receive
 
-    def counted(self: Connection, *arguments: Any) -> int:
-        received.append(receive(self, *arguments))
-        return received[-1]
+    class Counted(socket.socket):
+        pieces = 0
+
+        def recv_into(self, *arguments: Any) -> int:
+            self.pieces += 1
+            return super().recv_into(*arguments)
+
+    def dial(place: tuple[str, int], seconds: float) -> socket.socket:
+        made.connect(place)
+        return made
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(HEAD % CHUNK_BYTES)
@@ -106,30 +110,17 @@ def test_a_chunk_is_waited_for_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> No
         connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
         read_request(connection)
 
-    monkeypatch.setattr(Connection, "_receive", counted)
-    with holder(drip) as port:
-        connection = connect(port)
+    with Counted() as made, holder(drip) as port:
+        connection = connect(port, dial=dial)
         assert get(connection)[0] == [7]
-        assert len(received) <= 2
+        assert made.pieces <= 2
         with pytest.raises(Missing):
             get(connection)
         connection.close()
 
 
-def test_requests_may_be_sent_ahead(tmp_path: Path) -> None:
-    with origin(tmp_path / "versions") as made:
-        connection = made.connection()
-        for index in range(CHUNKS):
-            connection.ask(made.manifest.digest, index, 1)
-        for index in range(CHUNKS):
-            buffers = made.buffers(index, 1)
-            connection.take(buffers, lambda _: None)
-            assert bytes(buffers[0]) == made.chunk(index)
-        connection.close()
-
-
 def test_what_is_missing_is_told_apart(tmp_path: Path) -> None:
-    with origin(tmp_path / "versions", missing=(2,), limits=Limits(of_peer=1)) as made:
+    with origin(tmp_path / "versions", missing=(2,), limits=ServingLimits(of_peer=1)) as made:
         connection = made.connection()
         for _ in range(3):  # the connection stays good
             with pytest.raises(Missing):
@@ -160,7 +151,7 @@ def test_a_peer_that_stops_in_the_midst_of_a_chunk() -> None:
     assert arrived == [7]
 
 
-def test_a_peer_that_stalls_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_stalls_is_left() -> None:
     def stall(connection: socket.socket) -> None:
         connection.sendall(HEAD % 3000 + bytes(1500))
         connection.recv(1)
@@ -169,14 +160,13 @@ def test_a_peer_that_stalls_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         connection = connect(port, chunk_timeout=0.1)
         with pytest.raises(Unreachable, match=r"no answer in time|too slow"):
             get(connection, (3000,))
-    monkeypatch.setattr(holder_connection, "HEAD_SECONDS", 0.1)
 
     def keep_silent(connection: socket.socket) -> None:
         connection.recv(1)
 
     silent = holder(keep_silent)
     with silent as port, pytest.raises(Unreachable, match="no answer in time"):
-        get(connect(port))
+        get(connect(port, head_timeout=0.1))
 
 
 def test_a_peer_that_drips_is_too_slow() -> None:
@@ -236,19 +226,21 @@ def test_a_busy_proxy_is_busy() -> None:
 
 
 @pytest.mark.parametrize("inside", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0"])
-def test_a_name_leads_to_public_addresses_only(monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+def test_a_name_leads_to_public_addresses_only(inside: str) -> None:
     dialled: list[tuple[str, int]] = []
     answers = [inside, "8.8.8.8", "9.9.9.9"]
 
-    def look_up(host: str, port: int, family: int, kind: int) -> list[tuple[object, ...]]:
+    def resolve(host: str, port: int, family: int, kind: int) -> list[tuple[object, ...]]:
         return [(family, kind, 6, "", (answer, port)) for answer in answers]
 
     def dial(place: tuple[str, int], seconds: float) -> socket.socket:
         dialled.append(place)
         raise ConnectionRefusedError("refused")
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(socket, "create_connection", dial)
+    def named() -> HolderConnection:
+        place = parse("/dns4/weights.example.org/tcp/80/http")
+        return HolderConnection(place, tls=None, peer=b"", base_path="", token="t", resolve=resolve, dial=dial)
+
     with pytest.raises(Unreachable, match="refused"):
         named().connect()
     assert dialled == [("8.8.8.8", 80), ("9.9.9.9", 80)]
@@ -256,11 +248,6 @@ def test_a_name_leads_to_public_addresses_only(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(Unreachable, match="no public address"):
         named().connect()
     assert len(dialled) == 2
-
-
-def named() -> Connection:
-    place = parse("/dns4/weights.example.org/tcp/80/http")
-    return Connection(place, tls=None, peer=b"", base_path="", token="t")
 
 
 def test_nobody_is_there() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from node.errors import Unreachable
-from node.weights.bulk import chunk_server, node_certificate, pinned_tls
+from node.weights.bulk import node_certificate
+from node.weights.bulk.chunk_server import ServingPatience
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
 from protocol.errors import PeerError
 from protocol.identity import Identity
@@ -27,8 +28,10 @@ def certificates() -> dict[Identity, tuple[str, bytes]]:
 
 @pytest.fixture
 def private(tmp_path: Path, certificates: dict[Identity, tuple[str, bytes]]) -> Iterator[Origin]:
-    keeper = Doorkeeper(certificates[SERVER][0], {certificates[CLIENT][1]: PEER})
-    with origin(tmp_path / "versions", secure=(keeper.context, keeper.peer_of)) as made:
+    keeper = Doorkeeper(certificates[SERVER][0], {certificates[CLIENT][1]: PEER}, max_stale=2)
+    with origin(
+        tmp_path / "versions", secure=(keeper.context, keeper.peer_of), patience=ServingPatience(stranger=1.5)
+    ) as made:
         made.keeper = keeper  # type: ignore[attr-defined]
         yield made
 
@@ -110,9 +113,8 @@ def test_a_certificate_that_openssl_takes_for_none_keeps_nobody_else_out(
 
 
 def test_one_that_changes_its_certificate_again_and_again_fills_nothing(
-    private: Origin, certificates: dict[Identity, tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
+    private: Origin, certificates: dict[Identity, tuple[str, bytes]]
 ) -> None:
-    monkeypatch.setattr(pinned_tls, "MAX_STALE", 2)
     keeper: Doorkeeper = private.keeper  # type: ignore[attr-defined]
     first = keeper.context()
     made = [node_certificate.make(CLIENT) for _ in range(4)]
@@ -142,7 +144,6 @@ def test_an_impostor_at_the_address_is_found_out(
         connect(private.port, tls=context, token=token(hosts=())).have(private.manifest.digest, 0, 0.0)
 
 
-def test_a_stranger_that_stays_silent_is_shown_out(private: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_server, "STRANGER_SECONDS", 0.1)
+def test_a_stranger_that_stays_silent_is_shown_out(private: Origin) -> None:
     with Raw(private.port) as client:
         assert client.rest() == b""

@@ -22,9 +22,11 @@ from node.net.host import open_network
 from node.store.version_store import VersionStore
 from node.weights.bulk import bearer_tokens, node_certificate, token_exchange
 from node.weights.bulk.bulk_address import parse
-from node.weights.bulk.holder_connection import Connection
+from node.weights.bulk.holder_connection import HolderConnection
 from node.weights.bulk.pinned_tls import client_context
-from node.weights.fetching import Carrier
+from node.weights.delta_making import Rates
+from node.weights.fetching import Fetching
+from node.weights.held import Notice
 from protocol import codec
 from protocol.errors import PeerError
 from protocol.weights.holders import Holding
@@ -32,6 +34,7 @@ from protocol.weights.manifest import Manifest
 from tests.node.net.helpers import LISTEN, identity
 from tests.node.weights.bulk.harness import CHUNKS, DOMAIN, make_object
 from tests.node.weights.bulk.nodes import Some, until
+from tests.node.weights.bulk.swarms import Nothing
 
 
 @dataclass
@@ -62,9 +65,8 @@ async def pair(folder: Path, *, private: int = 0, joined: bool = True, **config:
         ]
         nursery = await stack.enter_async_context(trio.open_nursery())
         for node in nodes:
-            stack.enter_context(node.bulk.open())
-            assert node.routes is not None
-            node.routes.serve()
+            stack.enter_context(node.bulk.ports.open())
+            node.tokens.serve()
             nursery.start_soon(node.bulk.run)
         await networks[1].connect(networks[0].addresses[0], 5)
         await until(lambda: all(node.bulk.up for node in nodes))
@@ -74,7 +76,7 @@ async def pair(folder: Path, *, private: int = 0, joined: bool = True, **config:
 
 async def fetch(pair: Pair, address: str, token: str, tls: ssl.SSLContext | None = None) -> bytes:
     place = parse(address)
-    connection = Connection(place, tls=tls, peer=b"", base_path=place.base_path(DOMAIN), token=token)
+    connection = HolderConnection(place, tls=tls, peer=b"", base_path=place.base_path(DOMAIN), token=token)
     buffers = [memoryview(bytearray(pair.manifest.chunk_size(i))) for i in range(CHUNKS)]
 
     def work() -> None:
@@ -89,19 +91,18 @@ async def fetch(pair: Pair, address: str, token: str, tls: ssl.SSLContext | None
 
 async def test_a_public_route_opens_the_weights(tmp_path: Path) -> None:
     async with pair(tmp_path) as both:
-        routes = both.asker.routes
-        assert routes is not None
-        route = await routes.route(both.holder.id)
+        tokens = both.asker.tokens
+        route = await tokens.route(both.holder.id)
         assert route.address == both.holder.bulk.addresses[0]
         assert await fetch(both, route.address, route.token) == both.data
         grant = bearer_tokens.check(both.holder.bulk.secret, route.token, time.monotonic())
         assert (grant.node, grant.hosts) == (both.asker.id, (bearer_tokens.LOCAL,))
         # It is kept, until it is said to be bad.
-        assert await routes.route(both.holder.id) is route
-        routes.spoil(both.holder.id)
-        assert await routes.route(both.holder.id) is not route
+        assert await tokens.route(both.holder.id) is route
+        tokens.spoil(both.holder.id)
+        assert await tokens.route(both.holder.id) is not route
         with pytest.raises(Unreachable):
-            await routes.route(identity(9).node)
+            await tokens.route(identity(9).node)
         # A request that carries something breaks the rules of a public domain.
         with pytest.raises(Refused):
             await both.asker.network.request(
@@ -112,27 +113,25 @@ async def test_a_public_route_opens_the_weights(tmp_path: Path) -> None:
 async def test_behind_a_proxy_a_token_is_bound_to_no_host(tmp_path: Path) -> None:
     front = "/dns4/weights.example.org/tcp/80/http"
     async with pair(tmp_path, proxied=True, announce=(front,)) as both:
-        assert both.asker.routes is not None
-        route = await both.asker.routes.route(both.holder.id)
+        route = await both.asker.tokens.route(both.holder.id)
         assert route.address == front
         assert bearer_tokens.check(both.holder.bulk.secret, route.token, time.monotonic()).hosts == ()
-        assert await fetch(both, both.holder.bulk.listening[0], route.token) == both.data
+        assert await fetch(both, both.holder.bulk.ports.addresses()[0], route.token) == both.data
 
 
 async def test_a_private_route_is_encrypted_and_for_members(tmp_path: Path) -> None:
     async with pair(tmp_path, private=1) as both:
         holder, asker = both.holder, both.asker
-        assert asker.routes is not None
-        route = await asker.routes.route(holder.id)
+        route = await asker.tokens.route(holder.id)
         assert route.address.endswith("/https")
-        context = client_context(asker.bulk.own, asker.bulk.certificates[holder.id])
+        context = client_context(asker.bulk.own_pem, asker.bulk.known[holder.id])
         assert await fetch(both, route.address, route.token, context) == both.data
         # In plain there is nothing.
         with pytest.raises(Unreachable):
             await fetch(both, route.address.removesuffix("s"), route.token)
         # Nor with a certificate that libp2p did not bring.
         other = Some(tmp_path, identity(3), network=asker.network, private=1)
-        stranger = client_context(other.bulk.own, asker.bulk.certificates[holder.id])
+        stranger = client_context(other.bulk.own_pem, asker.bulk.known[holder.id])
         with pytest.raises(Unreachable):
             await fetch(both, route.address, route.token, stranger)
         # A child that is started anew knows who was let in.
@@ -142,28 +141,29 @@ async def test_a_private_route_is_encrypted_and_for_members(tmp_path: Path) -> N
         assert await fetch(both, route.address, route.token, context) == both.data
         # One whose feed has ended gets no other token.
         holder.ended.add(asker.id)
-        asker.routes.spoil(holder.id)
+        asker.tokens.spoil(holder.id)
         with pytest.raises(Refused, match="only nodes that joined"):
-            await asker.routes.route(holder.id)
+            await asker.tokens.route(holder.id)
 
 
 @pytest.mark.parametrize("private", [0, 1])
 async def test_an_object_is_brought_from_peer_to_peer(tmp_path: Path, private: int) -> None:
     """Token, connection, swarm, store: all of the way, in plain and encrypted."""
     async with pair(tmp_path, private=private) as both:
-        versions = both.asker.versions = VersionStore(both.asker.directory.versions)
-        carrier = Carrier(both.asker)  # type: ignore[arg-type]
-        await carrier.bring(both.manifest, lambda: {both.holder.id: Holding()}, stall=20)
+        asker: Any = both.asker
+        versions = VersionStore(asker.directory.versions)
+        held: Any = Nothing()
+        fetching = Fetching(asker, versions, asker.bulk, asker.tokens, held, Notice(), Rates())
+        await fetching.bring(both.manifest, lambda: {both.holder.id: Holding()}, stall=20)
         assert versions.paths(both.manifest.digest)[1].read_bytes() == both.data
         assert "/farflung/chunk/1" not in both.asker.network.counts
 
 
 async def test_a_private_domain_refuses_who_has_not_joined(tmp_path: Path) -> None:
     async with pair(tmp_path, private=1, joined=False) as both:
-        assert both.asker.routes is not None
         with pytest.raises(Refused, match="only nodes that joined"):
-            await both.asker.routes.route(both.holder.id)
-        assert both.holder.bulk.certificates == {}
+            await both.asker.tokens.route(both.holder.id)
+        assert both.holder.bulk.known == {}
         # Another's certificate, or none, is a fault.
         both.holder.joined.add(both.asker.id)
         _, theirs = node_certificate.make(identity(9))
@@ -172,25 +172,24 @@ async def test_a_private_domain_refuses_who_has_not_joined(tmp_path: Path) -> No
                 await both.asker.network.request(
                     both.holder.id, token_exchange.PROTOCOL, request, timeout=5, max_response=4096
                 )
-        assert both.holder.bulk.certificates == {}
+        assert both.holder.bulk.known == {}
 
 
 async def test_a_member_has_one_certificate_for_a_while(tmp_path: Path) -> None:
     async with pair(tmp_path, private=1) as both:
-        assert both.asker.routes is not None
-        await both.asker.routes.route(both.holder.id)
-        known = both.holder.bulk.certificates[both.asker.id]
+        await both.asker.tokens.route(both.holder.id)
+        known = both.holder.bulk.known[both.asker.id]
         _, other = node_certificate.make(both.asker.identity)
         for request, words in ((other, "another certificate so soon"), (known, None)):
             with pytest.raises(Refused, match=words) if words else nullcontext():
                 await both.asker.network.request(
                     both.holder.id, token_exchange.PROTOCOL, request, timeout=5, max_response=4096
                 )
-        assert both.holder.bulk.certificates[both.asker.id] == known
+        assert both.holder.bulk.known[both.asker.id] == known
 
 
 class Answering:
-    """A network of peers that hand out routes: libp2p reaches all at 203.0.113.5."""
+    """A network of peers that hand out tokens: libp2p reaches all at 203.0.113.5."""
 
     def __init__(self) -> None:
         self.addresses = ["/ip4/192.0.2.1/tcp/4001/p2p/x"]
@@ -208,60 +207,58 @@ async def test_a_foreign_address_that_has_no_weights_is_left_alone(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     net = Answering()
-    routes = Some(tmp_path, identity(1), network=net).routes
-    assert routes is not None
+    tokens = Some(tmp_path, identity(1), network=net).tokens
     liar, other, honest = (identity(n).node for n in (2, 3, 4))
     net.places = {liar: "ip4/8.8.8.8", other: "ip4/8.8.8.8", honest: "ip4/203.0.113.5"}
     tries, end = 0, trio.current_time() + 3600
     while trio.current_time() < end:
         for peer in (liar, other):
             with suppress(Refused):
-                assert (await routes.route(peer)).foreign
+                assert (await tokens.route(peer)).foreign
                 tries += 1
-                routes.misled(peer)
+                tokens.misled(peer)
         await trio.sleep(10)
     assert 4 <= tries <= 7  # a minute's pause, then two, and so on
     # Another name for it, or another host, is no better from the same peer; its own address is.
     net.places[liar] = "dns4/victim.example"
     for _ in range(2):
         with pytest.raises(Refused):
-            await routes.route(liar)
+            await tokens.route(liar)
     net.places[liar] = "ip4/203.0.113.5"
     for peer in (liar, honest):
-        route = await routes.route(peer)
+        route = await tokens.route(peer)
         assert not route.foreign
-        routes.misled(peer)
-        assert await routes.route(peer) is not route
+        tokens.misled(peer)
+        assert await tokens.route(peer) is not route
 
 
 async def test_one_who_names_one_address_after_the_other_is_left_alone(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     net = Answering()
-    routes = Some(tmp_path, identity(1), network=net).routes
-    assert routes is not None
+    tokens = Some(tmp_path, identity(1), network=net).tokens
     peer = identity(2).node
     dialled = 0
     for number in range(1, 200):
         net.places[peer] = f"ip4/8.8.4.{number}"
         with suppress(Refused):
-            dialled += (await routes.route(peer)).foreign
+            dialled += (await tokens.route(peer)).foreign
         await trio.sleep(11)
     assert dialled <= 2
     # One who stays where it is is found again.
     await trio.sleep(token_exchange.MAX_MISLED_SECONDS)
     with pytest.raises(Refused, match="one address after the other"):
-        await routes.route(peer)
+        await tokens.route(peer)
     await trio.sleep(token_exchange.MAX_MISLED_SECONDS)
-    assert (await routes.route(peer)).foreign
+    assert (await tokens.route(peer)).foreign
 
 
 async def test_nothing_is_handed_out_while_nothing_is_served(tmp_path: Path) -> None:
     async with pair(tmp_path) as both:
-        assert both.asker.routes is not None
-        both.holder.bulk.up = False
+        os.kill(both.holder.bulk.pid, 9)
+        await until(lambda: not both.holder.bulk.up)
         with pytest.raises(Refused, match="nothing is served"):
-            await both.asker.routes.route(both.holder.id)
+            await both.asker.tokens.route(both.holder.id)
 
 
 @pytest.mark.parametrize(
@@ -286,10 +283,9 @@ async def test_an_answer_that_breaks_the_rules(tmp_path: Path, answer: bytes) ->
     ):
         first.serve(token_exchange.PROTOCOL, lie, max_request=4096)
         await second.connect(first.addresses[0], 5)
-        routes = Some(tmp_path, identity(2), network=second).routes
-        assert routes is not None
+        tokens = Some(tmp_path, identity(2), network=second).tokens
         with pytest.raises(PeerError):
-            await routes.route(first.node)
+            await tokens.route(first.node)
 
 
 @pytest.mark.parametrize("private", [0, 1])
@@ -300,11 +296,10 @@ async def test_strangers_read_what_the_genesis_names(tmp_path: Path, private: in
     named = [SimpleNamespace(hash=bytes([n]) * 32) for n in range(5)]
     some.domain.model = SimpleNamespace(manifest=named[0], config=named[1], tokenizer=named[2])
     some.domain.tasks = [SimpleNamespace(blobs=()), SimpleNamespace(blobs=named[3:])]
-    routes = some.routes
-    assert routes is not None
-    assert all(routes.may_read(node, blob.hash) for blob in named for node in (member, stranger))
-    assert routes.may_read(member, b"?" * 32)
-    assert routes.may_read(stranger, b"?" * 32) is not bool(private)
+    tokens = some.tokens
+    assert all(tokens.may_read(node, blob.hash) for blob in named for node in (member, stranger))
+    assert tokens.may_read(member, b"?" * 32)
+    assert tokens.may_read(stranger, b"?" * 32) is not bool(private)
 
 
 async def test_which_of_many_addresses(tmp_path: Path) -> None:
@@ -318,12 +313,11 @@ async def test_which_of_many_addresses(tmp_path: Path) -> None:
 
     await trio.lowlevel.checkpoint()
     net = Net()
-    routes = Some(tmp_path, identity(1), network=net).routes
-    assert routes is not None
+    tokens = Some(tmp_path, identity(1), network=net).tokens
 
     def chosen(remote: list[str], *texts: str) -> str:
         net.remote = remote
-        return str(routes._choose(b"", [parse(text) for text in texts]))
+        return str(tokens.choose(b"", [parse(text) for text in texts]))
 
     loop, near, far, six = (
         f"/{host}/tcp/80/http" for host in ("ip4/127.0.0.1", "ip4/192.0.2.1", "ip4/198.51.100.1", "ip6/2001:db8::1")

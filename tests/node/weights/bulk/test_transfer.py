@@ -19,7 +19,8 @@ import trio
 
 from node.errors import Unreachable
 from node.net.blob_exchange import CHUNK_PROTOCOL, HAVE_PROTOCOL
-from node.weights.bulk import bulk_process
+from node.weights.bulk.bulk_messages import ChunksCame
+from node.weights.fetching import Progress
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import Manifest
@@ -49,9 +50,15 @@ def whole(member: Member) -> bool:
     return member.store.complete(DIGEST) and member.store.paths(DIGEST)[1].read_bytes() == DATA
 
 
+def progress(member: Member) -> Progress:
+    found = member.fetching.progress(DIGEST)
+    assert found is not None
+    return found
+
+
 async def bring(member: Member, holders: Callable[[], Mapping[bytes, Holding]] | None = None) -> None:
     with trio.fail_after(60):
-        await member.carrier.bring(MANIFEST, holders or (lambda: member.holders(DIGEST)))
+        await member.fetching.bring(MANIFEST, holders or (lambda: member.holders(DIGEST)))
 
 
 async def test_chunks_are_passed_on_before_the_relay_is_whole(tmp_path: Path) -> None:
@@ -62,12 +69,12 @@ async def test_chunks_are_passed_on_before_the_relay_is_whole(tmp_path: Path) ->
             nursery.start_soon(bring, one, lambda: {relay.id: Holding(whole=False), two.id: Holding(whole=False)})
             nursery.start_soon(bring, two, lambda: {relay.id: Holding(whole=False), one.id: Holding(whole=False)})
             await until(lambda: [verified(m) for m in (relay, one, two)] == [COUNT - 1] * 3)
-            assert relay.carrier.progress[DIGEST].total == COUNT
-            await until(lambda: relay.carrier.progress[DIGEST].have == COUNT - 1)
+            assert progress(relay).total == COUNT
+            await until(lambda: progress(relay).have == COUNT - 1)
             origin.store.write_chunk(DIGEST, 7, DATA[7 * CHUNK_BYTES : 8 * CHUNK_BYTES])
-            origin.bulk.tell("stir")
+            origin.bulk.send(ChunksCame())
         assert all(whole(member) for member in (relay, one, two))
-        assert relay.carrier.progress == {}
+        assert relay.fetching.progress(DIGEST) is None
         assert origin.links.requests[CHUNK_PROTOCOL] == 0  # libp2p carried none of it
         assert relay.network.blamed == []
 
@@ -96,9 +103,8 @@ async def test_wrong_bytes_are_blamed_and_fetched_elsewhere(tmp_path: Path) -> N
         assert len(node.network.blamed) <= 2  # it was not asked again
 
 
-async def test_a_holder_that_dies_and_one_that_never_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_process, "FIRST_PAUSE", 30.0)
-    async with members(tmp_path, "dies", "stays", "node") as (dies, stays, node):
+async def test_a_holder_that_dies_and_one_that_never_was(tmp_path: Path) -> None:
+    async with members(tmp_path, "dies", "stays", "node", first_pause=30.0) as (dies, stays, node):
         give(dies)
         give(stays, without=(3,))
         nobody = bytes(32)
@@ -112,11 +118,8 @@ async def test_a_holder_that_dies_and_one_that_never_was(tmp_path: Path, monkeyp
         assert whole(node)
 
 
-async def test_a_child_that_dies_costs_only_what_was_on_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk_process, "FIRST_PAUSE", 0.01)
-    async with members(tmp_path, "origin", "node") as (origin, node):
+async def test_a_child_that_dies_costs_only_what_was_on_its_way(tmp_path: Path) -> None:
+    async with members(tmp_path, "origin", "node", first_pause=0.01) as (origin, node):
         give(origin, without=(5,))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bring, node, lambda: {origin.id: Holding(whole=False)})
@@ -176,11 +179,11 @@ async def test_a_node_that_names_anothers_address_sends_few_there(tmp_path: Path
             async with trio.open_nursery() as nursery:
                 holders = {liar.id: Holding(), partial.id: Holding(whole=False), honest.id: Holding(whole=False)}
                 nursery.start_soon(bring, node, lambda: holders)
-                await until(lambda: node.tokens.vain.keys() == {liar.id, partial.id} and verified(node) == COUNT - 1)
+                await until(lambda: node.asked.vain.keys() == {liar.id, partial.id} and verified(node) == COUNT - 1)
                 honest.store.write_chunk(DIGEST, 9, DATA[9 * CHUNK_BYTES : 10 * CHUNK_BYTES])
             assert whole(node)
             assert web.connections <= 2 * 3  # two tries each, one more that was on its way
-            assert max(node.tokens.vain.values()) <= 2
+            assert max(node.asked.vain.values()) <= 2
             web.shutdown()
 
 
@@ -190,7 +193,7 @@ async def test_a_proxys_address_is_as_good_as_any_once_weights_came_from_it(tmp_
         give(proxied)
         await bring(node, lambda: {proxied.id: Holding()})
         assert whole(node)
-        assert node.tokens.vain == {}
+        assert node.asked.vain == {}
         assert node.links.requests == {}
 
 
@@ -215,10 +218,10 @@ async def test_a_refused_token_is_replaced(tmp_path: Path) -> None:
         origin.token_seconds = -1.0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bring, node)
-            await until(lambda: node.tokens.asked[origin.id] >= 1)
+            await until(lambda: node.asked.asked[origin.id] >= 1)
             origin.token_seconds = 600.0
         assert whole(node)
-        assert node.tokens.asked[origin.id] >= 2
+        assert node.asked.asked[origin.id] >= 2
 
 
 async def test_a_disk_that_takes_no_more_ends_it_at_once_and_loses_nothing(tmp_path: Path) -> None:
@@ -241,8 +244,8 @@ async def test_a_disk_that_takes_no_more_ends_it_at_once_and_loses_nothing(tmp_p
 async def test_nobody_has_it(tmp_path: Path) -> None:
     async with members(tmp_path, "origin", "node") as (origin, node):
         with pytest.raises(Unreachable, match="24 chunks of .* are missing"):  # noqa: RUF043
-            await node.carrier.bring(MANIFEST, lambda: {origin.id: Holding()}, stall=1.0)
-        assert node.carrier.progress == {}
+            await node.fetching.bring(MANIFEST, lambda: {origin.id: Holding()}, stall=1.0)
+        assert node.fetching.progress(DIGEST) is None
         give(origin)
         with trio.move_on_after(0.05):  # a transfer that is cancelled leaves what arrived, and no threads
             await bring(node)
