@@ -20,7 +20,7 @@ from node.domain import joining, pinned_files
 from node.errors import UserError
 from node.evaluation import held_out
 from node.evaluation.held_out import QUESTIONS, Plan, figures, scores
-from node.evaluation.version_answers import Answers, answer, open_sampler, sampling
+from node.evaluation.version_answers import QuestionAnswers, answer, open_sampler, sampling
 from node.roles.engine_client import Setup
 from node.store.data_directory import DataDirectory
 from node.tasks.task_service import TaskService
@@ -138,14 +138,14 @@ async def _measure(
     }
 
 
-async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any) -> list[Answers]:
+async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any) -> list[QuestionAnswers]:
     with tables.progress(f"version {version.number}", "bar", "count", "questions") as bar:
         task = bar.add_task("", total=len(asked))
         await sampler.load(version.manifest, version.whole)
         return await answer(sampler, service, asked, lambda done, _: bar.update(task, completed=done))
 
 
-def _version_values(plan: Plan, version: HeldVersion, given: Sequence[Answers]) -> Values:
+def _version_values(plan: Plan, version: HeldVersion, given: Sequence[QuestionAnswers]) -> Values:
     labels = plan.labels()
     return {
         "version": version.number,

@@ -12,6 +12,7 @@ from node.cli import options, tables
 from node.cli.options import Values
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
+from node.workers.child_messages import ConfigureEngine
 
 if TYPE_CHECKING:
     from node.roles.engine_client import Setup
@@ -187,7 +188,6 @@ def engine_setup(directory: DataDirectory, domain: Domain, engine: str | None, t
     """
     from node.domain import pinned_files
     from node.roles.engine_client import Setup
-    from node.workers.child_messages import ConfigureEngine
 
     config = directory.config()
     return Setup(

@@ -123,8 +123,8 @@ def _lines(values: Values) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    wanted = limit_calibration.Wanted(
-        **{field.name: getattr(arguments, field.name) for field in fields(limit_calibration.Wanted)}
+    wanted = limit_calibration.CalibrationWanted(
+        **{field.name: getattr(arguments, field.name) for field in fields(limit_calibration.CalibrationWanted)}
     )
     found = trio.run(lambda: limit_calibration.calibrate(wanted, arguments.out, options.note))
     if arguments.json:

@@ -16,14 +16,14 @@ from node.cli.options import Values
 from node.domain import domain_toml, founding, joining, pinned_files, task_tables
 from node.errors import os_errors
 from node.evaluation import difficulty
-from node.evaluation.difficulty import Model, Profile, Wanted, set_file
+from node.evaluation.difficulty import AnsweringModel, Profile, ProfileWanted, set_file
 from node.roles.engine_client import Setup
 from node.starter import defaults
 from node.store.data_directory import DataDirectory
 from node.workers.child_messages import ConfigureEngine
 from protocol.domain import Recipe
 
-Held = tuple[Model, tuple[Mapping[str, Any], ...], Recipe]
+Held = tuple[AnsweringModel, tuple[Mapping[str, Any], ...], Recipe]
 """A version on the disk, and its domain's tasks and recipe."""
 
 
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if all(each.kept for each in found) else 1
 
 
-async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wanted, list[Profile]]:
+async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[ProfileWanted, list[Profile]]:
     options.check_threads(arguments)
     async with _source(arguments, held) as (wanted, model):
         with tables.progress("asked", "bar", "count", "questions", "left") as bar:
@@ -105,7 +105,9 @@ async def _profile(arguments: argparse.Namespace, held: Held | None) -> tuple[Wa
 
 
 @asynccontextmanager
-async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIterator[tuple[Wanted, Model]]:
+async def _source(
+    arguments: argparse.Namespace, held: Held | None
+) -> AsyncIterator[tuple[ProfileWanted, AnsweringModel]]:
     """What to ask, and the model that answers. Raises ``UserError``."""
     band = difficulty.Band(arguments.k, arguments.low, arguments.high)
     asked: Values = {name: getattr(arguments, name) for name in ("items", "first", "responses", "seed")}
@@ -119,7 +121,7 @@ async def _source(arguments: argparse.Namespace, held: Held | None) -> AsyncIter
     else:
         rows, recipe = tuple(task_tables.named(None)), defaults.RECIPE
         dtype, folder = "float32", arguments.model or founding.MODEL
-    wanted = difficulty.Wanted(other or rows, recipe, band=band, **asked)
+    wanted = difficulty.ProfileWanted(other or rows, recipe, band=band, **asked)
     wanted.check()
     if held is not None:
         yield wanted, model
@@ -143,7 +145,7 @@ def _held(directory: DataDirectory, arguments: argparse.Namespace) -> Held:
     remedy = f"farflung weights pull {arguments.version}, or see farflung weights ls"
     version = held_versions.choose(directory, arguments.version, remedy)
     setup = held_versions.engine_setup(directory, domain, arguments.engine, arguments.threads)
-    return Model(setup, version.manifest, version.whole), rows, domain.recipe
+    return AnsweringModel(setup, version.manifest, version.whole), rows, domain.recipe
 
 
 def _values(found: Profile, out: Path) -> Values:
@@ -157,7 +159,7 @@ def _values(found: Profile, out: Path) -> Values:
     }
 
 
-def _show(wanted: Wanted, values: list[Values]) -> None:
+def _show(wanted: ProfileWanted, values: list[Values]) -> None:
     rows = []
     for row in values:
         counts = {int(right): count for right, count in row["right"].items()}

@@ -125,7 +125,9 @@ def row(task: Mapping[str, Any], folder: Path, where: str) -> tuple[dict[str, An
     data: Path | None = None
     left_out: list[str] = []
     if file is not None:
-        source = conversion.Source(name, kind, parameters, (folder / file).absolute(), columns, task.get("skip", False))
+        source = conversion.ConversionSource(
+            name, kind, parameters, (folder / file).absolute(), columns, task.get("skip", False)
+        )
         data, left_out = conversion.pinned(source)
     found = {
         "kind": kind,

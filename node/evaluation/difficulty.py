@@ -38,7 +38,7 @@ from node import __version__
 from node.config import MAX_SAMPLES
 from node.domain import founding
 from node.errors import UserError
-from node.evaluation.version_answers import Answers, Progress, Question, Sampler, answer, open_sampler, sampling
+from node.evaluation.version_answers import Progress, Question, QuestionAnswers, Sampler, answer, open_sampler, sampling
 from node.roles.engine_client import Setup
 from node.store.hashing import hash_bytes
 from node.tasks import task_sets
@@ -72,7 +72,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class AnsweringModel:
     """The files of the model that answers: its ``setup``, manifest and raw tensors."""
 
     setup: Setup
@@ -81,7 +81,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProfileWanted:
     """What to ask: of each of ``tasks`` (rows of ``node.tasks.catalogue``) the ``items`` items from ``first`` on, as
     far as it has them, ``responses`` times each."""
 
@@ -143,7 +143,7 @@ def pass_at(k: int, right: int, responses: int) -> Fraction:
 # What was asked already
 
 
-def header(wanted: Wanted, manifest: bytes, dtype: str) -> dict[str, Any]:
+def header(wanted: ProfileWanted, manifest: bytes, dtype: str) -> dict[str, Any]:
     """What answers depend on; ``manifest`` is the model's."""
     recipe = asdict(wanted.recipe)
     names = ("temperature", "min_p", "max_prompt_tokens", "max_response_tokens", "target_lengths", "budget_prompt")
@@ -170,7 +170,7 @@ def _described(row: Row) -> dict[str, Any]:
     return {**{name: row[name] for name in ("kind", "name", "parameters", "version")}, "data": data}
 
 
-class Record:
+class ProfileRecord:
     """``profile.jsonl``: how many answers to each question were right; None where one could not be decided."""
 
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
@@ -207,7 +207,7 @@ class Record:
                 f"{self._path}: made with another {' and another '.join(different)}", "name a new folder with --out"
             )
 
-    def add(self, answers: Sequence[Answers]) -> None:
+    def add(self, answers: Sequence[QuestionAnswers]) -> None:
         """Keep what was answered. Raises ``UserError`` where the disk refuses."""
         lines = []
         for each in answers:
@@ -230,8 +230,8 @@ def _mean(values: Sequence[int]) -> float:
 
 
 async def profile(
-    wanted: Wanted,
-    model: Model,
+    wanted: ProfileWanted,
+    model: AnsweringModel,
     out: Path,
     progress: Progress = lambda *_: None,
     *,
@@ -247,7 +247,7 @@ async def profile(
     rows = [{**row, "items": None} for row in wanted.tasks]
     recipe = sampling(wanted.recipe, wanted.responses)
     data = await trio.Path(model.manifest).read_bytes()
-    record = Record(out / PROFILE, header(wanted, data, model.setup.configured.dtype))
+    record = ProfileRecord(out / PROFILE, header(wanted, data, model.setup.configured.dtype))
     try:
         async with open_tasks(rows) as tasks:
             asked = [
@@ -277,11 +277,13 @@ async def profile(
     return found
 
 
-def _seed(wanted: Wanted, task: int, item: int) -> bytes:
+def _seed(wanted: ProfileWanted, task: int, item: int) -> bytes:
     return sha256(CONTEXT + wanted.seed.to_bytes(8, "big") + task.to_bytes(4, "big") + item.to_bytes(4, "big")).digest()
 
 
-def _profile(wanted: Wanted, label: str, task: int, asked: Sequence[tuple[int, int]], record: Record) -> Profile:
+def _profile(
+    wanted: ProfileWanted, label: str, task: int, asked: Sequence[tuple[int, int]], record: ProfileRecord
+) -> Profile:
     found = {item: record.right[task, item] for number, item in asked if number == task}
     decided = {item: right for item, right in found.items() if right is not None}
     return Profile(
@@ -297,7 +299,7 @@ def set_file(found: Profile, out: Path) -> Path:
     return out / f"{''.join(c if c.isalnum() or c in '-_.' else '_' for c in found.label)}.txt"
 
 
-def _write(wanted: Wanted, found: Profile, out: Path) -> None:
+def _write(wanted: ProfileWanted, found: Profile, out: Path) -> None:
     """The set; none where nothing is kept, and none of an earlier run either."""
     path, band = set_file(found, out), wanted.band
     about = [
@@ -317,7 +319,7 @@ def _write(wanted: Wanted, found: Profile, out: Path) -> None:
 
 
 @asynccontextmanager
-async def converted(folder: Path, setup: Setup, scratch: Path) -> AsyncIterator[Model]:
+async def converted(folder: Path, setup: Setup, scratch: Path) -> AsyncIterator[AnsweringModel]:
     """A Hugging Face folder as a version, in a folder below ``scratch`` that goes with the block. Raises ``UserError``.
 
     ``setup`` lacks the paths of the model's files.
@@ -330,7 +332,7 @@ async def converted(folder: Path, setup: Setup, scratch: Path) -> AsyncIterator[
             made = await trio.to_thread.run_sync(founding.described, files, whole)
             manifest.write_bytes(made.encode())
             configured = replace_fields(setup.configured, config=files.config, tokenizer=files.tokenizer)
-            yield Model(replace(setup, configured=configured), manifest, whole)
+            yield AnsweringModel(replace(setup, configured=configured), manifest, whole)
     except WorkerError as error:
         raise UserError(f"{folder}: {str(error).removeprefix('engine: convert: ')}", "name another folder") from None
     except OSError as error:

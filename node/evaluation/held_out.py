@@ -24,7 +24,7 @@ from node.domain import task_tables
 from node.errors import UserError
 from node.evaluation import intervals
 from node.evaluation.intervals import Estimate
-from node.evaluation.version_answers import Answers, Progress, Question, Sampler, answer
+from node.evaluation.version_answers import Progress, Question, QuestionAnswers, Sampler, answer
 from node.store.hashing import hash_bytes
 from node.tasks.task_service import TaskService
 from protocol.constants import MILLION
@@ -45,14 +45,14 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class QuestionSource:
     """Where questions come from: a row of a task table, and the items of it that training asks and nobody else may."""
 
     row: Row
     trained: frozenset[int] = frozenset()
 
     @classmethod
-    def held_out(cls, row: Row) -> Source:
+    def held_out(cls, row: Row) -> QuestionSource:
         """All of the task of a domain's ``row`` but the set that the domain asks, where it has one.
 
         Raises ``UserError`` for a set that is none.
@@ -84,7 +84,7 @@ class Plan:
     def of(
         cls,
         domain: bytes,
-        sources: Sequence[Source],
+        sources: Sequence[QuestionSource],
         questions: int = QUESTIONS,
         samples: int = 1,
         *,
@@ -134,19 +134,19 @@ class Difference:
 # What is asked
 
 
-def sources_named(text: str | None, domain: Domain, rows: Sequence[Row]) -> list[Source]:
+def sources_named(text: str | None, domain: Domain, rows: Sequence[Row]) -> list[QuestionSource]:
     """What ``--tasks`` stands for: the domain's ``rows``, or those of the names, or those of a TOML file.
 
     A name that the domain does not have is a reasoning-gym data set's. Raises ``UserError``.
     """
     if text is None:
-        return list(map(Source.held_out, rows))
+        return list(map(QuestionSource.held_out, rows))
     if text.endswith(".toml") or "/" in text:
-        return list(map(Source, task_tables.named(text)))
-    found: list[Source] = []
+        return list(map(QuestionSource, task_tables.named(text)))
+    found: list[QuestionSource] = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         own = [row for task, row in zip(domain.tasks, rows, strict=True) if task.name == name]
-        found += list(map(Source.held_out, own)) or list(map(Source, task_tables.named(name)))
+        found += list(map(QuestionSource.held_out, own)) or list(map(QuestionSource, task_tables.named(name)))
     if not found:
         known = ", ".join(task.name for task in domain.tasks)
         raise UserError(f"--tasks {text!r}: no task is named", f"the domain has {known}")
@@ -205,7 +205,7 @@ async def evaluate(
 # What it comes to
 
 
-def scores(plan: Plan, answers: Sequence[Answers]) -> tuple[Score, ...]:
+def scores(plan: Plan, answers: Sequence[QuestionAnswers]) -> tuple[Score, ...]:
     """A score a task of which anything was decided, and where there are several of these one of the mix, the last."""
     found = []
     for index, label in enumerate(plan.labels()):
@@ -230,7 +230,7 @@ def scores(plan: Plan, answers: Sequence[Answers]) -> tuple[Score, ...]:
     return (*found, _mix(plan, found)) if len(found) > 1 else tuple(found)
 
 
-def _decided(answers: Answers) -> list[int]:
+def _decided(answers: QuestionAnswers) -> list[int]:
     return [reward for reward in answers.rewards if reward is not None]
 
 
@@ -253,7 +253,7 @@ def _share(plan: Plan, label: str) -> int:
     return dict(zip(plan.labels(), (task.weight for task in plan.tasks), strict=True))[label]
 
 
-def compare(plan: Plan, before: Sequence[Answers], after: Sequence[Answers]) -> tuple[Difference, ...]:
+def compare(plan: Plan, before: Sequence[QuestionAnswers], after: Sequence[QuestionAnswers]) -> tuple[Difference, ...]:
     """What the version that gave the answers ``after`` does better than that of ``before``, on the same questions.
 
     One row a task, and one of the mix where there are several.

@@ -51,7 +51,7 @@ STYLES: Final = ("c1", "c2", "c4", "c2 faint")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CalibrationWanted:
     """What to measure; see ``farflung proofs calibrate --help``."""
 
     model: Path
@@ -94,7 +94,7 @@ def read_prompts(path: Path | None) -> list[str]:
 
 
 async def calibrate(
-    wanted: Wanted, out: Path, note: Callable[[str], None], open_worker: OpenWorker = open_worker
+    wanted: CalibrationWanted, out: Path, note: Callable[[str], None], open_worker: OpenWorker = open_worker
 ) -> dict[str, Any]:
     """Measure, and write the three files into the new folder ``out``. Returns what calibration.json holds."""
     recipe = wanted.recipe()
@@ -109,7 +109,7 @@ async def calibrate(
     return found
 
 
-def _check(wanted: Wanted, out: Path) -> list[str]:
+def _check(wanted: CalibrationWanted, out: Path) -> list[str]:
     """The prompts. Raises ``UserError`` for what would come to nothing in the end."""
     if out.exists():
         raise UserError(f"{out}: it is there already and is not overwritten", "name another folder")
@@ -129,7 +129,11 @@ def _write(out: Path, found: Mapping[str, Any]) -> None:
 
 
 async def _measure(
-    wanted: Wanted, recipe: Recipe, prompts: Sequence[str], note: Callable[[str], None], open_worker: OpenWorker
+    wanted: CalibrationWanted,
+    recipe: Recipe,
+    prompts: Sequence[str],
+    note: Callable[[str], None],
+    open_worker: OpenWorker,
 ) -> dict[str, Any]:
     honest: dict[str, list[Figures]] = {}
     forged: dict[str, list[Figures]] = {}
@@ -187,7 +191,7 @@ async def _measure(
     }
 
 
-async def _by_vllm(wanted: Wanted, recipe: Recipe, worker: Worker, open_worker: OpenWorker) -> list[Figures]:
+async def _by_vllm(wanted: CalibrationWanted, recipe: Recipe, worker: Worker, open_worker: OpenWorker) -> list[Figures]:
     """The rows of honest groups that vLLM wrote with the weights of the calibration child ``worker``."""
     rows: list[Figures] = []
     with TemporaryDirectory(prefix="farflung-calibration-") as folder:

@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class QuestionAnswers:
     """What a version answered to one question, sample by sample: ``rewards`` in micro (None: undecidable), ``lengths``
     in tokens, and how many of them ``ended`` by themselves."""
 
@@ -106,16 +106,16 @@ async def open_sampler(
 
 async def answer(
     sampler: Sampler, tasks: TaskService, questions: Sequence[Question], progress: Progress = lambda *_: None
-) -> list[Answers]:
+) -> list[QuestionAnswers]:
     """What the loaded version answers to ``questions``, in their order. Raises ``WorkerError``."""
-    found: list[Answers] = []
+    found: list[QuestionAnswers] = []
     for start in range(0, len(questions), sampler.at_once):
         found += await _answer(sampler, tasks, questions[start : start + sampler.at_once])
         progress(len(found), len(questions))
     return found
 
 
-async def _answer(sampler: Sampler, tasks: TaskService, batch: Sequence[Question]) -> list[Answers]:
+async def _answer(sampler: Sampler, tasks: TaskService, batch: Sequence[Question]) -> list[QuestionAnswers]:
     texts = await tasks.questions([(question.task, question.item) for question in batch])
     seeds = [question.seed for question in batch]
     prompts = [schedule.prompt(text, seed, sampler.recipe) for text, seed in zip(texts, seeds, strict=True)]
@@ -127,7 +127,7 @@ async def _answer(sampler: Sampler, tasks: TaskService, batch: Sequence[Question
     ]
     rewards = iter(await tasks.score(flat))
     return [
-        Answers(
+        QuestionAnswers(
             question=question,
             rewards=tuple(next(rewards) for _ in group.responses),
             lengths=tuple(len(one.tokens) // 4 for one in group.responses),

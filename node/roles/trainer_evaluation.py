@@ -20,7 +20,7 @@ import trio
 
 from node.errors import innermost
 from node.evaluation import held_out
-from node.evaluation.held_out import Plan, Source
+from node.evaluation.held_out import Plan, QuestionSource
 from node.evaluation.version_answers import Question, Sampler, open_sampler, sampling
 from node.net.requests import Unreachable
 from node.roles.workbench import Workbench
@@ -79,7 +79,7 @@ class _Life:
             partial(
                 Plan.of,
                 node.domain.id,
-                list(map(Source.held_out, await bench.engines.task_table())),
+                list(map(QuestionSource.held_out, await bench.engines.task_table())),
                 config.eval_questions,
                 config.eval_samples,
                 greedy=config.eval_greedy,

@@ -6,7 +6,8 @@ that a "jsonl" or "code" task has, and ``items``, the bytes of a task set (``pro
 are asked. ``paths`` are folders to import a package's code from.
 
 1. What a person got wrong becomes one line that names the task and the remedy.
-2. With a set, an item's number stands for the item of the set at its place (``Chosen``), in questions and scores alike.
+2. With a set, an item's number stands for the item of the set at its place (``SubsetTask``), in questions and scores
+   alike.
 3. ``names_checked`` needs no task library and is all that a daemon uses of this module; ``make`` and ``problems``
    import what the tasks need, in a child. Code tasks have a child of their own (``node.tasks.code.code_child``).
 """
@@ -36,7 +37,7 @@ PROBED_ITEMS: Final = (0, 1, 2, 1_000_003, MAX_ITEM)
 PROBE_SECONDS: Final = 10.0
 
 
-class Task(Protocol):
+class LoadedTask(Protocol):
     """What every kind of task offers."""
 
     @property
@@ -51,10 +52,10 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SubsetTask:
     """A task of which only the items of a set are asked (rule 2)."""
 
-    task: Task
+    task: LoadedTask
     chosen: TaskSet
 
     @property
@@ -118,11 +119,11 @@ def _unsandboxed(row: TaskRow) -> None:
         raise UserError(f"the JSONL task {name} is scored with sympy, and so needs a sandbox")
 
 
-def make(row: TaskRow, *, sandboxed: bool) -> Task:
+def make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
     """The task of ``row``, of any kind but "code", restricted to its set where it has one. Raises ``UserError``."""
     task = _make(row, sandboxed=sandboxed)
     chosen = items(row, task.count)
-    return task if chosen is None else Chosen(task, chosen)
+    return task if chosen is None else SubsetTask(task, chosen)
 
 
 def items(row: TaskRow, count: int) -> TaskSet | None:
@@ -141,7 +142,7 @@ def items(row: TaskRow, count: int) -> TaskSet | None:
     return chosen
 
 
-def _make(row: TaskRow, *, sandboxed: bool) -> Task:
+def _make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
     name, parameters, version = row.name, row.parameters, row.version
     if row.kind == "reasoning-gym":
         return ReasoningTask(name, parameters, version, sandboxed=sandboxed)
@@ -164,15 +165,15 @@ def problems(rows: Sequence[TaskRow], *, sandboxed: bool) -> list[str]:
     return found
 
 
-def probe(name: str, task: Task) -> None:
+def probe(name: str, task: LoadedTask, seconds: float = PROBE_SECONDS) -> None:
     """Ask ``task`` for a few questions. Raises ``UserError`` where it does not make them in bearable time."""
     for item in PROBED_ITEMS:
         try:
-            with process_limits.time_limit(PROBE_SECONDS):
+            with process_limits.time_limit(seconds):
                 question = task.question(item)
                 task.score(item, "")
         except process_limits.OutOfTime:
-            raise UserError(f"{name} takes more than {PROBE_SECONDS:g} s for a question", "make it easier") from None
+            raise UserError(f"{name} takes more than {seconds:g} s for a question", "make it easier") from None
         except Exception as error:
             raise UserError(
                 f"{name} makes no question from its parameters: {str(error) or type(error).__name__}"

@@ -33,7 +33,7 @@ GROUP: Final = "farflung.tasks"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class TaskOffer:
     """A task that an installed package ships: its name, the package, its version, and the object "module:name"."""
 
     name: str
@@ -47,17 +47,17 @@ class Offer:
         return f"{self.package}=={self.version}"
 
 
-def offers() -> list[Offer]:
+def offers() -> list[TaskOffer]:
     """The tasks of all installed packages, by name and package. Imports nothing of them."""
     found = {
-        Offer(entry.name, entry.dist.name, entry.dist.version, entry.value)
+        TaskOffer(entry.name, entry.dist.name, entry.dist.version, entry.value)
         for entry in importlib.metadata.entry_points(group=GROUP)
         if entry.dist is not None
     }
     return sorted(found, key=lambda offer: (offer.name, offer.package))
 
 
-def choose(name: str, package: str | None) -> Offer:
+def choose(name: str, package: str | None) -> TaskOffer:
     """The installed offer of the task ``name``, of ``package`` where that is given. Raises ``UserError``."""
     known = offers()
     fitting = [offer for offer in known if offer.name == name and package in (None, offer.package)]
@@ -71,7 +71,7 @@ def choose(name: str, package: str | None) -> Offer:
     return fitting[0]
 
 
-def pinned(name: str, pin: str) -> Offer:
+def pinned(name: str, pin: str) -> TaskOffer:
     """The installed offer that a genesis pins. Raises ``UserError`` that says what to install."""
     pairs = task_versions.requirements(pin)
     if len(pairs) != 1:
@@ -81,7 +81,7 @@ def pinned(name: str, pin: str) -> Offer:
     return choose(name, pairs[0][0])
 
 
-def locate(offer: Offer) -> tuple[list[Path], list[Path]]:
+def locate(offer: TaskOffer) -> tuple[list[Path], list[Path]]:
     """The files and folders that hold an offer's code and what its installation says, and the folders to import from.
 
     Also those of an editable installation, which lie elsewhere. Raises ``UserError`` where there is no such code.

@@ -49,7 +49,7 @@ _MAKERS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (set, froze
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConversionSource:
     """A file as a founder names it, for a task of a kind in ``PARTS``."""
 
     name: str
@@ -60,7 +60,7 @@ class Source:
     skip: bool
 
 
-def convert(source: Source) -> tuple[bytes, list[str]]:
+def convert(source: ConversionSource) -> tuple[bytes, list[str]]:
     """The file in the form that is pinned, and why each row that was left out was. Raises ``UserError``."""
     parts = PARTS[source.kind]
     check = question_tasks.check_of(source.name, source.parameters) if source.kind == "jsonl" else ""
@@ -115,7 +115,7 @@ def _value(row: Mapping[str, Any], columns: Mapping[str, str], where: str, check
 # Rows and columns
 
 
-def _rows(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(source: ConversionSource) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row with the words that name it, at least one."""
     if source.path.suffix not in PARQUET:
         for number, value in question_files.lines(source.name, source.path):
@@ -142,7 +142,7 @@ def _rows(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{source.name} ({source.path}) has no row")
 
 
-def _column(source: Source, part: str, row: Mapping[str, Any]) -> str:
+def _column(source: ConversionSource, part: str, row: Mapping[str, Any]) -> str:
     """The column for ``part``. Raises ``UserError`` where the file has none."""
     there = ", ".join(row) or "nothing"
     named = source.columns.get(part)
@@ -292,7 +292,7 @@ def _literal(tree: ast.expr) -> Any:
 # Files
 
 
-def pinned(source: Source) -> tuple[Path, list[str]]:
+def pinned(source: ConversionSource) -> tuple[Path, list[str]]:
     """A file in the form that is pinned, there until this process ends, and what was left out. Raises ``UserError``."""
     data, left_out = convert(source)
     descriptor, name = tempfile.mkstemp(".jsonl", dir=_folder())

@@ -60,28 +60,28 @@ def _bound(paths: Iterable[Path]) -> list[Path]:
 
 
 def command(readable: Sequence[Path] = ()) -> list[str]:
-    """The words that go before a command line to run it sandboxed. ``readable`` are further files it may read."""
-    words = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-    words += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+    """What goes before a command line to run it sandboxed. ``readable`` are further files it may read."""
+    line = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+    line += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
     environment = child_environment({"HOME": "/tmp", "PATH": "/usr/bin:/bin", "TZ": "UTC"})  # noqa: S108
     environment["SYMPY_GROUND_TYPES"] = "python"  # gmpy2 or flint, where one is installed, would order terms otherwise
     for name in ("TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"):
         environment.pop(name, None)
     for name, value in environment.items():
-        words += ["--setenv", name, value]
+        line += ["--setenv", name, value]
     if _version() >= (0, 7):
-        words += ["--size", str(TMP_BYTES)]
-    words += ["--tmpfs", "/tmp", "--dev", "/dev"]  # noqa: S108  mounted first: Python may lie in /tmp
+        line += ["--size", str(TMP_BYTES)]
+    line += ["--tmpfs", "/tmp", "--dev", "/dev"]  # noqa: S108  mounted first: Python may lie in /tmp
     for path in _SYSTEM:
         if Path(path).is_symlink():
-            words += ["--symlink", os.readlink(path), path]
+            line += ["--symlink", os.readlink(path), path]
         elif Path(path).exists():
-            words += ["--ro-bind", path, path]
+            line += ["--ro-bind", path, path]
     system = [Path(path) for path in _SYSTEM]
     for place in _bound([*_python_paths(), *(Path(os.path.abspath(file)) for file in readable)]):
         if not any(place.is_relative_to(above) for above in system):
-            words += ["--ro-bind", str(place.resolve()), str(place)]
-    return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
+            line += ["--ro-bind", str(place.resolve()), str(place)]
+    return [*line, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
 
 
 @functools.cache
@@ -93,20 +93,26 @@ def _version() -> tuple[int, ...]:
         return ()
 
 
-@functools.cache
 def available() -> str | None:
     """None where the sandbox works, else why it does not, with the remedy. Starts a process once; blocks for it."""
-    if shutil.which("bwrap") is None:
+    program = shutil.which("bwrap")
+    if program is None:
         return f"there is no sandbox: {REMEDY}"
     try:
-        probe = subprocess.run(
-            [*command(), sys.executable, "-P", "-c", "import node.tasks"],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_PROBE_SECONDS,
-        )
+        return _probed(program)
     except (OSError, subprocess.SubprocessError) as error:
         return f"the sandbox does not work here: {error}"
+
+
+@functools.cache
+def _probed(program: str) -> str | None:
+    """What trying bubblewrap's ``program`` once says; an exception, which may be the moment's fault, is not kept."""
+    probe = subprocess.run(
+        [*command(), sys.executable, "-P", "-c", "import node.tasks"],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=_PROBE_SECONDS,
+    )
     if probe.returncode == 0:
         return None
     reason = (probe.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {probe.returncode}"])[-1]

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from node.errors import UserError
 from node.tasks import catalogue, process_limits, seccomp
 from node.tasks.task_messages import AskQuestions, CheckTasks, ConfigureTasks, ScoreResponses, TasksReady
 from node.workers import child_loop
@@ -28,9 +27,9 @@ PROCESSES: Final = 64
 class TasksChild:
     """The operations, over the tasks that ``configure`` names and ``make`` makes of their rows."""
 
-    def __init__(self, make: Callable[..., catalogue.Task] = catalogue.make) -> None:
+    def __init__(self, make: Callable[..., catalogue.LoadedTask] = catalogue.make) -> None:
         self._make = make
-        self._tasks: list[catalogue.Task] = []
+        self._tasks: list[catalogue.LoadedTask] = []
 
     def operations(self) -> list[child_loop.Operation]:
         """What the child answers."""
@@ -38,10 +37,7 @@ class TasksChild:
 
     def configure(self, request: ConfigureTasks) -> TasksReady:
         """Make the tasks, then confine the process."""
-        try:
-            self._tasks = [self._make(row, sandboxed=request.sandboxed) for row in request.tasks]
-        except UserError as error:
-            raise child_loop.UserError(str(error)) from None
+        self._tasks = [self._make(row, sandboxed=request.sandboxed) for row in request.tasks]
         if request.sandboxed:  # outside, the limit would count all processes of this user
             process_limits.bound_processes(PROCESSES)
         seccomp.install()
@@ -70,7 +66,7 @@ class TasksChild:
             rewards.append(self._reward(self._tasks[index], item, response, request.limit))
         return rewards
 
-    def _reward(self, task: catalogue.Task, item: int, response: str, limit: float) -> int | None:
+    def _reward(self, task: catalogue.LoadedTask, item: int, response: str, limit: float) -> int | None:
         try:
             with process_limits.time_limit(limit) as clock:
                 reward = task.score(item, response)

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from node.workers import model
-from node.workers.model import CausalLM, Config, LanguageModel
+from node.workers.model import CausalLM, LanguageModel, ModelConfig
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> ModelConfig:
     """Read a Hugging Face configuration. Raises ``UserError`` for a model that cannot be used, and says why."""
     raw = model.read_json(path)
     try:
@@ -23,7 +23,7 @@ def read_config(path: Path) -> Config:
         return transformers_model.parse(raw, path)
 
 
-def build(config: Config) -> LanguageModel:
+def build(config: ModelConfig) -> LanguageModel:
     """The model, in float32 and not yet loaded; on the meta device where that is the default one.
 
     Raises ``UserError`` for a class of transformers that cannot be used.

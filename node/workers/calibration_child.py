@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from node.errors import UserError
 from node.starter import defaults
 from node.workers import child_loop, forger_zoo, transformers_engine
 from node.workers.architectures import build, read_config
-from node.workers.child_loop import UserError
 from node.workers.child_messages import (
     AskOther,
     CalibrationReady,
@@ -39,8 +39,9 @@ from node.workers.child_messages import (
     PrepareCalibration,
     StoreJudge,
 )
-from node.workers.engine_child import Measured, Settings, Texts, Written, generate, measure, prefill
+from node.workers.engine_child import Measured, Texts, measure, prefill
 from node.workers.forger_zoo import Job, Scorer, Stage, claim_of
+from node.workers.generation import SamplingSettings, Written, generate
 from node.workers.model import CausalLM, LanguageModel
 from node.workers.model_conversion import read_folder
 from node.workers.weight_files import checksum, layout, load_into, write_whole
@@ -147,7 +148,7 @@ class Laboratory:
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self.dtype = dtype
         self.recipe = recipe
-        self.settings = Settings.of(recipe, config)
+        self.settings = SamplingSettings.of(recipe, config)
         self.texts = Texts(folder / "tokenizer.json", config)
         base = build(config).requires_grad_(False)
         load_into(base, read_folder(config, folder))

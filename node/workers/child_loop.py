@@ -3,7 +3,7 @@
 1. The child dies with its parent: ``PR_SET_PDEATHSIG``, and a thread that ends the process as soon as the other end of
    the socket is gone, in the midst of an operation too. Operations write files atomically, so this loses nothing.
 2. It runs at low priority, so that the daemon stays responsive on a machine whose cores are all busy.
-3. ``UserError`` is answered as kind "user" (one line that names the thing and the remedy), every other exception as
+3. ``node.errors.UserError`` (a mistake that a person can mend) is answered as kind "user", every other exception as
    kind "internal" with its traceback on standard error; neither ends the child.
 """
 
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_type_hints
 
+from node.errors import UserError
 from node.workers import frames
 from node.workers.frames import CallAnswered, CallFailed, ChildRequest
 from protocol.errors import LocalError
@@ -34,10 +35,6 @@ Operation = Callable[[Any], object]
 """Takes one kind of request and returns its answer, both named in its signature."""
 
 Table = Mapping[type[ChildRequest[Any]], Operation]
-
-
-class UserError(Exception):
-    """A mistake that a person can mend (an unreadable file, an unknown task): one line, no traceback."""
 
 
 def die_with_parent() -> None:

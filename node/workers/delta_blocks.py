@@ -24,7 +24,7 @@ Values = npt.NDArray[np.unsignedinteger[Any]]
 Positions = npt.NDArray[np.int64]
 
 
-class Encoder:
+class SegmentEncoder:
     """Encodes blocks, one at a time; not for two threads at once."""
 
     def __init__(self, unit: int) -> None:
@@ -54,7 +54,7 @@ class Encoder:
         return [self._compressor.compress(octets[:, plane].tobytes()) for plane in range(planes)]
 
 
-class Decoder:
+class SegmentDecoder:
     """Decodes blocks, one at a time; not for two threads at once."""
 
     def __init__(self, unit: int) -> None:
@@ -64,8 +64,8 @@ class Decoder:
     def decode(self, segment: Segment, data: bytes, values: int) -> tuple[Positions, Values]:
         """Positions and differences that ``data``, the segment's bytes, holds for a block of so many values.
 
-        Raises ``PeerError`` for anything that no ``Encoder`` makes of two blocks; never takes more memory than the
-        segment's own numbers tell.
+        Raises ``PeerError`` for anything that no ``SegmentEncoder`` makes of two blocks; never takes more memory than
+        the segment's own numbers say.
         """
         if len(data) != segment.size:
             raise PeerError(f"delta: block {segment.block} is cut short")

@@ -28,10 +28,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from blake3 import blake3
 
+from node.errors import UserError
 from node.workers import child_loop
-from node.workers.child_loop import UserError
 from node.workers.child_messages import AppliedDelta, ApplyDelta, DescribedVersion, DescribeVersion
-from node.workers.delta_blocks import Decoder, Encoder, value_type
+from node.workers.delta_blocks import SegmentDecoder, SegmentEncoder, value_type
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES
 from protocol.errors import PeerError
 from protocol.weights.delta import (
@@ -225,9 +225,9 @@ class _Difference:
         """The block's segment; for many threads at once."""
         if self.abandoned:
             return None
-        encoder: Encoder | None = getattr(self._own, "encoder", None)
+        encoder: SegmentEncoder | None = getattr(self._own, "encoder", None)
         if encoder is None:
-            self._own.encoder = encoder = Encoder(self._unit)
+            self._own.encoder = encoder = SegmentEncoder(self._unit)
         return encoder.encode(block, self._old.block(block), new)
 
     def add(self, segment: Segment, data: bytes) -> None:
@@ -304,9 +304,9 @@ class _Patcher:
         if block not in self._segments:
             return None
         segment, offset = self._segments[block]
-        decoder: Decoder | None = getattr(self._own, "decoder", None)
+        decoder: SegmentDecoder | None = getattr(self._own, "decoder", None)
         if decoder is None:
-            self._own.decoder = decoder = Decoder(self._unit)
+            self._own.decoder = decoder = SegmentDecoder(self._unit)
         data = bytes(self._difference.read(offset, segment.size))
         return decoder.decode(segment, data, block_size(self._target.size, block) // self._unit)
 

@@ -21,9 +21,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from node.errors import UserError
 from node.workers import child_loop, row_layout, weight_files
 from node.workers.architectures import build, read_config
-from node.workers.child_loop import UserError
 from node.workers.child_messages import (
     Benchmark,
     ConfigureEngine,
@@ -38,31 +38,14 @@ from node.workers.child_messages import (
     WrittenResponse,
 )
 from node.workers.device import chosen
-from node.workers.generation import Settings, Written, build_proofs, generate, micro, states_array
-from node.workers.model import Config, LanguageModel
+from node.workers.generation import SamplingSettings, Written, build_proofs, generate, micro, states_array
+from node.workers.model import LanguageModel, ModelConfig
 from node.workers.model_conversion import convert
 from proofs import activation, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
 from protocol.errors import LocalError
 from protocol.work.rollout import pack, unpack
-
-__all__ = [
-    "Claim",
-    "Engine",
-    "Measured",
-    "Settings",
-    "Texts",
-    "TorchEngine",
-    "Written",
-    "build_proofs",
-    "generate",
-    "measure",
-    "micro",
-    "prefill",
-    "replay",
-    "states_array",
-]
 
 LOGIT_ELEMENTS = 1 << 24
 """Logits that a replay holds at once, for a vocabulary may be 10⁵ times a token. No influence on results."""
@@ -107,14 +90,16 @@ class Measured:
 @torch.inference_mode()
 def prefill(model: LanguageModel, claims: Sequence[Claim]) -> list[Tensor]:
     """For each group the states [tokens, hidden] that chose its responses' tokens: one teacher-forced pass."""
-    packed = row_layout.pack([row_layout.Group(claim.prompt, claim.responses) for claim in claims], device=model.device)
+    packed = row_layout.pack(
+        [row_layout.RowGroup(claim.prompt, claim.responses) for claim in claims], device=model.device
+    )
     hidden = torch.cat([row_layout.chosen_by(model, batch) for batch in packed])
     return list(torch.split(hidden, [sum(map(len, claim.responses)) for claim in claims]))
 
 
 @torch.inference_mode()
 def measure(
-    model: LanguageModel, claims: Sequence[Claim], settings: Settings, states: Sequence[Tensor] | None = None
+    model: LanguageModel, claims: Sequence[Claim], settings: SamplingSettings, states: Sequence[Tensor] | None = None
 ) -> list[Measured]:
     """What replaying each group finds. Tokens must be within the vocabulary (``proofs.audit.inspect``). ``states`` are
     those of an earlier ``prefill``."""
@@ -149,7 +134,7 @@ def measure(
     ]
 
 
-def replay(model: LanguageModel, claims: Sequence[Claim], settings: Settings, clip: int) -> list[GroupReplay]:
+def replay(model: LanguageModel, claims: Sequence[Claim], settings: SamplingSettings, clip: int) -> list[GroupReplay]:
     """What replaying each group measures, with deficits clipped at ``clip`` micro."""
     return [measured.summary(clip) for measured in measure(model, claims, settings)]
 
@@ -158,7 +143,7 @@ class Texts:
     """The tokenizer. All nodes must agree on what it yields, so what a file says on truncation and padding is
     ignored."""
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(self, path: Path, config: ModelConfig) -> None:
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -182,19 +167,19 @@ class Texts:
         return text
 
 
-class Engine(abc.ABC):
+class EngineChild(abc.ABC):
     """What every engine child does; its public methods are operations. A subclass generates with its own library."""
 
     def __init__(self) -> None:
-        self._config: Config | None = None
+        self._config: ModelConfig | None = None
         self._texts: Texts | None = None
-        self._settings: Settings | None = None
+        self._settings: SamplingSettings | None = None
         self._loaded = False
 
     def configure(self, request: ConfigureEngine) -> EngineReady:
         """Read the model's configuration and the tokenizer; no weights are loaded yet."""
         parsed = read_config(Path(request.config))
-        self._settings = Settings.of(request.recipe, parsed)
+        self._settings = SamplingSettings.of(request.recipe, parsed)
         self._texts = Texts(Path(request.tokenizer), parsed)
         self._config = parsed
         self._loaded = False
@@ -202,7 +187,7 @@ class Engine(abc.ABC):
         return EngineReady(parsed.end_token, parsed.vocabulary)
 
     @abc.abstractmethod
-    def _build(self, config: Config, settings: Settings, request: ConfigureEngine) -> None:
+    def _build(self, config: ModelConfig, settings: SamplingSettings, request: ConfigureEngine) -> None:
         """Make the model, without weights."""
 
     @abc.abstractmethod
@@ -213,7 +198,7 @@ class Engine(abc.ABC):
     def _write(self, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes]) -> list[tuple[list[Written], bytes]]:
         """One group of responses for each prompt, with its activation proofs."""
 
-    def _ready(self) -> tuple[Settings, Texts]:
+    def _ready(self) -> tuple[SamplingSettings, Texts]:
         if self._settings is None or self._texts is None or not self._loaded:
             raise LocalError("the engine has no weights yet: configure and load come first")
         return self._settings, self._texts
@@ -274,14 +259,14 @@ class Engine(abc.ABC):
         return [self.configure, self.load, self.encode, self.generate, self.benchmark]
 
 
-class TorchEngine(Engine):
+class TorchEngine(EngineChild):
     """The engine that computes with torch itself, and replays as well."""
 
     def __init__(self) -> None:
         super().__init__()
         self._model: LanguageModel | None = None
 
-    def _build(self, config: Config, settings: Settings, request: ConfigureEngine) -> None:
+    def _build(self, config: ModelConfig, settings: SamplingSettings, request: ConfigureEngine) -> None:
         torch.set_num_threads(request.threads)
         dtype = getattr(torch, request.dtype)
         self._model = build(config).to(device=chosen(request.device), dtype=dtype).requires_grad_(False)

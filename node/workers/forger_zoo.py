@@ -30,11 +30,12 @@ import numpy as np
 import torch
 
 from node.workers.child_messages import WrittenGroup
-from node.workers.engine_child import Claim, Settings, Written, build_proofs, generate, prefill, states_array
-from node.workers.learner import Learner, Sample
+from node.workers.engine_child import Claim, prefill
+from node.workers.generation import SamplingSettings, Written, build_proofs, generate, states_array
+from node.workers.learner import Learner, TrainingSample
 from node.workers.model import LanguageModel
-from node.workers.policy import Policy
-from node.workers.sharding import Group as Ranks
+from node.workers.policy import TrainedPolicy
+from node.workers.sharding import Ranks
 from proofs import activation, sampling
 from protocol.constants import FIELD_PRIME, MILLION, PROOF_CHUNK_TOKENS
 from protocol.domain import Recipe
@@ -106,7 +107,7 @@ class Stage:
     scored."""
 
     model: LanguageModel
-    settings: Settings
+    settings: SamplingSettings
     older: Callable[[int], LanguageModel]
     score: Scorer = no_reward
     _models: Kept[LanguageModel] = field(default_factory=lambda: Kept(MODELS))
@@ -137,7 +138,7 @@ class Stage:
             found.append(Group(job.first + index, tuple(prompt), responses, proof))
         return found
 
-    def write(self, job: Job, weights: str = "right", settings: Settings | None = None) -> list[list[Written]]:
+    def write(self, job: Job, weights: str = "right", settings: SamplingSettings | None = None) -> list[list[Written]]:
         """The answers of the weights of this name to a job."""
         chosen = self.settings if settings is None else settings
         key = (weights, chosen, tuple(job.seeds), tuple(map(tuple, job.prompts)))
@@ -227,7 +228,7 @@ def smaller(model: LanguageModel) -> LanguageModel:
 
 
 def aged(
-    model: LanguageModel, job: Job, settings: Settings, recipe: Recipe, score: Scorer | None, steps: int
+    model: LanguageModel, job: Job, settings: SamplingSettings, recipe: Recipe, score: Scorer | None, steps: int
 ) -> list[LanguageModel]:
     """``model`` and the versions after each of ``steps`` training steps on its own answers to ``job``.
 
@@ -235,7 +236,7 @@ def aged(
     is set by the learning rate, hardly by what it learns.
     """
     versions = [model]
-    policy = Policy(copy.deepcopy(model).float().requires_grad_(True), recipe.temperature / MILLION)
+    policy = TrainedPolicy(copy.deepcopy(model).float().requires_grad_(True), recipe.temperature / MILLION)
     learner = Learner(policy, replace(recipe, kl=0), Ranks(0, 1, model.device))
     learner.updates = recipe.warmup_steps  # versions in the middle of a run, at the full learning rate
     for _ in range(steps):
@@ -246,7 +247,9 @@ def aged(
                 (MILLION * (place % 2) if score is None else score(job.number + index, one.tokens))
                 for place, one in enumerate(group)
             ]
-            samples.append(Sample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards))
+            samples.append(
+                TrainingSample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards)
+            )
         learner.train(samples)
         versions.append(copy.deepcopy(learner.policy.model).to(model.dtype).requires_grad_(False))
     return versions

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.workers.model import Config, LanguageModel
+from node.workers.model import LanguageModel, ModelConfig
 from proofs import activation, race, sampling
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -30,7 +30,7 @@ MAX_SEQUENCES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SamplingSettings:
     """How responses are sampled; ``temperature`` and ``min_p`` as plain numbers."""
 
     group_size: int
@@ -41,7 +41,7 @@ class Settings:
     end_token: int
 
     @classmethod
-    def of(cls, recipe: Recipe, config: Config) -> Settings:
+    def of(cls, recipe: Recipe, config: ModelConfig) -> SamplingSettings:
         """The settings that a domain's recipe prescribes for a model."""
         return cls(
             group_size=recipe.group_size,
@@ -80,18 +80,22 @@ def micro(logprobs: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def generate(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[bytes],
+    settings: SamplingSettings,
+    most: int = MAX_SEQUENCES,
 ) -> list[list[Written]]:
-    """One group of responses for each prompt, in order."""
+    """One group of responses for each prompt, in order; at ``most`` so many sequences are decoded together."""
     groups: list[list[Written]] = []
-    step = max(1, MAX_SEQUENCES // settings.group_size)
+    step = max(1, most // settings.group_size)
     for start in range(0, len(prompts), step):
         groups += _generate(model, prompts[start : start + step], seeds[start : start + step], settings)
     return groups
 
 
 def _generate(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
+    model: LanguageModel, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: SamplingSettings
 ) -> list[list[Written]]:
     device, size = model.device, settings.group_size
     longest = max(len(prompt) for prompt in prompts)

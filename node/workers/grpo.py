@@ -43,7 +43,7 @@ MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ObjectiveLimits:
     """The loss's numbers: ε_low, ε_high, δ, the largest importance weight, and the weights of entropy and KL."""
 
     low: float
@@ -135,7 +135,7 @@ def ratio_of(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator - denominator).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def objective(logprobs: Tensor, old: Tensor, reported: Tensor, advantage: Tensor, limits: Limits) -> Objective:
+def objective(logprobs: Tensor, old: Tensor, reported: Tensor, advantage: Tensor, limits: ObjectiveLimits) -> Objective:
     """J of every token. ``logprobs`` (log π) carries the gradient; ``old`` is log π_old and ``reported`` log μ."""
     ratio = ratio_of(logprobs, old.detach())
     weight = ratio_of(old, reported).clamp(max=limits.importance_max).detach()
@@ -161,7 +161,9 @@ MEASURES = ("ratio", "weight", "clipped", "entropy", "behaviour_kl", "reference_
 """What ``loss`` sums up over tokens beside the loss itself."""
 
 
-def loss(logprobs: Tensor, spread: Tensor, tokens: Tokens, limits: Limits, denominator: float) -> tuple[Tensor, Tensor]:
+def loss(
+    logprobs: Tensor, spread: Tensor, tokens: Tokens, limits: ObjectiveLimits, denominator: float
+) -> tuple[Tensor, Tensor]:
     """These tokens' share of the step's loss, and the sums of ``MEASURES`` over them (float64 [6], detached).
 
     ``logprobs`` (log π) and ``spread`` (H(π)) carry the gradient; ``denominator`` is Σ a of the whole optimizer step.

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from node.workers import grpo, row_layout
 from node.workers.architectures import build
-from node.workers.model import Config
-from node.workers.policy import Policy
-from node.workers.sharding import Group
+from node.workers.model import ModelConfig
+from node.workers.policy import TrainedPolicy
+from node.workers.sharding import Ranks
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.work import schedule
@@ -39,7 +39,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """A group to learn from: task rewards in micro, ``reported`` −log μ of every response token in micro, and the
     ``target`` length where there is length control."""
 
@@ -67,13 +67,13 @@ class _Step:
     tokens: int
 
 
-def samples_of(submission: Submission, recipe: Recipe) -> list[Sample]:
+def samples_of(submission: Submission, recipe: Recipe) -> list[TrainingSample]:
     """A submission's groups as samples; target lengths follow from the seeds of their prompts."""
     made = []
     for group in submission.groups:
         seed = schedule.seed(submission.domain, submission.weights, submission.author, group.counter)
         made.append(
-            Sample(
+            TrainingSample(
                 prompt=group.prompt,
                 responses=[response.tokens for response in group.responses],
                 reported=[response.logprobs for response in group.responses],
@@ -84,16 +84,18 @@ def samples_of(submission: Submission, recipe: Recipe) -> list[Sample]:
     return made
 
 
-def make_policy(config: Config, recipe: Recipe, group: Group, dtype: torch.dtype, *, frozen: bool = False) -> Policy:
+def make_policy(
+    config: ModelConfig, recipe: Recipe, group: Ranks, dtype: torch.dtype, *, frozen: bool = False
+) -> TrainedPolicy:
     """A policy without weights yet, placed on the group's devices (``Group.place``)."""
     with torch.device("meta"):
         model = build(config)
-        policy = Policy(model, recipe.temperature / MILLION)
+        policy = TrainedPolicy(model, recipe.temperature / MILLION)
     group.place(policy, model.layers, dtype, frozen=frozen)
     return policy
 
 
-def activation_bytes(config: Config, device: torch.device, dtype: torch.dtype) -> int:
+def activation_bytes(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
     """About how much the layers of one pass keep for their backward pass, without recomputation."""
     inner = (2 * config.heads + 2 * config.key_value_heads) * config.head_size
     values = 10 * config.hidden + 4 * config.intermediate + 3 * inner
@@ -103,11 +105,11 @@ def activation_bytes(config: Config, device: torch.device, dtype: torch.dtype) -
 class Learner:
     """A policy with its optimizer, on one rank. ``updates`` counts optimizer steps since version 0, for the warm-up."""
 
-    def __init__(self, policy: Policy, recipe: Recipe, group: Group) -> None:
+    def __init__(self, policy: TrainedPolicy, recipe: Recipe, group: Ranks) -> None:
         self.policy = policy
         self.recipe = recipe
         self.group = group
-        self.limits = grpo.Limits.of(recipe)
+        self.limits = grpo.ObjectiveLimits.of(recipe)
         self.updates = 0
         self.optimizer = torch.optim.AdamW(
             self.parameters().values(), lr=0.0, betas=BETAS, weight_decay=recipe.weight_decay / MILLION, fused=True
@@ -120,7 +122,9 @@ class Learner:
 
     # One step
 
-    def train(self, samples: Sequence[Sample], reference: Callable[[], Policy] | None = None) -> dict[str, int | float]:
+    def train(
+        self, samples: Sequence[TrainingSample], reference: Callable[[], TrainedPolicy] | None = None
+    ) -> dict[str, int | float]:
         """Take one step's optimizer steps and return its metrics; every rank is given the same samples.
 
         ``reference`` makes the policy of version 0, which a recipe with a KL term asks for. Raises
@@ -164,13 +168,13 @@ class Learner:
             "seconds": time.perf_counter() - begun,
         }
 
-    def _advantages(self, sample: Sample) -> list[float] | None:
+    def _advantages(self, sample: TrainingSample) -> list[float] | None:
         lengths = [len(response) for response in sample.responses]
         return grpo.advantages(
             sample.rewards, lengths=lengths, target=sample.target, penalty=self.recipe.length_penalty
         )
 
-    def _plan(self, share: Sequence[tuple[Sample, list[float]]]) -> _Step:
+    def _plan(self, share: Sequence[tuple[TrainingSample, list[float]]]) -> _Step:
         device, kind = self.group.device, self.group.device.type
         lengths = [len(response) for sample, _ in share for response in sample.responses]
         weights = [grpo.token_weight(length, self.recipe.normalisation) for length in lengths]
@@ -179,7 +183,7 @@ class Learner:
         reported = torch.tensor(
             [-value / MILLION for sample, _ in share for line in sample.reported for value in line], device=device
         )
-        groups = [row_layout.Group(sample.prompt, sample.responses) for sample, _ in share]
+        groups = [row_layout.RowGroup(sample.prompt, sample.responses) for sample, _ in share]
         slots = sum(len(sample.prompt) + sum(map(len, sample.responses)) for sample, _ in share)
         packed = row_layout.pack(
             groups,
@@ -210,7 +214,7 @@ class Learner:
         return mine, max(map(len, parts)) - len(mine)
 
     @torch.no_grad()
-    def _look(self, policy: Policy, passes: Sequence[_Pass], field: str) -> None:
+    def _look(self, policy: TrainedPolicy, passes: Sequence[_Pass], field: str) -> None:
         """Compute the log-probabilities that ``policy`` gives the tokens, before anything is updated."""
         for each in passes:
             each.tokens = replace(each.tokens, **{field: policy(each.rows)})

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from node.workers.child_loop import UserError
+from node.errors import UserError
 
 ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
 """Values of ``model_type`` that are implemented here."""
@@ -72,7 +72,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class ModelConfig:
     """The fields of a ``config.json`` that matter here. Sizes are counts; ``end_token`` ends a response.
 
     Of several end tokens the first counts, because audits ask for one. ``positions``, where known, is how many tokens a
@@ -114,7 +114,7 @@ class NotOurs(UserError):
     """A configuration of another model, or with a setting that this one lacks."""
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> ModelConfig:
     """Read a Hugging Face configuration. Raises ``NotOurs`` for what this model cannot do, instead of ignoring it, and
     ``UserError`` for a file that is damaged."""
     raw = read_json(path)
@@ -140,7 +140,7 @@ def read_config(path: Path) -> Config:
         heads = int(raw["num_attention_heads"])
         hidden = int(raw["hidden_size"])
         end = raw["eos_token_id"]
-        config = Config(
+        config = ModelConfig(
             architecture=architecture,
             vocabulary=int(raw["vocab_size"]),
             hidden=hidden,
@@ -166,7 +166,7 @@ def read_config(path: Path) -> Config:
     return config
 
 
-def config_json(config: Config, positions: int, dtype: str) -> dict[str, Any]:
+def config_json(config: ModelConfig, positions: int, dtype: str) -> dict[str, Any]:
     """A Hugging Face configuration of the same model for ``positions`` positions, and nothing that is not in it."""
     scaling = {"rope_type": "default"} if config.scaling is None else config.scaling.table()
     class_name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[config.architecture]
@@ -197,7 +197,9 @@ def config_json(config: Config, positions: int, dtype: str) -> dict[str, Any]:
 class Cache:
     """Keys and values of the slots seen so far: for each layer two tensors [B, G, capacity, D]."""
 
-    def __init__(self, config: Config, rows: int, capacity: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, rows: int, capacity: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         shape = (rows, config.key_value_heads, capacity, config.head_size)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
@@ -251,7 +253,7 @@ def _stretched(frequencies: Tensor, scaling: Scaling | None) -> Tensor:
     return keep * frequencies + (1 - keep) * slow
 
 
-def rotary_angles(config: Config, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_angles(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine [B, 1, S, D] of the rotary embedding at integer ``positions`` [B, S]."""
     exponents = torch.arange(0, config.head_size, 2, device=positions.device, dtype=torch.float32) / config.head_size
     angles = positions[:, :, None].float() * _stretched(config.rope_theta**-exponents, config.scaling)
@@ -265,7 +267,7 @@ def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_size = config.head_size
         inner, shared = config.heads * config.head_size, config.key_value_heads * config.head_size
@@ -297,7 +299,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
@@ -310,7 +312,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.norm_epsilon)
         self.self_attn = Attention(config)
@@ -327,7 +329,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
@@ -344,7 +346,7 @@ class LanguageModel(nn.Module, abc.ABC):
 
     soft_cap: float | None = None
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.recompute = False
@@ -409,7 +411,7 @@ def capped(logits: Tensor, soft_cap: float | None) -> Tensor:
 class CausalLM(LanguageModel):
     """The whole model. Its ``state_dict`` has Hugging Face's names; a tied model has no ``lm_head.weight``."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.model = Decoder(config)
         self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocabulary, bias=False)

@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from node.errors import UserError
 from node.workers import weight_files
 from node.workers.architectures import build, read_config
-from node.workers.child_loop import UserError
 from node.workers.child_messages import ConvertedModel, ConvertModel
-from node.workers.model import Config
+from node.workers.model import ModelConfig
 from proofs.checksum import value_checksum
 
 
-def read_folder(config: Config, directory: Path) -> dict[str, Tensor]:
+def read_folder(config: ModelConfig, directory: Path) -> dict[str, Tensor]:
     """The parameters of a Hugging Face directory by the names of the model for ``config``, sorted. Raises
     ``UserError``."""
     if config.foreign:

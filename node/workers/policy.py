@@ -26,7 +26,7 @@ Evaluate = Callable[[Tensor, Tensor, slice], Tensor]
 """(log-probabilities [n], entropies [n], which of the N tokens they are) → their share of the loss."""
 
 
-class Policy(nn.Module):
+class TrainedPolicy(nn.Module):
     """A model at a sampling temperature."""
 
     def __init__(self, model: LanguageModel, temperature: float) -> None:

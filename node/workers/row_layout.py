@@ -26,7 +26,7 @@ PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """A prompt and its responses, as token ids. A prompt and each response have at least one token."""
 
     prompt: Sequence[int]
@@ -112,7 +112,7 @@ def _stack(rows: Sequence[_Row], device: torch.device) -> Rows:
 
 
 def pack(
-    groups: Sequence[Group],
+    groups: Sequence[RowGroup],
     *,
     row_slots: int = 1024,
     batch_slots: int = 8192,
@@ -158,7 +158,7 @@ def pack(
 
 def idle(device: torch.device) -> Rows:
     """The smallest pass there is, for whom has nothing to do while others work: one token, to be given no weight."""
-    (made,) = pack([Group([0], [[0]])], device=device)
+    (made,) = pack([RowGroup([0], [[0]])], device=device)
     return made
 
 

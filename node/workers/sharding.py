@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from node.workers.child_loop import UserError
+from node.errors import UserError
 from proofs.checksum import checksum_of_sums, value_sum
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,7 +33,7 @@ _PATIENCE: Final = datetime.timedelta(days=365)
 T = TypeVar("T")
 
 
-class Group:
+class Ranks:
     """The processes that train together; ``mesh`` is None where parameters are plain tensors."""
 
     def __init__(self, rank: int, size: int, device: torch.device, mesh: Any = None) -> None:
@@ -145,17 +145,17 @@ class Group:
         return checksum_of_sums(self._all(value_sum(map(self.local, parameters))))
 
 
-def alone(device: str, *, sharded: bool) -> Group:
+def alone(device: str, *, sharded: bool) -> Ranks:
     """The group of a single process; ``sharded`` for one that computes in another precision than it keeps."""
     place = torch.device(device)
     if not sharded:
-        return Group(0, 1, place)
+        return Ranks(0, 1, place)
     if not dist.is_initialized():
         dist.init_process_group(_backend(place), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    return Group(0, 1, place, _mesh(place, 1))
+    return Ranks(0, 1, place, _mesh(place, 1))
 
 
-def join(folder: Path, device: str) -> Group:
+def join(folder: Path, device: str) -> Ranks:
     """The group that torchrun started this process in; its processes meet in ``folder``."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = torch.device(device if device == "cpu" else f"{device}:{os.environ['LOCAL_RANK']}")
@@ -165,7 +165,7 @@ def join(folder: Path, device: str) -> Group:
         os.environ.setdefault(name, "lo")
     store = dist.FileStore(str(folder / "ranks"), size)  # type: ignore[attr-defined]
     dist.init_process_group(_backend(place), store=store, rank=rank, world_size=size, timeout=_PATIENCE)
-    return Group(rank, size, place, _mesh(place, size))
+    return Ranks(rank, size, place, _mesh(place, size))
 
 
 def _backend(device: torch.device) -> str:

@@ -13,8 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from node.errors import UserError
 from node.workers import child_loop
-from node.workers.child_loop import UserError
 from node.workers.child_messages import FinishTracker, LogRows, OpenTracker, TensorBoardFolder, TrackerRow, WandBRun
 
 

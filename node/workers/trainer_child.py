@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from node.errors import UserError
 from node.workers import child_loop, sharding, weight_files
 from node.workers import trainer_files as checkpoints
 from node.workers.architectures import read_config
-from node.workers.child_loop import UserError
 from node.workers.child_messages import (
     AUTO,
     ConfigureTrainer,
@@ -38,10 +38,10 @@ from node.workers.child_messages import (
 )
 from node.workers.device import chosen
 from node.workers.frames import ChildRequest
-from node.workers.learner import Learner, Sample, activation_bytes, make_policy, samples_of
-from node.workers.model import Config, parameter_count
-from node.workers.policy import Policy
-from node.workers.sharding import Group
+from node.workers.learner import Learner, TrainingSample, activation_bytes, make_policy, samples_of
+from node.workers.model import ModelConfig, parameter_count
+from node.workers.policy import TrainedPolicy
+from node.workers.sharding import Ranks
 from protocol.domain import Recipe
 from protocol.errors import LocalError, PeerError
 from protocol.work.rollout import Submission
@@ -58,12 +58,12 @@ class Trainer:
     Where ``group`` is None the process is alone.
     """
 
-    def __init__(self, group: Group | None = None) -> None:
+    def __init__(self, group: Ranks | None = None) -> None:
         self._group = group
-        self._config: Config | None = None
+        self._config: ModelConfig | None = None
         self._recipe: Recipe | None = None
         self._dtype = torch.float32
-        self._policy: Policy | None = None
+        self._policy: TrainedPolicy | None = None
         self._learner: Learner | None = None
         self._dtypes: dict[str, torch.dtype] = {}
         self._reference: tuple[str, str] | None = None
@@ -124,7 +124,7 @@ class Trainer:
         """What the child answers."""
         return [self.configure, self.load, self.train]
 
-    def _reference_policy(self) -> Policy:
+    def _reference_policy(self) -> TrainedPolicy:
         """The policy of version 0, in the dtype in which the domain computes."""
         assert self._config is not None
         assert self._recipe is not None
@@ -138,7 +138,7 @@ class Trainer:
         return made
 
 
-def _fill(group: Group, policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+def _fill(group: Ranks, policy: TrainedPolicy, tensors: Mapping[str, Tensor]) -> None:
     weight_files.check_fit(policy.model, tensors)
     for name, parameter in policy.model.named_parameters():
         group.fill(parameter, tensors[name])
@@ -161,12 +161,12 @@ def read_submission(path: Path, recipe: Recipe) -> Submission:
         raise UserError(f"cannot read the submission {path}: {error}") from None
 
 
-def read_samples(paths: Sequence[str], recipe: Recipe) -> list[Sample]:
+def read_samples(paths: Sequence[str], recipe: Recipe) -> list[TrainingSample]:
     """The samples of the submissions in these files, in their order. Raises ``UserError``."""
     return [sample for path in paths for sample in samples_of(read_submission(Path(path), recipe), recipe)]
 
 
-def _shared(group: Group, operation: child_loop.Operation, request: ChildRequest[Any]) -> object:
+def _shared(group: Ranks, operation: child_loop.Operation, request: ChildRequest[Any]) -> object:
     """Rank 0's form of an operation: the others do the same. After a surprise the ranks are out of step."""
     try:
         group.broadcast(request)

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from node.errors import UserError
 from node.workers import weight_files
-from node.workers.child_loop import UserError
 from node.workers.child_messages import TensorRow
 from node.workers.learner import Learner
 from proofs.checksum import value_checksum

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.workers.engine_child import Settings, Written, micro, states_array
+from node.workers.generation import SamplingSettings, Written, micro, states_array
 from node.workers.model import LanguageModel
 from proofs import sampling
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH
@@ -34,7 +34,7 @@ def build(model: LanguageModel, config: dict[str, Any]) -> Any:
 
 @torch.inference_mode()
 def generate(
-    made: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings
+    made: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: SamplingSettings
 ) -> list[list[Written]]:
     """One group of responses for each prompt, in order; prompts of one length are one batch, so nothing is padded."""
     by_length: dict[int, list[int]] = {}
@@ -48,7 +48,9 @@ def generate(
     return [groups[index] for index in range(len(prompts))]
 
 
-def _batch(made: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: Settings) -> list[Written]:
+def _batch(
+    made: Any, prompts: Sequence[Sequence[int]], seeds: Sequence[bytes], settings: SamplingSettings
+) -> list[Written]:
     """The responses to prompts of one length, group after group."""
     places = [(seed, number) for seed in seeds for number in range(settings.group_size)]
     size = len(places)

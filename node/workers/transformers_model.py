@@ -35,10 +35,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from node.errors import UserError
 from node.workers import row_layout, weight_files
-from node.workers.child_loop import UserError
-from node.workers.generation import Settings, Written, generate
-from node.workers.model import Config, LanguageModel
+from node.workers.generation import SamplingSettings, Written, generate
+from node.workers.model import LanguageModel, ModelConfig
 
 TOLERANCE: Final = 1e-3
 """How far logits may lie from the library's, as a share of their spread. Rounding in float32 is a hundredth of it."""
@@ -68,7 +68,7 @@ def _library_config(text: str) -> Any:
     return transformers.AutoConfig.for_model(raw.pop("model_type"), **raw)
 
 
-def parse(raw: Mapping[str, Any], path: Path) -> Config:
+def parse(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     """The ``Config`` of a ``config.json``'s content; ``path`` is for messages. Raises ``UserError``."""
     _quiet()
     kind = raw.get("model_type")
@@ -82,7 +82,7 @@ def parse(raw: Mapping[str, Any], path: Path) -> Config:
         outer = _library_config(text)
         inner = outer.get_text_config(decoder=True)
         heads, hidden, end = inner.num_attention_heads, inner.hidden_size, inner.eos_token_id
-        config = Config(
+        config = ModelConfig(
             architecture=kind,
             vocabulary=int(inner.vocab_size),
             hidden=int(hidden),
@@ -143,7 +143,7 @@ def _without_weights() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _made(config: Config, attention: str | None = None) -> Any:
+def _made(config: ModelConfig, attention: str | None = None) -> Any:
     """The library's model, its parameters on the meta device; with ``attention``, or the one of rule 3."""
     settings = _library_config(config.foreign)
     make = partial(transformers.AutoModelForCausalLM.from_config, settings, dtype=torch.float32)
@@ -176,7 +176,7 @@ class Foreign(LanguageModel):
     Raises ``UserError`` for a class that is not built as causal language models are.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         _quiet()
         try:
@@ -283,7 +283,7 @@ def _cache_names(module: Any) -> list[str]:
 # Founding a domain on such a model
 
 
-def read_weights(config: Config, folder: Path) -> dict[str, Tensor]:
+def read_weights(config: ModelConfig, folder: Path) -> dict[str, Tensor]:
     """The parameters in the folder's safetensors files under the names of the library's module, sorted; in the dtype of
     the files where all have one, else in float32. Raises ``UserError`` where one is missing or has another shape."""
     _quiet()
@@ -325,7 +325,9 @@ def _dtypes(folder: Path) -> set[torch.dtype]:
     return {weight_files.DTYPES[name] for name in floating}
 
 
-_CHECKED: Final = Settings(group_size=2, max_prompt_tokens=8, max_tokens=4, temperature=1.0, min_p=0.0, end_token=-1)
+_CHECKED: Final = SamplingSettings(
+    group_size=2, max_prompt_tokens=8, max_tokens=4, temperature=1.0, min_p=0.0, end_token=-1
+)
 
 
 @torch.inference_mode()
@@ -361,7 +363,10 @@ def check(model: LanguageModel) -> None:
 def _packed(model: LanguageModel, prompts: list[list[int]], groups: list[list[Written]]) -> Tensor:
     """The states [N, H] that chose the groups' tokens, from rows that share prompts."""
     laid = row_layout.pack(
-        [row_layout.Group(prompt, [one.tokens for one in group]) for prompt, group in zip(prompts, groups, strict=True)]
+        [
+            row_layout.RowGroup(prompt, [one.tokens for one in group])
+            for prompt, group in zip(prompts, groups, strict=True)
+        ]
     )
     return torch.cat([row_layout.chosen_by(model, batch) for batch in laid])
 

@@ -34,11 +34,12 @@ from vllm import EngineArgs, SamplingParams
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from node.errors import UserError
 from node.workers import child_loop
-from node.workers.child_loop import UserError
 from node.workers.child_messages import ConfigureEngine, CountRewritten
-from node.workers.engine_child import Engine, Settings, Written, build_proofs, micro
-from node.workers.model import ARCHITECTURES, Config, config_json
+from node.workers.engine_child import EngineChild
+from node.workers.generation import SamplingSettings, Written, build_proofs, micro
+from node.workers.model import ARCHITECTURES, ModelConfig, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
 from proofs.checksum import checksum_of_sums
 from protocol.errors import LocalError
@@ -65,7 +66,7 @@ class _Group:
     proofs: Future[bytes] | None = None
 
 
-class VllmEngine(Engine):
+class VllmEngine(EngineChild):
     """Configured once: vLLM holds on to the device."""
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class VllmEngine(Engine):
         self._proving = ThreadPoolExecutor(1, "proofs")
         self._count = 0
 
-    def _build(self, config: Config, settings: Settings, request: ConfigureEngine) -> None:
+    def _build(self, config: ModelConfig, settings: SamplingSettings, request: ConfigureEngine) -> None:
         tensor_parallel, dtype = request.tensor_parallel, request.dtype
         cache_bytes, max_batched_tokens = request.cache_bytes, request.max_batched_tokens
         if config.foreign:

@@ -31,7 +31,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProc
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2Processor
 
 from node.workers import weight_files
-from node.workers.engine_child import states_array
+from node.workers.generation import states_array
 from proofs import race, sampling
 from proofs.checksum import value_sum
 from protocol.errors import LocalError
@@ -44,7 +44,7 @@ _PACKED_SUM: Final = "farflung_sum"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NoisePlace:
     """Whose row it is: our request id, and what its noise and scores depend on."""
 
     id: str
@@ -54,7 +54,7 @@ class Place:
     min_p: float
 
     @classmethod
-    def of(cls, params: Any) -> Place:
+    def of(cls, params: Any) -> NoisePlace:
         """The place that a request's sampling parameters carry. Raises ``ValueError`` for a request not ours."""
         extra = (params.extra_args or {}).get(EXTRA)
         if extra is None:
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Record:
+class ChoiceRecord:
     """What was chosen for one request, by position."""
 
     tokens: dict[int, int] = field(default_factory=dict)
@@ -76,14 +76,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.hidden: Tensor | None = None
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, ChoiceRecord] = {}
         self.rewritten = 0
 
     def see(self, _module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """A forward pre-hook of the layer that makes logits: (head, hidden states [rows, hidden])."""
         self.hidden = arguments[1]
 
-    def choose(self, logits: Tensor, rows: Sequence[tuple[int, Place, int]]) -> Tensor:
+    def choose(self, logits: Tensor, rows: Sequence[tuple[int, NoisePlace, int]]) -> Tensor:
         """Choose for ``rows`` of (row, place, position) of ``logits`` [n, V]; the rest stays as it is."""
         hidden = self.hidden
         if hidden is None or hidden.shape[0] != logits.shape[0]:
@@ -105,7 +105,7 @@ class Recorder:
         ):
             record = self.records.get(place.id)
             if record is None:
-                record = self.records[place.id] = Record()
+                record = self.records[place.id] = ChoiceRecord()
             self.rewritten += position in record.tokens
             record.tokens[position] = token
             record.logprobs[position] = logprob
@@ -129,7 +129,7 @@ _recorder = Recorder()
 
 def refuse_others(params: Any) -> None:
     """Raise ``ValueError`` for sampling parameters that would change what the protocol chose."""
-    Place.of(params)
+    NoisePlace.of(params)
     wrong = {
         "n": params.n != 1,
         "temperature": params.temperature != 0,
@@ -162,7 +162,7 @@ class SamplerV1(V1Processor):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         _refuse_drafts(vllm_config)
-        self.rows: dict[int, tuple[Place, list[int]]] = {}
+        self.rows: dict[int, tuple[NoisePlace, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
         """It decides the argmax."""
@@ -175,7 +175,7 @@ class SamplerV1(V1Processor):  # type: ignore[misc]
         for index in batch_update.removed:
             self.rows.pop(index, None)
         for index, params, _, written in batch_update.added:
-            self.rows[index] = (Place.of(params), written)
+            self.rows[index] = (NoisePlace.of(params), written)
         for source, target, how in batch_update.moved:
             one, other = self.rows.pop(source, None), self.rows.pop(target, None)
             if one is not None:
@@ -200,11 +200,11 @@ class SamplerV2(V2Processor):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, req_states: LogitsProcRequestState) -> None:
         _refuse_drafts(vllm_config)
         self.states = req_states
-        self.slots: dict[int, Place] = {}
+        self.slots: dict[int, NoisePlace] = {}
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """A request takes a slot, and with it the place of whoever had it."""
-        self.slots[req_idx] = Place.of(sampling_params)
+        self.slots[req_idx] = NoisePlace.of(sampling_params)
         return True
 
     def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from node.workers.child_loop import UserError
+from node.errors import UserError
 from node.workers.child_messages import TensorRow
 from node.workers.model import LanguageModel
 from proofs.checksum import value_checksum

@@ -26,10 +26,11 @@ from node.domain import founding
 from node.starter.defaults import RECIPE, TASKS
 from node.tasks.reasoning_tasks import ReasoningTask
 from node.workers import sharding, weight_files
-from node.workers.engine_child import Settings, Texts, generate
-from node.workers.learner import Learner, Sample
+from node.workers.engine_child import Texts
+from node.workers.generation import SamplingSettings, generate
+from node.workers.learner import Learner, TrainingSample
 from node.workers.model import CausalLM, read_config
-from node.workers.policy import Policy
+from node.workers.policy import TrainedPolicy
 from protocol.work import schedule
 
 LEVELS: Final = (0, 1, 2, 4)
@@ -52,16 +53,16 @@ class Course:
         self.task = ReasoningTask(task.name, task.parameters, task.version, sandboxed=False)
         self.config = read_config(founding.MODEL / "config.json")
         self.texts = Texts(founding.MODEL / "tokenizer.json", self.config)
-        self.settings = Settings.of(RECIPE, self.config)
+        self.settings = SamplingSettings.of(RECIPE, self.config)
 
-    def write(self, model: CausalLM, name: str, groups: int, size: int) -> list[Sample]:
+    def write(self, model: CausalLM, name: str, groups: int, size: int) -> list[TrainingSample]:
         """Groups of rollouts by ``model`` on prompts that only the seed and ``name`` decide."""
         seeds = [sha256(f"{self.seed} {name} {number}".encode()).digest() for number in range(groups)]
         items = [schedule.choose_task(seed, [1])[1] for seed in seeds]
         prompts = [self.texts.encode(self.task.question(item), RECIPE.max_prompt_tokens) for item in items]
         written = generate(model, prompts, seeds, replace(self.settings, group_size=size))
         return [
-            Sample(
+            TrainingSample(
                 prompt,
                 [one.tokens for one in group],
                 [one.logprobs for one in group],
@@ -71,7 +72,7 @@ class Course:
         ]
 
 
-def reward(samples: list[Sample]) -> float:
+def reward(samples: list[TrainingSample]) -> float:
     """The mean reward, 0 to 1."""
     return statistics.fmean(value / 1e6 for sample in samples for value in sample.rewards)
 
@@ -80,7 +81,7 @@ def run(level: int, seed: int, steps: int) -> dict[str, Any]:
     """Train ``steps`` steps with rollouts ``level`` versions old."""
     course = Course(seed)
     model = starter()
-    learner = Learner(Policy(model, RECIPE.temperature / 1e6), RECIPE, sharding.alone("cpu", sharded=False))
+    learner = Learner(TrainedPolicy(model, RECIPE.temperature / 1e6), RECIPE, sharding.alone("cpu", sharded=False))
     writer = starter()
     versions: deque[dict[str, torch.Tensor]] = deque(maxlen=level + 1)
     curve = []

@@ -92,7 +92,7 @@ def serve_ours(model: str, data: str, threads: int) -> None:
     import torch
 
     from node.workers import row_layout, sharding, weight_files
-    from node.workers.learner import ROW_SLOTS, Learner, Sample, make_policy
+    from node.workers.learner import ROW_SLOTS, Learner, TrainingSample, make_policy
     from node.workers.model import read_config
     from node.workers.trainer_child import _fill
 
@@ -108,11 +108,11 @@ def serve_ours(model: str, data: str, threads: int) -> None:
     _fill(group, policy, tensors)
     learner = Learner(policy, recipe, group)
     samples = [
-        Sample(prompt, lines, [[5_000_000] * len(line) for line in lines], rewards)
+        TrainingSample(prompt, lines, [[5_000_000] * len(line) for line in lines], rewards)
         for prompt, lines, rewards in zip(given["prompts"], given["groups"], given["rewards"], strict=True)
     ]
     packed = row_layout.pack(
-        [row_layout.Group(s.prompt, s.responses) for s in samples],
+        [row_layout.RowGroup(s.prompt, s.responses) for s in samples],
         row_slots=ROW_SLOTS["cpu"],
         batch_slots=SLOTS,
         sort=True,

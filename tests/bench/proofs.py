@@ -20,7 +20,8 @@ import torch
 
 from node.starter.defaults import RECIPE
 from node.workers import forger_zoo
-from node.workers.engine_child import Settings, Texts, build_proofs, generate, measure
+from node.workers.engine_child import Texts, measure
+from node.workers.generation import SamplingSettings, build_proofs, generate
 from node.workers.model import CausalLM, read_config
 from node.workers.weight_files import load_into, read_safetensors
 from protocol.work.schedule import MAX_TIER, audit_share, audited_count
@@ -33,7 +34,7 @@ ESTABLISHED: Final = 4
 QUESTION: Final = "Tell me how a lighthouse works, and why its lamp turns."
 
 
-def run(model: CausalLM, prompt: list[int], settings: Settings, runs: int) -> dict[str, Any]:
+def run(model: CausalLM, prompt: list[int], settings: SamplingSettings, runs: int) -> dict[str, Any]:
     """The figures of one model."""
     made, built, audited = [], [], []
     size = tokens = 0
@@ -86,7 +87,7 @@ def main() -> None:
     load_into(model, read_safetensors(arguments.model))
     recipe = replace(RECIPE, group_size=arguments.responses, max_prompt_tokens=128)
     settings = replace(
-        Settings.of(replace(recipe, max_response_tokens=arguments.tokens), config), end_token=config.vocabulary
+        SamplingSettings.of(replace(recipe, max_response_tokens=arguments.tokens), config), end_token=config.vocabulary
     )
     prompt = Texts(arguments.model / "tokenizer.json", config).encode(CHAT.format(QUESTION), 128)
     found = run(model, prompt, settings, arguments.runs)

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from node.starter.defaults import TASKS
 from node.workers.model import CausalLM, parameter_count, read_config
-from node.workers.row_layout import Group, chosen_by, pack
+from node.workers.row_layout import RowGroup, chosen_by, pack
 
 SEED = 1
 BATCH = 128
@@ -148,7 +148,7 @@ def answers_loss(model: CausalLM, batch: Sequence[tuple[list[int], list[int]]]) 
     prompts = [prompt for prompt, _ in batch]
     shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
     shared = min(shared, min(map(len, prompts)) - 1)
-    group = Group(prompts[0][:shared], [[*prompt[shared:], *answer] for prompt, answer in batch])
+    group = RowGroup(prompts[0][:shared], [[*prompt[shared:], *answer] for prompt, answer in batch])
     (rows,) = pack([group], row_slots=shared + ROW_SLOTS, batch_slots=2**30)
     losses = functional.cross_entropy(model.logits(chosen_by(model, rows)), rows.targets, reduction="none")
     is_answer = [[0.0] * (len(prompt) - shared) + [1.0] * len(answer) for prompt, answer in batch]
@@ -159,7 +159,7 @@ def answers_loss(model: CausalLM, batch: Sequence[tuple[list[int], list[int]]]) 
 @torch.no_grad()
 def accuracy(model: CausalLM, batch: Sequence[tuple[list[int], list[int]]]) -> tuple[float, float]:
     """The mean probability of right answers when sampled, and the share that the most likely tokens get right."""
-    (rows,) = pack([Group(prompt, [answer]) for prompt, answer in batch], batch_slots=2**30)
+    (rows,) = pack([RowGroup(prompt, [answer]) for prompt, answer in batch], batch_slots=2**30)
     logits = model.logits(chosen_by(model, rows))
     logs = torch.log_softmax(logits, dim=-1).gather(1, rows.targets[:, None])[:, 0]
     right = (logits.argmax(dim=-1) == rows.targets).float()

@@ -45,10 +45,7 @@ class CodeChild:
 
     def configure(self, request: ConfigureTasks) -> TasksReady:
         """Read the tasks' problems, and try the sandbox."""
-        try:
-            self._tasks = list(map(make, request.tasks))
-        except UserError as error:
-            raise child_loop.UserError(str(error)) from None
+        self._tasks = list(map(make, request.tasks))
         return TasksReady(
             counts=[task.count if chosen is None else len(chosen.items) for task, chosen in self._tasks],
             longest=max((task.longest for task, _ in self._tasks), default=0.0),

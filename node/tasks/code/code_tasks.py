@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from node.errors import UserError
 from node.tasks import task_versions
 from node.tasks.code import problems, program_runner
 from node.tasks.code.inside_sandbox import WALL_FACTOR
-from node.tasks.code.program_runner import Limits
+from node.tasks.code.program_runner import Input, ProgramLimits, Python, Status
 from protocol.constants import MILLION
 
 MAX_ITEM: Final = 2**31 - 1
@@ -32,8 +33,12 @@ OUTPUT_BYTES: Final = 2 << 20
 REWARDS: Final = ("all", "fraction")
 
 
+Run = Callable[[Python, str, Sequence[Input], ProgramLimits], Generator[tuple[Status, bytes], None, None]]
+"""Runs a program: ``node.tasks.code.program_runner.run``."""
+
+
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CodeSettings:
     """A task's parameters (rule 1)."""
 
     reward: str = "all"
@@ -41,7 +46,7 @@ class Settings:
     memory: int = 512
 
     @classmethod
-    def parse(cls, name: str, text: str) -> Settings:
+    def parse(cls, name: str, text: str) -> CodeSettings:
         """Read JSON text. Raises ``UserError``."""
         values = task_versions.parameters(name, text)
         known = {"reward": REWARDS, "seconds": range(1, 61), "memory": range(64, 4097)}
@@ -61,17 +66,28 @@ class CodeTask:
     Raises ``UserError`` where the file or the parameters do not serve, and where programs cannot be run here.
     """
 
-    def __init__(self, name: str, parameters: str, version: str, data: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameters: str,
+        version: str,
+        data: Path | None,
+        *,
+        patience: int = PATIENCE,
+        run: Run = program_runner.run,
+    ) -> None:
         if data is None:
             raise UserError(f"the code task {name} names no file", "give the path of a file of problems")
         self.name = name
-        self.settings = Settings.parse(name, parameters)
+        self.settings = CodeSettings.parse(name, parameters)
         pinned = task_versions.pinned_python(name, version)
         if (problem := program_runner.available(pinned)) is not None:
             raise UserError(f"the code task {name} cannot run programs here: {problem}")
         python = program_runner.find_python(pinned)
         assert python is not None
         self._python = python
+        self._patience = patience
+        self._run = run
         self._problems = problems.read(name, data)
 
     @property
@@ -100,8 +116,8 @@ class CodeTask:
         if program is None:
             return 0
         settings = self.settings
-        factor = PATIENCE if patient else 1
-        limits = Limits(
+        factor = self._patience if patient else 1
+        limits = ProgramLimits(
             seconds=settings.seconds * factor,
             total=settings.seconds * factor * TOTAL_FACTOR,
             memory=(settings.memory << 20) * (MEMORY_PATIENCE if patient else 1),
@@ -109,7 +125,7 @@ class CodeTask:
         )
         passed = 0
         try:
-            with closing(program_runner.run(self._python, program, [test.given for test in tests], limits)) as results:
+            with closing(self._run(self._python, program, [test.given for test in tests], limits)) as results:
                 for test, (status, output) in zip(tests, results, strict=True):
                     if status == "lost" or (status == "time" and patient):
                         return None

@@ -53,7 +53,7 @@ Input = tuple[Literal["stdin", "call"], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProgramLimits:
     """What one test may use: ``seconds`` of processor time (ten times as much of wall time), ``memory`` bytes of
     address space, ``output`` bytes; and ``total`` seconds that all tests may use."""
 
@@ -103,27 +103,27 @@ def find_python(version: str) -> Python | None:
 @functools.cache
 def command(python: Python) -> tuple[str, ...]:
     """The command line that runs ``inside`` in the sandbox."""
-    words = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-    words += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+    line = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+    line += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
     for name, value in _ENVIRONMENT.items():
-        words += ["--setenv", name, value]
+        line += ["--setenv", name, value]
     bound: list[Path] = []
     for path in map(Path, _LIBRARIES):
         if path.is_symlink():
-            words += ["--symlink", os.readlink(path), str(path)]
+            line += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
-            words += ["--ro-bind", str(path), str(path)]
+            line += ["--ro-bind", str(path), str(path)]
         bound.append(path)
     # The prefix's own lib has the shared library of an interpreter that lies elsewhere than in the system's folders.
     for path in (python.prefix / "lib", python.library, python.program, INSIDE):
         if path.exists() and not any(path.is_relative_to(above) for above in bound):
-            words += ["--ro-bind", str(path.resolve()), str(path)]
+            line += ["--ro-bind", str(path.resolve()), str(path)]
             bound.append(path)
-    words += ["--dev", "/dev"]
+    line += ["--dev", "/dev"]
     for packages in _packages(python):
-        words += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
-    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
-    return (*words, str(python.program), "-P", "-s", "-S", "-B", str(INSIDE))
+        line += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
+    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
+    return (*line, str(python.program), "-P", "-s", "-S", "-B", str(INSIDE))
 
 
 def _packages(python: Python) -> list[Path]:
@@ -134,7 +134,7 @@ def _packages(python: Python) -> list[Path]:
 
 
 def run(
-    python: Python, program: str, tests: Sequence[Input], limits: Limits
+    python: Python, program: str, tests: Sequence[Input], limits: ProgramLimits
 ) -> Generator[tuple[Status, bytes], None, None]:
     """The status and the output of each test in turn; closing the iterator ends the sandbox.
 
@@ -216,7 +216,7 @@ def available(version: str) -> str | None:
     if python is None:
         return f"there is no Python {version}: install python{version}"
     try:
-        answer = list(run(python, "print(int(input()) + 1)", [("stdin", "1\n")], Limits(10, 10, 512 << 20, 100)))
+        answer = list(run(python, "print(int(input()) + 1)", [("stdin", "1\n")], ProgramLimits(10, 10, 512 << 20, 100)))
     except Lost as error:
         return f"{error}: {_first_words(python)}"
     return None if answer == [("ok", b"2\n")] else f"the sandbox does not run programs: {answer[0][0]}"

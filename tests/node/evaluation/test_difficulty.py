@@ -16,7 +16,7 @@ import pytest
 
 from node.errors import UserError
 from node.evaluation import difficulty
-from node.evaluation.difficulty import Band, Model, Profile, Wanted, pass_at
+from node.evaluation.difficulty import AnsweringModel, Band, Profile, ProfileWanted, pass_at
 from node.evaluation.version_answers import Progress
 from node.roles.engine_client import Setup
 from node.tasks import task_sets
@@ -35,7 +35,7 @@ ROW = {
     "data": None,
     "items": None,
 }
-WANTED = Wanted((ROW,), RECIPE, items=40, responses=4)
+WANTED = ProfileWanted((ROW,), RECIPE, items=40, responses=4)
 
 
 def test_the_estimate_is_the_mean_over_all_choices_of_k_answers() -> None:
@@ -97,7 +97,9 @@ class Children:
             return (1_000_000, None, 0, 0)[number]
         return 1_000_000 if number < item % 5 else 200_000  # partial credit is not right
 
-    async def profile(self, wanted: Wanted, model: Model, out: Path, *progress: Progress) -> list[Profile]:
+    async def profile(
+        self, wanted: ProfileWanted, model: AnsweringModel, out: Path, *progress: Progress
+    ) -> list[Profile]:
         """The profile that these make."""
 
         @asynccontextmanager
@@ -118,13 +120,13 @@ def children() -> Children:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Model:
+def model(tmp_path: Path) -> AnsweringModel:
     manifest = tmp_path / "manifest"
     manifest.write_bytes(manifest_of(WHOLE_0).encode())
-    return Model(Setup(ConfigureEngine("", "", RECIPE), "torch", tmp_path), manifest, tmp_path / "whole")
+    return AnsweringModel(Setup(ConfigureEngine("", "", RECIPE), "torch", tmp_path), manifest, tmp_path / "whole")
 
 
-async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Model, tmp_path: Path) -> None:
+async def test_the_set_holds_what_lies_in_the_band(children: Children, model: AnsweringModel, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     out = tmp_path / "out"
     wanted = replace(WANTED, tasks=({**ROW, "items": b"an older set"},))
@@ -139,7 +141,7 @@ async def test_the_set_holds_what_lies_in_the_band(children: Children, model: Mo
     assert len(children.seeds) == 40
 
 
-async def test_it_goes_on_where_it_stopped(children: Children, model: Model, tmp_path: Path) -> None:
+async def test_it_goes_on_where_it_stopped(children: Children, model: AnsweringModel, tmp_path: Path) -> None:
     children.dies = 2
     with pytest.raises(UserError, match=r"could not all be asked: .* run it again to go on"):
         await children.profile(WANTED, model, tmp_path / "out")
@@ -156,7 +158,7 @@ async def test_it_goes_on_where_it_stopped(children: Children, model: Model, tmp
 
 
 async def test_other_bounds_ask_nothing_and_more_items_only_those(
-    children: Children, model: Model, tmp_path: Path
+    children: Children, model: AnsweringModel, tmp_path: Path
 ) -> None:
     await children.profile(WANTED, model, tmp_path)
     loads, asked = children.loads, len(children.asked)
@@ -173,7 +175,9 @@ async def test_other_bounds_ask_nothing_and_more_items_only_those(
     assert found.questions == 44
 
 
-async def test_a_task_with_few_items_is_asked_for_these(children: Children, model: Model, tmp_path: Path) -> None:
+async def test_a_task_with_few_items_is_asked_for_these(
+    children: Children, model: AnsweringModel, tmp_path: Path
+) -> None:
     children.counts = (7, 2**31)
     both = replace(WANTED, tasks=(ROW, ROW), items=9, first=3)
     first, second = await children.profile(both, model, tmp_path)
@@ -194,7 +198,7 @@ async def test_a_task_with_few_items_is_asked_for_these(children: Children, mode
     ],
 )
 async def test_what_answers_depend_on_must_be_the_same(
-    children: Children, model: Model, tmp_path: Path, changes: dict[str, Any], words: str
+    children: Children, model: AnsweringModel, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     await children.profile(WANTED, model, tmp_path)
     with pytest.raises(UserError, match=words):
@@ -212,7 +216,9 @@ async def test_what_answers_depend_on_must_be_the_same(
         '{"task": 0, "item": 0, "right": 99}',
     ],
 )
-async def test_a_file_that_is_no_profile_is_told(children: Children, model: Model, tmp_path: Path, line: str) -> None:
+async def test_a_file_that_is_no_profile_is_told(
+    children: Children, model: AnsweringModel, tmp_path: Path, line: str
+) -> None:
     await children.profile(WANTED, model, tmp_path)
     with (tmp_path / "profile.jsonl").open("a") as file:
         file.write(line + "\n")

@@ -13,8 +13,8 @@ import trio
 
 from node.errors import UserError
 from node.evaluation import held_out, intervals
-from node.evaluation.held_out import Plan, Source, compare, figures, scores
-from node.evaluation.version_answers import Answers, Question
+from node.evaluation.held_out import Plan, QuestionSource, compare, figures, scores
+from node.evaluation.version_answers import Question, QuestionAnswers
 from node.store.hashing import hash_bytes
 from node.tasks.task_service import TaskService
 from protocol.domain import Task, parse_genesis
@@ -29,12 +29,12 @@ HARD = Task("reasoning-gym", "chain_sum", 1, '{"max_terms": 9}', "0.1.25", None)
 
 
 def plan(*tasks: Task, questions: int = 4, samples: int = 1) -> Plan:
-    return Plan.of(digest("domain"), [Source(asdict(task)) for task in tasks or (SUMS,)], questions, samples)
+    return Plan.of(digest("domain"), [QuestionSource(asdict(task)) for task in tasks or (SUMS,)], questions, samples)
 
 
-def given(task: int, *rewards: int | None, ended: int | None = None) -> Answers:
+def given(task: int, *rewards: int | None, ended: int | None = None) -> QuestionAnswers:
     lengths = tuple(range(2, 2 + len(rewards)))
-    return Answers(Question(task, 0, digest("s")), rewards, lengths, len(rewards) if ended is None else ended)
+    return QuestionAnswers(Question(task, 0, digest("s")), rewards, lengths, len(rewards) if ended is None else ended)
 
 
 class Service:
@@ -73,7 +73,7 @@ async def test_no_question_is_asked_twice_and_a_small_set_is_asked_whole() -> No
 
 async def test_of_a_task_with_a_set_the_other_items_are_asked() -> None:
     row = {**asdict(SUMS), "items": TaskSet.of(range(12)).encode()}
-    source = Source.held_out(row)
+    source = QuestionSource.held_out(row)
     assert (source.row["items"], source.trained) == (None, frozenset(range(12)))
     held_out = Plan.of(digest("domain"), [source], 40)
     assert held_out.tasks == (SUMS,)
@@ -81,15 +81,15 @@ async def test_of_a_task_with_a_set_the_other_items_are_asked() -> None:
     assert sorted(question.item % 16 for question in asked) == [12, 13, 14, 15]
     # A set of everything leaves nothing to hold out.
     assert len(await drawn(held_out, different=12)) == 12
-    assert Source.held_out(asdict(SUMS)) == Source(asdict(SUMS))
+    assert QuestionSource.held_out(asdict(SUMS)) == QuestionSource(asdict(SUMS))
 
 
 def test_what_is_asked_without_more_words_are_the_domains_tasks() -> None:
     domain = parse_genesis(genesis())
     rows: list[dict[str, Any]] = [{"name": "one", "data": None}, {"name": "two", "data": None}]
     assert [source.row for source in held_out.sources_named(None, domain, rows)] == rows
-    assert held_out.sources_named("homework", domain, rows) == [Source(rows[1])]
-    assert held_out.sources_named("homework, ", domain, rows) == [Source(rows[1])]
+    assert held_out.sources_named("homework", domain, rows) == [QuestionSource(rows[1])]
+    assert held_out.sources_named("homework, ", domain, rows) == [QuestionSource(rows[1])]
     (other,) = held_out.sources_named("gcd", domain, rows)
     assert (other.row["kind"], other.row["name"]) == ("reasoning-gym", "gcd")
     with pytest.raises(UserError, match="no task is named; the domain has basic_arithmetic, homework"):

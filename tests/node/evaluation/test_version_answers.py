@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import trio
 
-from node.evaluation.version_answers import Answers, Question, Sampler, answer, sampling
+from node.evaluation.version_answers import Question, QuestionAnswers, Sampler, answer, sampling
 from node.tasks.task_service import TaskService
 from node.workers.child_messages import GenerateGroups, LoadVersion, WrittenGroup, WrittenGroups, WrittenResponse
 from node.workers.child_process import Worker
@@ -78,8 +78,8 @@ async def test_answers_come_in_the_questions_order_with_what_they_earned() -> No
     told: list[tuple[int, int]] = []
     found = await answer(sampler, cast("TaskService", Service()), questions, lambda *done: told.append(done))
     assert found == [
-        Answers(questions[0], (0, 1, 2), (1, 2, 3), 2),
-        Answers(questions[1], (None, None, None), (1, 2, 3), 2),
+        QuestionAnswers(questions[0], (0, 1, 2), (1, 2, 3), 2),
+        QuestionAnswers(questions[1], (None, None, None), (1, 2, 3), 2),
     ]
     assert told == [(2, 2)]
 

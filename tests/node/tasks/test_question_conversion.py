@@ -14,13 +14,13 @@ import pytest
 from node.errors import UserError
 from node.tasks import question_conversion
 from node.tasks.code import problems
-from node.tasks.question_conversion import Source
+from node.tasks.question_conversion import ConversionSource
 from node.tasks.question_tasks import read_lines
 
 
-def source(path: Path, kind: str = "jsonl", **changes: Any) -> Source:
+def source(path: Path, kind: str = "jsonl", **changes: Any) -> ConversionSource:
     columns, skip = changes.pop("columns", {}), changes.pop("skip", False)
-    return Source("own", kind, json.dumps(changes), path, columns, skip)
+    return ConversionSource("own", kind, json.dumps(changes), path, columns, skip)
 
 
 def lines(path: Path, *rows: Any) -> Path:
@@ -34,7 +34,7 @@ def parquet(path: Path, *rows: Any) -> Path:
     return path
 
 
-def converted(made: Source) -> list[dict[str, Any]]:
+def converted(made: ConversionSource) -> list[dict[str, Any]]:
     data, left_out = question_conversion.convert(made)
     assert left_out == []
     return [json.loads(line) for line in data.decode().splitlines()]

@@ -39,7 +39,7 @@ report["user"] = os.getuid()
 report["shown"] = open({str(shown)!r}).read()
 report["hidden"] = os.path.exists({str(hidden)!r})
 report["source"] = sorted(os.listdir({str(source)!r}))
-report["home"] = os.path.exists(os.path.expanduser("~root/.ssh")) or os.path.exists("/home")
+report["home"] = [place for place in ("/etc/shadow", "/etc/passwd", "/var", "/run") if os.path.exists(place)]
 report["processes"] = os.path.exists("/proc/1")
 import node.tasks.reasoning_tasks, importlib.util
 report["library"] = importlib.util.find_spec("reasoning_gym") is not None
@@ -54,7 +54,7 @@ report["library"] = importlib.util.find_spec("reasoning_gym") is not None
     assert report["shown"] == "shown"
     assert report["hidden"] is False
     assert report["library"] is True
-    assert report["home"] is False
+    assert report["home"] == []
     assert report["processes"] is False
     if "site-packages" not in source.parts:
         # Of the source tree, only what the child imports; an environment that lies in it is the interpreter's.
@@ -130,7 +130,7 @@ def test_links_to_the_interpreter_are_followed(tmp_path: Path) -> None:
 
 def test_what_is_said_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert sandbox.available.__wrapped__() == f"there is no sandbox: {sandbox.REMEDY}"
+    assert sandbox.available() == f"there is no sandbox: {sandbox.REMEDY}"
 
 
 def test_what_is_said_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ def test_what_is_said_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch, tm
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     reason = "the sandbox does not work here: bwrap: No permissions to create new namespace"
-    assert sandbox.available.__wrapped__() == reason
+    assert sandbox.available() == reason

@@ -9,6 +9,7 @@ import time
 
 import msgspec
 
+from node.errors import UserError
 from node.workers import child_loop
 from node.workers.frames import ChildRequest
 
@@ -71,7 +72,7 @@ def echo(request: Echo) -> Values:
 
 def fail(request: Fail) -> None:
     if request.kind == "user":
-        raise child_loop.UserError("no such file: x.jsonl\nname another")
+        raise UserError("no such file: x.jsonl\nname another")
     raise ZeroDivisionError("nothing to divide")
 
 

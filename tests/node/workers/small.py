@@ -12,17 +12,18 @@ import torch
 
 from node.starter.defaults import RECIPE
 from node.workers import sharding
-from node.workers.engine_child import Claim, Settings, Written, build_proofs, generate
-from node.workers.learner import Learner, Sample
-from node.workers.model import CausalLM, Config, LanguageModel, read_config
-from node.workers.policy import Policy
+from node.workers.engine_child import Claim
+from node.workers.generation import SamplingSettings, Written, build_proofs, generate
+from node.workers.learner import Learner, TrainingSample
+from node.workers.model import CausalLM, LanguageModel, ModelConfig, read_config
+from node.workers.policy import TrainedPolicy
 from node.workers.weight_files import checksum, layout, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe
 from protocol.weights.manifest import Manifest
 
 STARTER = Path(__file__).resolve().parents[3] / "node" / "starter"
-SETTINGS = Settings(group_size=4, max_prompt_tokens=64, max_tokens=6, temperature=1.0, min_p=0.0, end_token=1)
+SETTINGS = SamplingSettings(group_size=4, max_prompt_tokens=64, max_tokens=6, temperature=1.0, min_p=0.0, end_token=1)
 
 RECIPE_SMALL = replace(
     RECIPE,
@@ -57,11 +58,11 @@ def write_config(path: Path, raw: dict[str, Any]) -> Path:
     return path
 
 
-def config(directory: Path, raw: dict[str, Any] = QWEN) -> Config:
+def config(directory: Path, raw: dict[str, Any] = QWEN) -> ModelConfig:
     return read_config(write_config(directory / "config.json", raw))
 
 
-def model(config: Config, seed: int = 0) -> CausalLM:
+def model(config: ModelConfig, seed: int = 0) -> CausalLM:
     """A model whose every tensor is random, norms and biases too, so that none can be forgotten unnoticed."""
     generator = torch.Generator().manual_seed(seed)
     made = CausalLM(config)
@@ -72,7 +73,7 @@ def model(config: Config, seed: int = 0) -> CausalLM:
     return made
 
 
-def prompts(config: Config, count: int, seed: int = 0, *, longest: int = 12) -> list[list[int]]:
+def prompts(config: ModelConfig, count: int, seed: int = 0, *, longest: int = 12) -> list[list[int]]:
     generator = random.Random(seed)
     return [
         [generator.randrange(2, config.vocabulary) for _ in range(generator.randint(1, longest))] for _ in range(count)
@@ -91,16 +92,16 @@ def claims(prompts: list[list[int]], seeds: list[bytes], groups: list[list[Writt
     ]
 
 
-def written(made: LanguageModel, prompts: list[list[int]], settings: Settings = SETTINGS) -> list[Claim]:
+def written(made: LanguageModel, prompts: list[list[int]], settings: SamplingSettings = SETTINGS) -> list[Claim]:
     """Honest claims of one group a prompt."""
     noise = seeds(len(prompts))
     return claims(prompts, noise, generate(made, prompts, noise, settings))
 
 
-def samples(made: CausalLM, count: int, seed: int = 0) -> list[Sample]:
+def samples(made: CausalLM, count: int, seed: int = 0) -> list[TrainingSample]:
     """Honest rollouts of ``made``, rewarded for even tokens."""
     return [
-        Sample(
+        TrainingSample(
             claim.prompt,
             claim.responses,
             claim.logprobs,
@@ -112,7 +113,7 @@ def samples(made: CausalLM, count: int, seed: int = 0) -> list[Sample]:
 
 def learner(made: CausalLM, recipe: Recipe) -> Learner:
     """A learner of ``made`` in this process alone."""
-    return Learner(Policy(made, recipe.temperature / MILLION), recipe, sharding.alone("cpu", sharded=False))
+    return Learner(TrainedPolicy(made, recipe.temperature / MILLION), recipe, sharding.alone("cpu", sharded=False))
 
 
 def store(

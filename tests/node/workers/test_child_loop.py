@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from node.errors import UserError
 from node.workers import child_loop, frames
 from node.workers.frames import CallAnswered, CallFailed, ChildRequest
 
@@ -30,7 +31,7 @@ def boom(request: Boom) -> None:
 
 
 def ask(request: Ask) -> None:
-    raise child_loop.UserError("no such task: x; y")
+    raise UserError("no such task: x; y")
 
 
 TABLE = child_loop.table([double, boom, ask])

@@ -12,20 +12,20 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.workers.delta_blocks import Decoder, Encoder, value_type
+from node.workers.delta_blocks import SegmentDecoder, SegmentEncoder, value_type
 from protocol.errors import PeerError
 from protocol.weights.delta import Segment, largest_frame
 
 
 def patched(base: bytes, segment: Segment, data: bytes, unit: int) -> bytes:
     values = np.frombuffer(base, value_type(unit)).copy()
-    positions, differences = Decoder(unit).decode(segment, data, len(values))
+    positions, differences = SegmentDecoder(unit).decode(segment, data, len(values))
     values[positions] += differences
     return values.tobytes()
 
 
 def encoded(base: bytes, target: bytes, unit: int) -> tuple[Segment, bytes]:
-    found = Encoder(unit).encode(7, memoryview(base), memoryview(target))
+    found = SegmentEncoder(unit).encode(7, memoryview(base), memoryview(target))
     assert found is not None
     return found
 
@@ -39,7 +39,7 @@ def test_decoding_inverts_encoding(unit: int, data: st.DataObject) -> None:
     for place in data.draw(st.sets(st.integers(0, count - 1), max_size=20)):
         values[place] = data.draw(st.integers(0, 256**unit - 1))
     target = values.tobytes()
-    found = Encoder(unit).encode(7, memoryview(base), memoryview(target))
+    found = SegmentEncoder(unit).encode(7, memoryview(base), memoryview(target))
     if base == target:
         assert found is None
         return
@@ -96,7 +96,7 @@ GOOD = Segment(0, 3, (len(GAPS),), (len(DIFFERENCES),))
 
 
 def decode(segment: Segment, data: bytes, values: int = 11) -> Any:
-    return Decoder(2).decode(segment, data, values)
+    return SegmentDecoder(2).decode(segment, data, values)
 
 
 def frame(content: bytes, **options: Any) -> bytes:

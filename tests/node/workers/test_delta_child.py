@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import trio
 
+from node.errors import UserError
 from node.store.version_store import VersionStore
 from node.workers import delta_child as worker
-from node.workers.child_loop import UserError
 from node.workers.child_messages import AppliedDelta, ApplyDelta, DescribedVersion, DescribeVersion, TensorRow
 from node.workers.child_process import WorkerError, open_worker
 from protocol.constants import CHUNK_BYTES, DELTA_BLOCK_BYTES

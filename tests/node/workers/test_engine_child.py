@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from node.errors import UserError
 from node.starter.defaults import RECIPE
-from node.workers import engine_child, generation
-from node.workers.child_loop import UserError
+from node.workers import engine_child
 from node.workers.child_messages import (
     Benchmark,
     ClaimedGroup,
@@ -26,7 +26,8 @@ from node.workers.child_messages import (
     WrittenGroups,
 )
 from node.workers.child_process import open_worker
-from node.workers.engine_child import Claim, Settings, Texts, TorchEngine, generate
+from node.workers.engine_child import Claim, Texts, TorchEngine
+from node.workers.generation import SamplingSettings, generate, micro
 from node.workers.model import CausalLM, read_config
 from node.workers.model_conversion import convert
 from node.workers.weight_files import load_into, read_safetensors
@@ -41,7 +42,7 @@ from tests.node.workers.small import QWEN, SETTINGS, STARTER
 CLIP = FLOAT32_THRESHOLDS.deficit_clip
 
 
-def replay(model: CausalLM, claims: Sequence[Claim], settings: Settings) -> list[GroupReplay]:
+def replay(model: CausalLM, claims: Sequence[Claim], settings: SamplingSettings) -> list[GroupReplay]:
     return engine_child.replay(model, claims, settings, CLIP)
 
 
@@ -103,7 +104,7 @@ def test_what_is_generated_replays_exactly(
             assert 1 not in response[:-1]
 
 
-def test_a_result_does_not_depend_on_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_does_not_depend_on_the_batch(tmp_path: Path) -> None:
     made = small.model(small.config(tmp_path))
     prompts, noise = small.prompts(made.config, 7), small.seeds(7)
     together = generate(made, prompts, noise, SETTINGS)
@@ -113,8 +114,7 @@ def test_a_result_does_not_depend_on_the_batch(tmp_path: Path, monkeypatch: pyte
         for prompt, seed in zip(prompts, noise, strict=True)
         for group in generate(made, [prompt], [seed], SETTINGS)
     ]
-    monkeypatch.setattr(generation, "MAX_SEQUENCES", 8)  # two groups at a time
-    in_parts = generate(made, prompts, noise, SETTINGS)
+    in_parts = generate(made, prompts, noise, SETTINGS, most=8)  # two groups at a time
     for other in (reverse, alone, in_parts):
         for group, same in zip(together, other, strict=True):
             assert [one.tokens for one in group] == [one.tokens for one in same]
@@ -150,7 +150,7 @@ def test_generation_by_the_plain_definition(tmp_path: Path) -> None:
 
 
 def test_the_starter_model_replays_exactly(starter: CausalLM, starter_prompts: list[list[int]]) -> None:
-    settings = Settings.of(RECIPE, starter.config)
+    settings = SamplingSettings.of(RECIPE, starter.config)
     measured = replay(starter, small.written(starter, starter_prompts, settings), settings)
     assert exact(measured)
     assert holds(measured)
@@ -158,7 +158,7 @@ def test_the_starter_model_replays_exactly(starter: CausalLM, starter_prompts: l
 
 def test_perturbed_weights_are_flagged(starter: CausalLM, starter_prompts: list[list[int]]) -> None:
     """Noise of 5 % of each tensor's standard deviation, as ``--cheat wrong-weights`` has it."""
-    settings = Settings.of(RECIPE, starter.config)
+    settings = SamplingSettings.of(RECIPE, starter.config)
     generator = torch.Generator().manual_seed(11)
     cheat = CausalLM(starter.config)
     cheat.load_state_dict(starter.state_dict())
@@ -171,7 +171,7 @@ def test_perturbed_weights_are_flagged(starter: CausalLM, starter_prompts: list[
 
 
 def test_other_forgeries_are_flagged(starter: CausalLM, starter_prompts: list[list[int]]) -> None:
-    settings = Settings.of(RECIPE, starter.config)
+    settings = SamplingSettings.of(RECIPE, starter.config)
     claims = small.written(starter, starter_prompts, settings)
     another_seed = [replace(claim, seed=b"\xff" * 32) for claim in claims]
     assert reasons(replay(starter, another_seed, settings)) == ["sampling", "ok", "ok"]
@@ -188,7 +188,7 @@ def test_other_forgeries_are_flagged(starter: CausalLM, starter_prompts: list[li
 
 
 def test_a_token_chosen_by_hand_stands_out(starter: CausalLM, starter_prompts: list[list[int]]) -> None:
-    settings = Settings.of(RECIPE, starter.config)
+    settings = SamplingSettings.of(RECIPE, starter.config)
     claim = small.written(starter, starter_prompts[:1], settings)[0]
     lines = [list(line) for line in claim.responses]
     number = max(range(len(lines)), key=lambda index: len(lines[index]))
@@ -201,7 +201,7 @@ def test_a_token_chosen_by_hand_stands_out(starter: CausalLM, starter_prompts: l
 
 
 def test_broken_weights_let_nobody_pass(starter: CausalLM, starter_prompts: list[list[int]]) -> None:
-    settings = Settings.of(RECIPE, starter.config)
+    settings = SamplingSettings.of(RECIPE, starter.config)
     claims = small.written(starter, starter_prompts[:1], settings)
     broken = copy.deepcopy(starter)
     with torch.no_grad():
@@ -287,5 +287,5 @@ async def test_the_child_through_the_real_client(tmp_path: Path) -> None:
 
 
 def test_a_log_probability_is_negated_rounded_and_bounded() -> None:
-    found = engine_child.micro(torch.tensor([-1.2345678, 0.0, -1e-9, -250.0, -torch.inf]))
+    found = micro(torch.tensor([-1.2345678, 0.0, -1e-9, -250.0, -torch.inf]))
     assert found.tolist() == [1_234_568, 0, 0, MAX_LOGPROB, MAX_LOGPROB]

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from node.starter.defaults import RECIPE
 from node.workers import grpo, policy
-from node.workers.grpo import Limits, Tokens
+from node.workers.grpo import ObjectiveLimits, Tokens
 
-LIMITS = Limits(low=0.2, high=0.3, most=4.0, importance_max=2.0, entropy=0.0, kl=0.0)
+LIMITS = ObjectiveLimits(low=0.2, high=0.3, most=4.0, importance_max=2.0, entropy=0.0, kl=0.0)
 
 
-def value(ratio: float, advantage: float, age: float = 1.0, limits: Limits = LIMITS) -> tuple[float, float, bool]:
+def value(
+    ratio: float, advantage: float, age: float = 1.0, limits: ObjectiveLimits = LIMITS
+) -> tuple[float, float, bool]:
     """J, dJ/dlogπ and whether it was clipped, at π/π_old = ``ratio`` and π_old/μ = ``age``."""
     old = torch.tensor([-1.5])
     logprobs = (old + math.log(ratio)).requires_grad_()
@@ -76,7 +78,7 @@ TOKENS = Tokens(
 
 def test_the_whole_loss_by_hand() -> None:
     """Every term on; the numbers are those of the module's formula, worked out token by token."""
-    limits = Limits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=0.1, kl=0.3)
+    limits = ObjectiveLimits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=0.1, kl=0.3)
     e = math.exp
     terms = [
         # w · min(min(r, δ)Â, clip(r)Â): e^0.05 is within the clip
@@ -102,7 +104,7 @@ def test_the_whole_loss_by_hand() -> None:
 
 
 def test_parts_of_a_step_add_up_to_it() -> None:
-    limits = Limits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=0.1, kl=0.3)
+    limits = ObjectiveLimits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=0.1, kl=0.3)
     whole, _ = grpo.loss(LOGPROBS, SPREAD, TOKENS, limits, 3.0)
     parts = [
         grpo.loss(LOGPROBS[part], SPREAD[part], TOKENS.part(part), limits, 3.0)[0]
@@ -116,7 +118,7 @@ def test_parts_of_a_step_add_up_to_it() -> None:
 )
 def test_each_terms_gradient_agrees_with_finite_differences(entropy: float, kl: float, reference: bool) -> None:
     """From the logits on, so that entropy and log-probabilities are those of one softmax."""
-    limits = Limits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=entropy, kl=kl)
+    limits = ObjectiveLimits(low=0.2, high=0.2, most=4.0, importance_max=2.0, entropy=entropy, kl=kl)
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn((6, 9), generator=generator, dtype=torch.float64).requires_grad_()
     chosen = torch.randint(0, 9, (6, 1), generator=generator)
@@ -190,5 +192,5 @@ def test_the_policys_entropy_by_hand() -> None:
 
 
 def test_limits_come_from_the_recipe() -> None:
-    limits = Limits.of(RECIPE)
+    limits = ObjectiveLimits.of(RECIPE)
     assert (limits.low, limits.high, limits.most, limits.importance_max) == (0.2, 0.2, 4.0, 2.0)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from node.workers import grpo, policy, row_layout
 from node.workers import learner as learners
-from node.workers.learner import Sample, samples_of
+from node.workers.learner import TrainingSample, samples_of
 from node.workers.model import CausalLM
-from node.workers.policy import Policy
+from node.workers.policy import TrainedPolicy
 from node.workers.weight_files import checksum
 from proofs.sampling import logprobs
 from protocol.work import schedule
@@ -82,7 +82,7 @@ def test_the_loss_and_its_gradient_by_the_plain_definition(
 
     learner = small.learner(made, recipe)
     monkeypatch.setattr(learner.optimizer, "zero_grad", lambda **_: None)
-    metrics = learner.train(rollouts, lambda: Policy(first, 1.0))
+    metrics = learner.train(rollouts, lambda: TrainedPolicy(first, 1.0))
     assert metrics["loss"] == pytest.approx(-total.item() / share, rel=1e-4)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert metrics["tokens"] == count
@@ -139,7 +139,7 @@ def test_reported_logprobs_agree_with_the_trainers(tmp_path: Path) -> None:
     made = small.model(small.config(tmp_path, {**QWEN, "model_type": "llama"}))
     settings = replace(small.SETTINGS, temperature=0.7)
     claims = small.written(made, small.prompts(made.config, 4), settings)
-    rollouts = [Sample(c.prompt, c.responses, c.logprobs, [0, 10**6, 0, 0]) for c in claims]
+    rollouts = [TrainingSample(c.prompt, c.responses, c.logprobs, [0, 10**6, 0, 0]) for c in claims]
     recipe = replace(RECIPE_SMALL, temperature=700_000, inner_steps=1)
     assert small.learner(made, recipe).train(rollouts)["importance_mean"] == pytest.approx(1.0, abs=1e-4)
     assert float(logprobs(torch.zeros((1, 4)), torch.tensor([2]), 0.7)) == pytest.approx(-math.log(4))
@@ -183,7 +183,7 @@ def test_the_kl_term_holds_the_policy_near_the_reference(tmp_path: Path) -> None
         first = small.model(made.config)
         learner = small.learner(made, replace(RECIPE_SMALL, learning_rate=5 * 10**9, kl=weight))
         for number in range(4):
-            metrics = learner.train(samples(made, 12, seed=number), partial(Policy, first, 1.0))
+            metrics = learner.train(samples(made, 12, seed=number), partial(TrainedPolicy, first, 1.0))
         found[weight] = metrics["reference_kl"]
     assert found[1_000_000] < found[1] / 3
 
@@ -200,12 +200,12 @@ def test_the_warm_up_rises_to_the_recipes_rate(tmp_path: Path) -> None:
 def test_perturbing_one_segment_leaves_the_others_unchanged(tmp_path: Path) -> None:
     """Two groups in one pass: another token in one response changes nothing of any other response."""
     made = small.model(small.config(tmp_path))
-    groups = [row_layout.Group([3, 4], [[5, 6, 7], [8, 9, 10, 11]]), row_layout.Group([12], [[13, 14], [15, 16]])]
-    other = [row_layout.Group([3, 4], [[5, 40, 7], [8, 9, 10, 11]]), groups[1]]
+    groups = [row_layout.RowGroup([3, 4], [[5, 6, 7], [8, 9, 10, 11]]), row_layout.RowGroup([12], [[13, 14], [15, 16]])]
+    other = [row_layout.RowGroup([3, 4], [[5, 40, 7], [8, 9, 10, 11]]), groups[1]]
     found = []
     for each in (groups, other):
         (batch,) = row_layout.pack(each, sort=True)
-        logs = Policy(made, 1.0)(batch)
+        logs = TrainedPolicy(made, 1.0)(batch)
         found.append({int(place): float(value) for place, value in zip(batch.places, logs, strict=True)})
     changed = {place for place in found[0] if abs(found[0][place] - found[1][place]) > 1e-6}
     assert changed <= {1, 2}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.workers.child_loop import UserError
+from node.errors import UserError
 from node.workers.model import Cache, CausalLM, config_json, read_config
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN

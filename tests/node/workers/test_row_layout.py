@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from node.workers import row_layout
-from node.workers.row_layout import PADDING, Group
+from node.workers.row_layout import PADDING, RowGroup
 from tests.node.workers import small
 
 GROUPS = [
-    Group([5, 6, 7], [[8, 9, 1], [10], [11, 1]]),
-    Group([12], [[13, 14, 15, 16, 17]]),
-    Group([20, 21, 22, 23, 24, 25], [[26, 27], [28, 29, 30]]),
+    RowGroup([5, 6, 7], [[8, 9, 1], [10], [11, 1]]),
+    RowGroup([12], [[13, 14, 15, 16, 17]]),
+    RowGroup([20, 21, 22, 23, 24, 25], [[26, 27], [28, 29, 30]]),
 ]
 
 
@@ -79,7 +79,7 @@ def test_no_layout_changes_a_state(tmp_path: Path, row_slots: int, batch_slots: 
 
 def test_a_changed_neighbour_changes_nothing_else(tmp_path: Path) -> None:
     made = small.model(small.config(tmp_path))
-    other = [Group(GROUPS[0].prompt, [[8, 9, 1], [10], [33, 34]]), *GROUPS[1:]]
+    other = [RowGroup(GROUPS[0].prompt, [[8, 9, 1], [10], [33, 34]]), *GROUPS[1:]]
     with torch.no_grad():
         before, after = (
             row_layout.chosen_by(made, batch) for groups in (GROUPS, other) for batch in row_layout.pack(groups)

@@ -23,10 +23,10 @@ from node.workers import row_layout, sharding, torchrun
 from node.workers import trainer_files as checkpoints
 from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainStep
 from node.workers.child_process import Worker, WorkerError, open_worker
-from node.workers.learner import Learner, Sample, make_policy
+from node.workers.learner import Learner, TrainingSample, make_policy
 from node.workers.model import read_config
-from node.workers.policy import Policy
-from node.workers.sharding import Group
+from node.workers.policy import TrainedPolicy
+from node.workers.sharding import Ranks
 from node.workers.trainer_child import _fill
 from node.workers.weight_files import checksum
 from tests.node.workers import small
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def single() -> Iterator[Group]:
+def single() -> Iterator[Ranks]:
     """A sharded group of this process alone."""
     yield sharding.alone("cpu", sharded=True)
     dist.destroy_process_group()
@@ -123,9 +123,9 @@ async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
     await gone(pids)
 
 
-def plan(rank: int, size: int, used: list[Sample]) -> Any:
-    group = Group(rank, size, CPU)
-    learner = Learner(Policy(small.model(PLANNED), 1.0), RECIPE_SMALL, group)
+def plan(rank: int, size: int, used: list[TrainingSample]) -> Any:
+    group = Ranks(rank, size, CPU)
+    learner = Learner(TrainedPolicy(small.model(PLANNED), 1.0), RECIPE_SMALL, group)
     return learner._plan([(sample, [1.0] * len(sample.responses)) for sample in used])
 
 
@@ -139,10 +139,10 @@ def test_every_rank_has_as_many_passes_and_every_token_one(
 ) -> None:
     monkeypatch.setattr(learners, "BATCH_SLOTS", {"cpu": 40})
     used = [
-        Sample([2] * (number + 1), [[3] * (1 + number * place) for place in range(3)], [[number]] * 3, [0] * 3)
+        TrainingSample([2] * (number + 1), [[3] * (1 + number * place) for place in range(3)], [[number]] * 3, [0] * 3)
         for number in range(groups)
     ]
-    used = [Sample(s.prompt, s.responses, [[7] * len(line) for line in s.responses], s.rewards) for s in used]
+    used = [TrainingSample(s.prompt, s.responses, [[7] * len(line) for line in s.responses], s.rewards) for s in used]
     plans = [plan(rank, size, used) for rank in range(size)]
     tokens = sum(len(line) for sample in used for line in sample.responses)
     assert len({len(each.passes) for each in plans}) == 1
@@ -164,22 +164,22 @@ def test_a_rank_that_writes_nothing_holds_one_tensor_at_a_time(tmp_path: Path, m
             yield made
 
     monkeypatch.setattr(Learner, "whole", whole)
-    learner = Learner(Policy(small.model(PLANNED), 1.0), RECIPE_SMALL, Group(1, 2, CPU))
+    learner = Learner(TrainedPolicy(small.model(PLANNED), 1.0), RECIPE_SMALL, Ranks(1, 2, CPU))
     dtypes = dict.fromkeys(learner.parameters(), torch.float32)
     assert checkpoints.write(learner, dtypes, tmp_path / "version", tmp_path / "state") == ([], 0)
     assert len(alive) == 2 * len(dtypes)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bfloat16_computes_with_what_is_published_and_keeps_float32(tmp_path: Path, single: Group) -> None:
+def test_bfloat16_computes_with_what_is_published_and_keeps_float32(tmp_path: Path, single: Ranks) -> None:
     made = small.model(small.config(tmp_path))
     policy = make_policy(made.config, RECIPE_SMALL, single, torch.bfloat16)
     _fill(single, policy, {name: value.detach() for name, value in made.named_parameters()})
     assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
     assert single.checksum(policy.model.parameters()) == checksum(made)
     rollouts = samples(made, 4)
-    packed = row_layout.pack([row_layout.Group(s.prompt, s.responses) for s in rollouts])
-    rounded = Policy(small.model(made.config).bfloat16(), 1.0)
+    packed = row_layout.pack([row_layout.RowGroup(s.prompt, s.responses) for s in rollouts])
+    rounded = TrainedPolicy(small.model(made.config).bfloat16(), 1.0)
     for batch in packed:
         assert torch.equal(policy(batch).float(), rounded(batch).float())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from node.workers.child_loop import UserError
+from node.errors import UserError
 from node.workers.child_messages import (
     FinishTracker,
     LogRows,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.workers.child_loop import UserError
+from node.errors import UserError
 from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainingStopped, TrainStep
 from node.workers.child_process import WorkerError, open_worker
-from node.workers.learner import Sample
+from node.workers.learner import TrainingSample
 from node.workers.model import CausalLM
 from node.workers.trainer_child import Trainer
 from node.workers.weight_files import load_into, map_whole, read_manifest
@@ -20,7 +20,7 @@ from tests.node.workers import small
 from tests.node.workers.small import RECIPE_SMALL, samples
 
 
-def submission(directory: Path, name: str, groups: list[Sample]) -> str:
+def submission(directory: Path, name: str, groups: list[TrainingSample]) -> str:
     made = Submission(
         b"\1" * 32,
         b"\2" * 32,

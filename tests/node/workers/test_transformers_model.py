@@ -14,14 +14,14 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from node.errors import UserError
 from node.workers import engine_child, forger_zoo, row_layout, sharding, transformers_model, weight_files
 from node.workers.architectures import build, read_config
-from node.workers.child_loop import UserError
 from node.workers.child_messages import ConvertedModel, ConvertModel
 from node.workers.learner import make_policy
 from node.workers.model import LanguageModel
 from node.workers.model_conversion import convert
-from node.workers.policy import Policy
+from node.workers.policy import TrainedPolicy
 from node.workers.trainer_child import _fill
 from protocol.weights.manifest import Manifest
 from tests.node.workers import small
@@ -109,8 +109,8 @@ def test_packed_rows_train_as_sequences_alone_do(case: tuple[Path, Any, Converte
     folder, library, found = case
     made = loaded(folder, found)
     made.recompute = recompute
-    policy = Policy(made, 0.7).train()
-    groups = [row_layout.Group([5, 6, 7], [[8, 9], [10, 11, 12], [13]]), row_layout.Group([4], [[3, 2, 9, 9]])]
+    policy = TrainedPolicy(made, 0.7).train()
+    groups = [row_layout.RowGroup([5, 6, 7], [[8, 9], [10, 11, 12], [13]]), row_layout.RowGroup([4], [[3, 2, 9, 9]])]
     (packed,) = row_layout.pack(groups)
     loss = policy(packed, lambda logprobs, spread, _: -(logprobs + 0.3 * spread).sum())
     loss.backward()
@@ -132,14 +132,14 @@ def test_packed_rows_train_as_sequences_alone_do(case: tuple[Path, Any, Converte
 
 
 @pytest.fixture
-def single() -> Iterator[sharding.Group]:
+def single() -> Iterator[sharding.Ranks]:
     """A sharded group of this process alone."""
     yield sharding.alone("cpu", sharded=True)
     dist.destroy_process_group()
 
 
 def test_a_sharded_policy_in_bfloat16_is_the_model_that_generates(
-    case: tuple[Path, Any, ConvertedModel], single: sharding.Group
+    case: tuple[Path, Any, ConvertedModel], single: sharding.Ranks
 ) -> None:
     folder, _, found = case
     tensors = version(folder, found)
@@ -147,8 +147,8 @@ def test_a_sharded_policy_in_bfloat16_is_the_model_that_generates(
     policy = make_policy(plain.config, RECIPE_SMALL, single, torch.bfloat16)
     _fill(single, policy, tensors)
     assert single.checksum(policy.model.parameters()) == found.checksum
-    (packed,) = row_layout.pack([row_layout.Group([5, 6, 7], [[8, 9], [10, 11, 12]])])
-    torch.testing.assert_close(policy(packed), Policy(plain, 1.0)(packed), rtol=0, atol=1e-3)
+    (packed,) = row_layout.pack([row_layout.RowGroup([5, 6, 7], [[8, 9], [10, 11, 12]])])
+    torch.testing.assert_close(policy(packed), TrainedPolicy(plain, 1.0)(packed), rtol=0, atol=1e-3)
     policy(packed, lambda logprobs, spread, _: -logprobs.sum()).backward()
     assert all(parameter.grad is not None for parameter in policy.model.parameters())
 

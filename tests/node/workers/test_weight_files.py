@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from node.errors import UserError
 from node.workers import weight_files
-from node.workers.child_loop import UserError
 from node.workers.child_messages import ConvertModel
 from node.workers.model import CausalLM
 from node.workers.model_conversion import convert

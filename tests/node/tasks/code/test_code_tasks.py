@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node.errors import UserError
-from node.tasks.code import code_tasks as task_module
 from node.tasks.code import program_runner
-from node.tasks.code.code_tasks import MAX_ITEM, CodeTask, Settings
-from node.tasks.code.program_runner import Lost
+from node.tasks.code.code_tasks import MAX_ITEM, PATIENCE, CodeSettings, CodeTask, Run
+from node.tasks.code.program_runner import Lost, Status
 
 VERSION = f"python=={program_runner.own_version()}"
 ADD = {
@@ -28,11 +27,16 @@ needs_sandbox = pytest.mark.skipif(
 
 
 def made(
-    folder: Path, parameters: str = '{"seconds": 1}', rows: tuple[dict[str, Any], ...] = (ADD, SECRET)
+    folder: Path,
+    parameters: str = '{"seconds": 1}',
+    rows: tuple[dict[str, Any], ...] = (ADD, SECRET),
+    *,
+    patience: int = PATIENCE,
+    run: Run = program_runner.run,
 ) -> CodeTask:
     path = folder / "set.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return CodeTask("adds", parameters, VERSION, path)
+    return CodeTask("adds", parameters, VERSION, path, patience=patience, run=run)
 
 
 def block(program: str) -> str:
@@ -79,9 +83,8 @@ print(*sorted(set(re.findall(word + "[0-9]+", " ".join(places)))))
 
 
 @needs_sandbox
-def test_no_claim_is_false_for_lack_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_module, "PATIENCE", 2)
-    task = made(tmp_path, rows=({"question": "Wait.", "tests": [{"stdin": "", "stdout": "done"}]},))
+def test_no_claim_is_false_for_lack_of_time(tmp_path: Path) -> None:
+    task = made(tmp_path, rows=({"question": "Wait.", "tests": [{"stdin": "", "stdout": "done"}]},), patience=2)
     # Too long at first and not with patience; what never ends is never wrong.
     slow = block("import time\nwhile time.process_time() < 1.3: pass\nprint('done')")
     assert (task.score(0, slow), task.score(0, slow, patient=True)) == (0, 1_000_000)
@@ -89,14 +92,12 @@ def test_no_claim_is_false_for_lack_of_time(tmp_path: Path, monkeypatch: pytest.
 
 
 @needs_sandbox
-def test_a_sandbox_that_ends_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = made(tmp_path)
-
-    def lost(python: object, program: object, tests: object, limits: object) -> Iterator[object]:
+def test_a_sandbox_that_ends_decides_nothing(tmp_path: Path) -> None:
+    def lost(*_: object) -> Generator[tuple[Status, bytes], None, None]:
         yield from ()
         raise Lost("the sandbox ended")
 
-    monkeypatch.setattr(program_runner, "run", lost)
+    task = made(tmp_path, run=lost)
     assert task.score(0, block("print(3)")) is None
 
 
@@ -114,16 +115,19 @@ def test_a_sandbox_that_ends_decides_nothing(tmp_path: Path, monkeypatch: pytest
 )
 def test_bad_parameters(parameters: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Settings.parse("adds", parameters)
+        CodeSettings.parse("adds", parameters)
 
 
-def test_what_a_machine_lacks_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_lacks_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"adds cannot run programs here: there is no Python 3\.1: install"):
         CodeTask("adds", "{}", "python==3.1", tmp_path / "x")
     with pytest.raises(UserError, match="adds pins 'sympy==1' instead of a version of Python"):
         CodeTask("adds", "{}", "sympy==1", tmp_path / "x")
     with pytest.raises(UserError, match="the code task adds names no file"):
         CodeTask("adds", "{}", VERSION, None)
-    monkeypatch.setattr(program_runner, "available", lambda _version: None)
+
+
+@needs_sandbox
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read adds"):
         CodeTask("adds", "{}", VERSION, tmp_path / "nothing")
