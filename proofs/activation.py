@@ -97,10 +97,10 @@ def build_many(groups: Sequence[Hidden], topk: int | None = None) -> list[bytes]
     """``build`` for many groups, all their chunks of equal size at once."""
     pieces: list[list[bytes]] = []
     for states, slots, count in _batches(groups, topk, pieces, b""):
-        places, bits = _largest(states, count)
+        places, bits = largest(states, count)
         if bool(((bits & 0x7F80) == 0x7F80).any()):
             raise LocalError("hidden states are not finite: the engine or the weights are broken")
-        moduli = _moduli(places, states.shape[1])
+        moduli = moduli_for(places, states.shape[1])
         coefficients = field.interpolate(places % moduli[:, None], bits)
         encoded = np.concatenate([moduli[:, None].astype(np.uint32), coefficients], axis=1).astype(">u2")
         for row, (group, chunk) in enumerate(slots):
@@ -126,7 +126,7 @@ def verify_many(pairs: Sequence[tuple[Hidden, bytes]], topk: int | None = None) 
         usable = [row for row, (group, _) in enumerate(slots) if parsed[group] is not None]
         if not usable:
             continue
-        places, bits = _largest(states[usable], count)
+        places, bits = largest(states[usable], count)
         proof = np.stack([_chunk(parsed[slots[row][0]], slots[row][1]) for row in usable])
         values = field.evaluate(proof[:, 1:], places % proof[:, :1].astype(np.int64))
         same = (values >> 7 == bits >> 7) & ((bits & 0x7F80) != 0x7F80)
@@ -216,7 +216,7 @@ def _batches(
     return batches
 
 
-def _largest(states: NDArray[np.uint16], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
+def largest(states: NDArray[np.uint16], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
     """Places and bits, [m, count], of the values of largest magnitude in each row of ``states`` [m, size].
 
     The magnitudes of bfloat16 values order like their bits without the sign, so magnitude and inverted index make
@@ -232,7 +232,7 @@ def _largest(states: NDArray[np.uint16], count: int) -> tuple[NDArray[np.int64],
     return places, np.take_along_axis(states, places, axis=1)
 
 
-def _moduli(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+def moduli_for(places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """The largest modulus for each row of ``places`` by rule 3, int64 [m]."""
     moduli = np.full(len(places), FIELD_PRIME, dtype=np.int64)
     if size <= FIELD_PRIME:

@@ -35,7 +35,7 @@ def interpolate(x_mk: NDArray[Any], y_mk: NDArray[Any]) -> Elements:
     ordered = np.sort(x, axis=1)
     if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
         raise LocalError("two points of one polynomial have the same x")
-    inverse = _inverses()
+    inverse = inverses()
     newton = y.copy()
     k = x.shape[1]
     for order in range(1, k):
@@ -90,7 +90,7 @@ def _subtract(left: Elements, right: Elements) -> Elements:
 
 
 @cache
-def _inverses() -> Elements:
+def inverses() -> Elements:
     """``table[a]`` is a⁻¹; entry 0 is unused. inverse(i) = −⌊p/i⌋ · inverse(p mod i)."""
     table = [0, 1]
     for i in range(2, FIELD_PRIME):

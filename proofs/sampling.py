@@ -170,7 +170,7 @@ def mix(x: Tensor) -> Tensor:
     return x
 
 
-def _bits(keys: Tensor, vocabulary: int) -> Tensor:
+def noise_bits(keys: Tensor, vocabulary: int) -> Tensor:
     """The 32 random bits of every token as an int32 tensor [n, vocabulary]."""
     signed = (keys - ((keys >> 31) << 32)).to(torch.int32)
     tokens = torch.arange(vocabulary, dtype=torch.int32, device=keys.device) * GOLDEN
@@ -182,7 +182,7 @@ def _bits(keys: Tensor, vocabulary: int) -> Tensor:
 
 def uniforms(keys: Tensor, vocabulary: int) -> Tensor:
     """The uniforms of rule 4, before they are clamped: float32 [n, vocabulary]."""
-    half = (_bits(keys, vocabulary) >> 1) & 0x7FFFFFFF
+    half = (noise_bits(keys, vocabulary) >> 1) & 0x7FFFFFFF
     return half.to(torch.float32).add_(0.5).mul_(2.0**-31)
 
 

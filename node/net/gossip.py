@@ -70,8 +70,8 @@ class Gossip:
         self._count = count
         self._blame = blame
         self._banned = banned
-        self._handlers: dict[str, GossipHandler] = {}
-        self._delays: dict[str, float] = {}
+        self._topics: dict[str, tuple[GossipHandler, float]] = {}
+        """Handlers, and the seconds that others' messages may wait to be forwarded."""
         self._origins = Buckets(limits.gossip_burst, limits.gossip_per_second)
         self._forwarders = Buckets(limits.gossip_burst * FORWARDER_FACTOR, limits.gossip_per_second * FORWARDER_FACTOR)
         self.pubsub: Any = None
@@ -79,15 +79,13 @@ class Gossip:
 
     def subscribe(self, topic: str, handler: GossipHandler, *, delay: float = 0.0) -> None:
         """Call ``handler`` for every message of others on ``topic``, and forward them within ``delay`` seconds."""
-        if topic in self._handlers:
+        if topic in self._topics:
             raise LocalError(f"topic {topic} has a handler already")
-        name = self._prefix + topic
-        if len(name) > MAX_TOPIC:
+        if len(self._prefix + topic) > MAX_TOPIC:
             raise LocalError(f"topic {topic} is too long")
-        self._handlers[topic] = handler
-        self._delays[topic] = delay
+        self._topics[topic] = (handler, delay)
         if self._nursery is not None:
-            self._nursery.start_soon(self._listen, self.pubsub, topic, handler)
+            self._nursery.start_soon(self._listen, self.pubsub, topic)
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Send ``data`` to all who listen to ``topic``; lost silently while nobody is connected."""
@@ -118,26 +116,19 @@ class Gossip:
             async with trio.open_nursery() as nursery:
                 self.pubsub, self._nursery = pubsub, nursery
                 try:
-                    for topic, handler in self._handlers.items():
-                        await nursery.start(self._listen, pubsub, topic, handler)
+                    for topic in self._topics:
+                        await nursery.start(self._listen, pubsub, topic)
                     task_status.started()
                     await self._register_forever(pubsub, host)
                 finally:
                     self.pubsub = self._nursery = None
 
-    async def _listen(
-        self,
-        pubsub: Any,
-        topic: str,
-        handler: GossipHandler,
-        *,
-        task_status: Any = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        name = self._prefix + topic
+    async def _listen(self, pubsub: Any, topic: str, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        name, (handler, delay) = self._prefix + topic, self._topics[topic]
         pubsub.set_topic_validator(name, self._validate, False)
         subscription = await pubsub.subscribe(name)
-        if self._delays[topic]:
-            pubsub.forward_together(name, self._delays[topic])
+        if delay:
+            pubsub.forward_together(name, delay)
         task_status.started()
         while True:
             message = await subscription.get()

@@ -27,7 +27,8 @@ from __future__ import annotations
 import collections
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
@@ -175,7 +176,7 @@ class _NoAutoConnector:
 class GuardedSwarm(Swarm):  # type: ignore[misc]
     """A swarm that counts what lives, dials only when told to, and contains its callbacks.
 
-    ``admit(node, inbound)`` answers why a peer is refused, or None; ``changed(node, connected)`` hears of every
+    ``admit(node)`` answers why a peer is refused, or None; ``changed(node, connected)`` hears of every
     connection that opens or closes.
     """
 
@@ -183,7 +184,7 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
         self,
         *args: Any,
         limits: NetLimits,
-        admit: Callable[[bytes, bool], str | None],
+        admit: Callable[[bytes], str | None],
         changed: Callable[[bytes, bool], None],
     ) -> None:
         config = ConnectionConfig(
@@ -218,20 +219,14 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
         ):
             return
         raw = RawConnection(TrioTCPStream(stream), False)
-        self.handshakes[address] += 1
         try:
-            with trio.fail_after(limits.handshake_timeout):
+            with _counted(self.handshakes, address), trio.fail_after(limits.handshake_timeout):
                 muxer = await self.upgrade_inbound_raw_conn(raw, None)
         except Exception as error:
             log.debug("inbound connection from %s failed: %r", address, error)
             return
-        finally:
-            _decrement(self.handshakes, address)
-        self.live[address] += 1
-        try:
+        with _counted(self.live, address):
             await muxer.event_closed.wait()
-        finally:
-            _decrement(self.live, address)
 
     async def dial(self, host: str, port: int, peer: Any) -> None:
         """Connect to ``peer`` at an IP address; raises ``OSError``, ``trio.TooSlowError`` or libp2p's errors."""
@@ -244,11 +239,8 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
                 raise
 
     async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Any:
-        """Defect 7: only proven Ed25519 ids that this node wants."""
-        try:
-            refused = self._admit(node_of(muxed_conn.peer_id), direction == "inbound")
-        except PeerError as error:
-            refused = str(error)
+        """Defect 7: only proven ids that this node wants (and Ed25519 ones: no muxer is made for others)."""
+        refused = self._admit(node_of(muxed_conn.peer_id))
         if refused is not None:
             await muxed_conn.close()
             raise SwarmException(f"refused: {refused}")
@@ -362,17 +354,22 @@ def line(text: str) -> bytes:
     return bytes([len(data)]) + data
 
 
-def _decrement(counter: collections.Counter[str], key: str) -> None:
-    counter[key] -= 1
-    if counter[key] <= 0:
-        del counter[key]
+@contextmanager
+def _counted(counter: collections.Counter[str], key: str) -> Iterator[None]:
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
 
 
 def make_host(
     identity: Identity,
     limits: NetLimits,
     *,
-    admit: Callable[[bytes, bool], str | None],
+    admit: Callable[[bytes], str | None],
     changed: Callable[[bytes, bool], None],
     blame: Callable[[bytes, PeerError], None],
 ) -> GuardedHost:

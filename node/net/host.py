@@ -255,7 +255,7 @@ class Network:
     def _may_dial(self, node: bytes) -> bool:
         return self.host is not None and not self._banned(node) and len(self._peers) < self.limits.outbound_connections
 
-    def _admit(self, node: bytes, inbound: bool) -> str | None:
+    def _admit(self, node: bytes) -> str | None:
         if node == self.node:
             return "that is this node itself"
         return "banned" if self._banned(node) else None

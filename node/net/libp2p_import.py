@@ -64,15 +64,8 @@ class _Module(ModuleType):
         return made
 
 
-class _Stubs(MetaPathFinder, Loader):
-    """Finds a placeholder for every name in or below ``UNUSED``."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in UNUSED:
-            return None
-        return ModuleSpec(fullname, self, is_package=True)
+class _PlaceholderLoader(Loader):
+    """Loads a placeholder."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
@@ -81,23 +74,7 @@ class _Stubs(MetaPathFinder, Loader):
         """Nothing to run."""
 
 
-@contextmanager
-def placeholders() -> Iterator[None]:
-    """Let ``UNUSED`` import as placeholders inside the block."""
-    global _loading
-    finder = _Stubs()
-    sys.meta_path.insert(0, finder)
-    _loading += 1
-    try:
-        yield
-    finally:
-        _loading -= 1
-        sys.meta_path.remove(finder)
-        for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
-            del sys.modules[name]
-
-
-class _PlaceholderLoader(SourceFileLoader):
+class _PackageLoader(SourceFileLoader):
     """Runs libp2p's ``__init__`` amid placeholders."""
 
     def exec_module(self, module: ModuleType) -> None:
@@ -105,17 +82,34 @@ class _PlaceholderLoader(SourceFileLoader):
             super().exec_module(module)
 
 
-class _Hook(MetaPathFinder):
+class _Finder(MetaPathFinder):
+    """Finds libp2p, and while it is loaded a placeholder for every name in or below ``UNUSED``."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if _loading and fullname.partition(".")[0] in UNUSED:
+            return ModuleSpec(fullname, _PlaceholderLoader(), is_package=True)
         spec = PathFinder.find_spec(fullname, path, target) if fullname == PACKAGE else None
         if spec is not None and spec.origin is not None:
-            spec.loader = _PlaceholderLoader(fullname, spec.origin)
+            spec.loader = _PackageLoader(fullname, spec.origin)
         return spec
+
+
+@contextmanager
+def placeholders() -> Iterator[None]:
+    """Let ``UNUSED`` import as placeholders inside the block."""
+    global _loading
+    _loading += 1
+    try:
+        yield
+    finally:
+        _loading -= 1
+        for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+            del sys.modules[name]
 
 
 def install() -> None:
     """From now on libp2p is imported so, whoever imports it. Costs nothing by itself."""
-    if not any(isinstance(finder, _Hook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Hook())
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

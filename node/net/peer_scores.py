@@ -21,6 +21,9 @@ from protocol.errors import Error
 
 log = logging.getLogger(__name__)
 
+POINTS: Final = 10.0
+"""For each mistake."""
+
 MAX_REASONS: Final = 16
 MAX_PEERS: Final = 4096
 MAX_REASON_CHARACTERS: Final = 120
@@ -36,7 +39,7 @@ class _Record:
 
 
 class Scores:
-    """The scores of all peers that ever made a mistake. Points: 10 a mistake by default; ten in a row ban."""
+    """The scores of all peers that ever made a mistake. By default ten in a row ban."""
 
     def __init__(
         self, *, ban_score: float = 95, half_life: float = 300, ban_seconds: float = 60, max_ban: float = 86400
@@ -47,13 +50,14 @@ class Scores:
         self._max_ban = max_ban
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
 
-    def blame(self, peer: bytes, error: Error | str, now: float, points: float = 10) -> bool:
+    def blame(self, peer: bytes, error: Error | str, now: float) -> bool:
         """Count a mistake of ``peer`` (32-byte node id); True if it is banned from now on."""
         record = self._records.pop(peer, None) or _Record(updated=now)
         self._records[peer] = record
         if len(self._records) > MAX_PEERS:
             self._records.popitem(last=False)
-        record.points = self._decayed(record, now) + points
+        decay = 0.5 ** (max(0.0, now - record.updated) / self._half_life)
+        record.points = record.points * decay + POINTS
         record.updated = now
         reason = str(error)[:MAX_REASON_CHARACTERS]
         if reason not in record.reasons and len(record.reasons) >= MAX_REASONS:
@@ -70,11 +74,6 @@ class Scores:
         log.warning("peer %s: banned for %d s", peer.hex()[:8], seconds)
         return True
 
-    def points(self, peer: bytes, now: float) -> float:
-        """The peer's points, decayed to ``now``."""
-        record = self._records.get(peer)
-        return 0.0 if record is None else self._decayed(record, now)
-
     def banned(self, peer: bytes, now: float) -> bool:
         """Whether the peer is to be refused at ``now``."""
         record = self._records.get(peer)
@@ -84,6 +83,3 @@ class Scores:
         """How often the peer was blamed, by reason."""
         record = self._records.get(peer)
         return {} if record is None else dict(record.reasons)
-
-    def _decayed(self, record: _Record, now: float) -> float:
-        return float(record.points * 0.5 ** (max(0.0, now - record.updated) / self._half_life))

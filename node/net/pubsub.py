@@ -260,10 +260,11 @@ class GuardedPubsub(Pubsub):  # type: ignore[misc]
     async def stream_handler(self, stream: Any) -> None:
         """Read a peer's RPCs until its stream ends. What it raises is the host's to contain."""
         peer = stream.muxed_conn.peer_id
+        muxed: MuxerStream = stream.muxed_stream
         try:
             while self.manager.is_running:
-                await self._handle_rpc(peer, await _read_rpc(stream.muxed_stream, self.max_inbound_rpc_size))
-                if stream.muxed_stream.buffer:  # many RPCs at once must not keep the others waiting
+                await self._handle_rpc(peer, _parse_rpc(await muxed.read_prefixed(self.max_inbound_rpc_size)))
+                if muxed.buffer:  # many RPCs at once must not keep the others waiting
                     await trio.lowlevel.checkpoint()
         except PeerError as error:
             self.host.blame(node_of(peer), error)
@@ -315,22 +316,11 @@ def _blamed(what: str) -> Iterator[None]:
         raise PeerError(f"gossip: {what} that cannot be handled ({type(error).__name__})") from None
 
 
-async def _read_rpc(stream: MuxerStream, limit: int) -> Any:
-    """One length-prefixed gossip RPC; raises ``PeerError`` for rubbish."""
-    size = shift = 0
-    while True:
-        byte = (await stream.read_exactly(1))[0]
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-        if shift > 28:
-            raise PeerError("gossip: a length prefix that never ends")
-    if size > limit:
-        raise PeerError(f"gossip: an RPC of {size} bytes, at most {limit} are allowed")
+def _parse_rpc(data: bytes) -> Any:
+    """One gossip RPC; raises ``PeerError`` for rubbish."""
     rpc = rpc_pb2.RPC()
     try:
-        rpc.ParseFromString(await stream.read_exactly(size))
+        rpc.ParseFromString(data)
     except DecodeError:
         raise PeerError("gossip: not an RPC") from None
     return rpc

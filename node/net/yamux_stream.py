@@ -33,6 +33,9 @@ MAX_FRAME: Final = 65519 - HEADER.size
 MAX_LINE: Final = 1024
 """Longest multistream-select line."""
 
+MAX_PREFIX: Final = 5
+"""Bytes of a length before what has it (an unsigned varint)."""
+
 
 class Violation(PeerError):
     """A peer broke the rules of the connection: it is closed and the peer scored down."""
@@ -174,30 +177,38 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # libp2p is untyped here
             size -= len(parts[-1])
         return b"".join(parts)
 
-    def _line_end(self) -> tuple[int, int] | None:
-        """(start, end) of a complete multistream line in the buffer, or None; raises ``Violation``."""
-        size = shift = 0
-        for index, byte in enumerate(self.buffer[:2]):
-            size |= (byte & 0x7F) << shift
+    def _prefix(self, limit: int) -> tuple[int, int] | None:
+        """(its own size, the announced size) of a length prefix at the start of the buffer, None where it is not whole;
+        raises ``Violation``."""
+        size = 0
+        for index, byte in enumerate(self.buffer[:MAX_PREFIX]):
+            size |= (byte & 0x7F) << 7 * index
+            if size > limit:
+                raise Violation(f"{size} bytes are announced, at most {limit} are allowed")
             if byte < 0x80:
-                if not 1 <= size <= MAX_LINE:
-                    raise Violation("multistream line of a forbidden length")
-                return (index + 1, index + 1 + size) if len(self.buffer) > index + size else None
-            shift += 7
-        if len(self.buffer) >= 2:
-            raise Violation("multistream line of a forbidden length")
+                return index + 1, size
+        if len(self.buffer) >= MAX_PREFIX:
+            raise Violation("a length prefix that never ends")
         return None
+
+    async def read_prefixed(self, limit: int) -> bytes:
+        """As many bytes, at most ``limit``, as the length before them says; raises ``Violation`` on rubbish."""
+        while (found := self._prefix(limit)) is None:
+            await self._wait_data()
+        start, size = found
+        if len(self.buffer) >= start + size:
+            return (await self._take(start + size))[start:]
+        await self._take(start)
+        return await self.read_exactly(size)
 
     def has_line(self) -> bool:
         """Whether ``read_line`` would return at once."""
-        return self._line_end() is not None
+        found = self._prefix(MAX_LINE)
+        return found is not None and len(self.buffer) >= sum(found)
 
     async def read_line(self) -> str:
         """One multistream-select line (length prefix and newline removed); raises ``Violation`` on rubbish."""
-        while (found := self._line_end()) is None:
-            await self._wait_data()
-        start, end = found
-        line = (await self._take(end))[start:]
+        line = await self.read_prefixed(MAX_LINE)
         if not line.endswith(b"\n") or not line.isascii():
             raise Violation("multistream line that is not ASCII text")
         return line[:-1].decode("ascii")

@@ -47,6 +47,7 @@ def propose(
     reports: Iterable[Report],
     electors: Sequence[bytes],
     held: Held,
+    most: int = MAX_CHANGES,
 ) -> Cut | None:
     """The cut of ``height`` that follows ``prev``, whose vector is ``certified``, or None where nothing moved.
 
@@ -72,7 +73,7 @@ def propose(
     if not moved:
         return None
     # What does not fit waits for the next cut.
-    changes = {author: chosen[author] for author in moved[:MAX_CHANGES]}
+    changes = {author: chosen[author] for author in moved[:most]}
     root = heads_root({**certified, **changes}.values())
     return Cut.make(domain, height, prev, root, changes.values())
 

@@ -50,7 +50,8 @@ class _Route:
 class Routes:
     """What is known of all peers, by node id."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_KNOWN) -> None:
+        self._most = most
         self._known: dict[bytes, _Route] = {}
         self._typical = float(TYPICAL)
 
@@ -100,7 +101,7 @@ class Routes:
         """The route, brought to ``now`` and moved to the end of those that may be forgotten."""
         rate, success = self.rate(node, now), self.success(node, now)
         self._known.pop(node, None)
-        if len(self._known) >= MAX_KNOWN:
+        if len(self._known) >= self._most:
             del self._known[next(iter(self._known))]
         route = self._known[node] = _Route(rate, success, now)
         return route

@@ -94,7 +94,8 @@ _BODY: Final = Array((("format", Int(FORMAT, FORMAT)), *Presence.SCHEMA))
 class PresenceTable:
     """The newest presence of each node of one domain. ``interval`` is the domain's presence interval in seconds."""
 
-    def __init__(self, domain: bytes, interval: float) -> None:
+    def __init__(self, domain: bytes, interval: float, most: int = MAX_KNOWN) -> None:
+        self._most = most
         self._domain = domain
         self._lifetime = LAPSE_INTERVALS * interval
         # ordered by the time of receipt, oldest first
@@ -112,7 +113,7 @@ class PresenceTable:
             if (presence.boot, presence.counter) <= (known[1].boot, known[1].counter):
                 return False
             del self._heard[presence.node]
-        elif len(self._heard) >= MAX_KNOWN:
+        elif len(self._heard) >= self._most:
             del self._heard[next(iter(self._heard))]
         self._heard[presence.node] = (now, presence)
         return True

@@ -52,7 +52,7 @@ def test_points_encode_to_toplocs_bytes(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["points"])
 def test_points_encode_to_our_bytes(vector: dict[str, Any]) -> None:
-    moduli = activation._moduli(np.array([vector["x"]]), vector["size"])
+    moduli = activation.moduli_for(np.array([vector["x"]]), vector["size"])
     x = np.array([vector["x"]]) % moduli[:, None]
     coefficients = field.interpolate(x, np.array([vector["y"]]))
     proof = int(moduli[0]).to_bytes(2, "big") + coefficients.astype(">u2").tobytes()
@@ -224,7 +224,7 @@ def test_very_large_chunks_work_as_well() -> None:
     hidden = np.zeros((32, 8192), dtype=np.float32)
     flat = hidden.reshape(-1)
     flat[[3, 200_000, 262_143]] = [1.0, -2.0, 3.0]
-    places, bits = activation._largest(to_bfloat16(hidden).reshape(1, -1), 3)
+    places, bits = activation.largest(to_bfloat16(hidden).reshape(1, -1), 3)
     assert places.tolist() == [[3, 200_000, 262_143]]
     assert bits.tolist() == [[0x3F80, 0xC000, 0x4040]]
     assert verify(hidden, build(hidden, 3), 3).mismatches == 0
@@ -232,7 +232,7 @@ def test_very_large_chunks_work_as_well() -> None:
 
 def test_equal_magnitudes_go_by_the_lower_place() -> None:
     row = np.array([[1.0, -3.0, 2.0, 2.0, -2.0, 3.0]], dtype=np.float32)
-    places, _ = activation._largest(to_bfloat16(row), 3)
+    places, _ = activation.largest(to_bfloat16(row), 3)
     assert places.tolist() == [[1, 2, 5]]
 
 

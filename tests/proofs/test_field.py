@@ -71,7 +71,7 @@ def test_rows_are_independent() -> None:
 
 def test_every_inverse_is_one() -> None:
     values = np.arange(1, P, dtype=np.uint64)
-    assert bool((values * field._inverses()[1:] % P == 1).all())
+    assert bool((values * field.inverses()[1:] % P == 1).all())
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_the_noise_is_the_golden_one(vector: dict[str, Any]) -> None:
     keys = keys_tensor([place])
     assert keys.tolist() == [vector["keys"]]
     vocabulary = max(vector["tokens"]) + 1
-    got = (sampling._bits(keys, vocabulary)[0].to(torch.int64) & MASK)[vector["tokens"]].tolist()
+    got = (sampling.noise_bits(keys, vocabulary)[0].to(torch.int64) & MASK)[vector["tokens"]].tolist()
     assert got == vector["bits"]
     noise = gumbel(keys, vocabulary)[0][vector["tokens"]].tolist()
     assert noise == pytest.approx(vector["gumbel"], rel=2e-6, abs=2e-6)
@@ -88,7 +88,7 @@ def test_the_keys_are_the_hash_of_their_formula() -> None:
 def test_the_integers_equal_pythons() -> None:
     ((k1, k2),) = keys_tensor([(SEED, 1, 2)]).tolist()
     for keys in ((0, 0), (MASK, MASK), (0x80000000, 0x7FFFFFFF), (k1, k2)):
-        got = sampling._bits(torch.tensor([keys]), 300)[0].to(torch.int64) & MASK
+        got = sampling.noise_bits(torch.tensor([keys]), 300)[0].to(torch.int64) & MASK
         assert got.tolist() == [bits(keys, token) for token in range(300)]
 
 
@@ -112,7 +112,7 @@ def test_the_noise_depends_on_its_place_alone(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_noise_is_never_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     extremes = [0, 1, 2, -1, -2, 2**31 - 1, 2**31 - 2, -(2**31), -(2**31) + 1, 2**30]
-    monkeypatch.setattr(sampling, "_bits", lambda keys, vocabulary: torch.tensor([extremes], dtype=torch.int32))
+    monkeypatch.setattr(sampling, "noise_bits", lambda keys, vocabulary: torch.tensor([extremes], dtype=torch.int32))
     noise = gumbel(torch.zeros((1, 2), dtype=torch.int64), len(extremes))[0]
     assert bool(torch.isfinite(noise).all())
     assert noise.max().item() == pytest.approx(32 * math.log(2), abs=1e-4)
@@ -232,5 +232,5 @@ def test_a_gpu_gives_the_same_integers_and_nearly_the_same_noise() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     keys = places(40)
-    assert torch.equal(sampling._bits(keys.cuda(), 5000).cpu(), sampling._bits(keys, 5000))
+    assert torch.equal(sampling.noise_bits(keys.cuda(), 5000).cpu(), sampling.noise_bits(keys, 5000))
     torch.testing.assert_close(gumbel(keys.cuda(), 5000).cpu(), gumbel(keys, 5000), rtol=1e-5, atol=1e-5)

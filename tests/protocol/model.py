@@ -15,7 +15,7 @@ elector can do depends on itself and on what is prepared, certified and granted;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from protocol.log import elector_state as rules
@@ -68,6 +68,20 @@ def _two(a: int, b: int, c: int) -> int:
     return (a & b) | (a & c) | (b & c)
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What electors follow; tests put a mistake in the place of one."""
+
+    vote: Callable[..., rules.ElectorState | str] = rules.vote
+    commit: Callable[..., rules.ElectorState | str] = rules.commit
+    follow: Callable[..., rules.ElectorState] = rules.follow
+    sign_grant: Callable[..., rules.ElectorState | str] = rules.sign_grant
+    know_grant: Callable[..., rules.ElectorState] = rules.know_grant
+
+
+RULES = Rules()
+
+
 class Model:
     """Cuts and grants that may be proposed, in epochs 1 … ``epochs``. ``versions`` are those that a cut makes final.
     ``twins``: the two cuts may change places, and worlds that differ in that only are one."""
@@ -79,10 +93,12 @@ class Model:
         *,
         grants: Sequence[Grant] = (),
         versions: Sequence[Sequence[rules.Version]] = (),
+        by: Rules = RULES,
         learn: bool = False,
         forgetful: bool = False,
         twins: bool = False,
     ) -> None:
+        self.by = by
         self.cuts = cuts
         self.epochs = epochs
         self.grants = grants
@@ -123,18 +139,18 @@ class Model:
             case "vote":
                 epoch, cut, proof = arguments
                 justified = PreparedCut(self.cuts[cut], proof, OTHERS) if proof else None
-                return rules.vote(state, self.cuts[cut], epoch, justified, ELECTORS, self.versions[cut], limit=99)
+                return self.by.vote(state, self.cuts[cut], epoch, justified, ELECTORS, self.versions[cut], limit=99)
             case "commit":
                 epoch, cut = arguments
-                return rules.commit(state, PreparedCut(self.cuts[cut], epoch, OTHERS), ELECTORS)
+                return self.by.commit(state, PreparedCut(self.cuts[cut], epoch, OTHERS), ELECTORS)
             case "follow":
                 epoch, cut = arguments
                 certified = CertifiedCut(self.cuts[cut], epoch, OTHERS)
-                return rules.follow(state, certified, ELECTORS[0], ELECTORS, self.versions[cut])
+                return self.by.follow(state, certified, ELECTORS[0], ELECTORS, self.versions[cut])
             case "grant":
-                return rules.sign_grant(state, self.grants[arguments[0]], 0, limit=99)
+                return self.by.sign_grant(state, self.grants[arguments[0]], 0, limit=99)
             case _:
-                return rules.know_grant(state, self.grants[arguments[0]])
+                return self.by.know_grant(state, self.grants[arguments[0]])
 
     def _number(self, state: ElectorState) -> int:
         number = self._numbers.setdefault(state, len(self.states))

@@ -12,7 +12,7 @@ from protocol.log import elector_state as rules
 from protocol.log.elector_state import ElectorState
 from protocol.log.quorum import Cut, Grant, PreparedCut
 from tests.protocol.builders import digest, key
-from tests.protocol.model import DOMAIN, Model, World, all_of, cut_on, given_up, two_trainers
+from tests.protocol.model import DOMAIN, Model, Rules, World, all_of, cut_on, given_up, two_trainers
 
 A, B = cut_on(None, "a"), cut_on(None, "b")
 TREE = [A, B, cut_on(A, "c"), cut_on(A, "d"), cut_on(B, "c")]
@@ -41,7 +41,7 @@ def test_changing_places_leaves_nothing_out() -> None:
 # Mistakes that the exploration finds
 
 
-def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_lock() -> Rules:
     """Commits lock nobody: one round of votes in effect."""
     real = rules.commit
 
@@ -49,10 +49,10 @@ def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         new = real(state, prepared, electors)
         return new if isinstance(new, str) else replace(new, lock=None)
 
-    monkeypatch.setattr(rules, "commit", commit)
+    return Rules(commit=commit)
 
 
-def two_votes_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_votes_an_epoch() -> Rules:
     """A vote is forgotten at once."""
     real = rules.vote
 
@@ -60,10 +60,10 @@ def two_votes_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         new = real(state, cut, epoch, *rest, limit=limit)
         return new if isinstance(new, str) else replace(new, voted_epoch=epoch - 1, voted=None)
 
-    monkeypatch.setattr(rules, "vote", vote)
+    return Rules(vote=vote)
 
 
-def late_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def late_commits() -> Rules:
     """It commits in an epoch although it voted in a later one."""
     real = rules.commit
 
@@ -72,15 +72,12 @@ def late_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         new = real(earlier, prepared, electors)
         return new if isinstance(new, str) else replace(new, voted_epoch=state.voted_epoch)
 
-    monkeypatch.setattr(rules, "commit", commit)
+    return Rules(commit=commit)
 
 
 @pytest.mark.parametrize("mistake", [no_lock, two_votes_an_epoch, late_commits])
-def test_a_mistake_in_the_rules_is_found(
-    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mistake(monkeypatch)
-    model = Model([A, B], epochs=2)
+def test_a_mistake_in_the_rules_is_found(mistake: Callable[[], Rules]) -> None:
+    model = Model([A, B], epochs=2, by=mistake())
     assert model.explore(model.conflict)[1] is not None
 
 
@@ -89,15 +86,14 @@ def test_sending_before_storing_is_found() -> None:
     assert model.explore(model.conflict)[1] is not None
 
 
-def test_a_stuck_elector_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_elector_is_found() -> None:
     """Without justifications a lock can never be left."""
     real = rules.vote
 
     def vote(state: ElectorState, cut: Cut, epoch: int, proof: object, *rest: Any, limit: int) -> ElectorState | str:
         return real(state, cut, epoch, None, *rest, limit=limit)
 
-    monkeypatch.setattr(rules, "vote", vote)
-    model = Model([A, B], epochs=2)
+    model = Model([A, B], epochs=2, by=Rules(vote=vote))
     assert model.explore(model.stuck)[1] == "honest electors alone are stuck"
 
 
@@ -135,7 +131,7 @@ def test_what_is_final_is_never_given_up() -> None:
     assert count > 10_000
 
 
-def two_grants_a_term(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_grants_a_term() -> Rules:
     """A signed grant is forgotten at once."""
     real = rules.sign_grant
 
@@ -143,10 +139,10 @@ def two_grants_a_term(monkeypatch: pytest.MonkeyPatch) -> None:
         new = real(state, one, known, limit=limit)
         return new if isinstance(new, str) else replace(new, term=one.term - 1, bars=())
 
-    monkeypatch.setattr(rules, "sign_grant", sign)
+    return Rules(sign_grant=sign)
 
 
-def no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_bars() -> Rules:
     """A signed grant keeps nothing back."""
     real = rules.sign_grant
 
@@ -154,25 +150,22 @@ def no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
         new = real(state, one, known, limit=limit)
         return new if isinstance(new, str) else replace(new, bars=())
 
-    monkeypatch.setattr(rules, "sign_grant", sign)
+    return Rules(sign_grant=sign)
 
 
-def low_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+def low_bases() -> Rules:
     """What was voted for does not bind."""
     real = rules.sign_grant
 
     def sign(state: ElectorState, one: Grant, known: int, *, limit: int) -> ElectorState | str:
         return real(replace(state, highest=(0, 0)), one, known, limit=limit)
 
-    monkeypatch.setattr(rules, "sign_grant", sign)
+    return Rules(sign_grant=sign)
 
 
 @pytest.mark.parametrize("mistake", [two_grants_a_term, no_bars, low_bases])
-def test_a_mistake_with_terms_is_found(
-    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mistake(monkeypatch)
-    model = Model([A, B], epochs=1, grants=GRANTS[:2], versions=VERSIONS)
+def test_a_mistake_with_terms_is_found(mistake: Callable[[], Rules]) -> None:
+    model = Model([A, B], epochs=1, grants=GRANTS[:2], versions=VERSIONS, by=mistake())
 
     def wrong(world: World) -> str | None:
         return two_trainers(model)(world) or given_up(model)(world)

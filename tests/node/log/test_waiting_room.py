@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from node.log.replicated_log import LogService
+from node.log.signature_check import Check, check
 from node.log.waiting_room import RoomBounds, WaitingRoom, add
-from protocol import identity
 from protocol.log.entry import Entry
 from protocol.log.heads import RangeRequest
 from protocol.log.quorum import CertifiedCut
@@ -122,17 +124,15 @@ def test_what_comes_in_the_order_of_cuts_does_not_wait() -> None:
     assert replica.heads_root() == source.heads_root()
 
 
-async def test_what_waits_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_verified_once() -> None:
     entries, cuts, _ = history(("a",), 3)
-    service = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True)
-    seen: list[bytes] = []
-    original = identity.verify
+    seen: list[Check] = []
 
-    def counting(node: bytes, context: bytes, message: bytes, signature: bytes, what: str) -> None:
-        seen.append(message)
-        original(node, context, message, signature, what)
+    async def counting(checks: Sequence[Check]) -> list[bool]:
+        seen.extend(checks)
+        return check(checks)
 
-    monkeypatch.setattr("node.log.intake.verify", counting)
+    service = LogService(key("b"), Replica(DOMAIN), Disk(), fresh=True, thread_from=1, checking=counting)
     data = [entry.encode() for entry in entries]
     for _ in range(3):
         assert (await service.intake.receive(entries=data)).errors == []

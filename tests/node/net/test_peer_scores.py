@@ -20,13 +20,11 @@ def test_mistakes_add_up_to_a_ban() -> None:
     assert not scores.banned(b"q" * 32, 0.0)
 
 
-def test_points_halve_with_time() -> None:
-    scores = Scores(half_life=100)
-    scores.blame(PEER, "x", 0.0, points=40)
-    assert scores.points(PEER, 100.0) == pytest.approx(20)
-    scores.blame(PEER, "x", 100.0, points=40)
-    assert scores.points(PEER, 100.0) == pytest.approx(60)
-    assert scores.points(b"q" * 32, 0.0) == 0
+@pytest.mark.parametrize(("later", "banned"), [(100.0, True), (101.0, False)])
+def test_points_halve_with_time(later: float, banned: bool) -> None:
+    scores = Scores(ban_score=15, half_life=100)
+    assert not scores.blame(PEER, "x", 0.0)
+    assert scores.blame(PEER, "x", later) == banned
 
 
 def test_an_occasional_mistake_never_bans() -> None:

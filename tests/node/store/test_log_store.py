@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import signal
 import sqlite3
@@ -113,13 +114,14 @@ async def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
 async def test_a_full_disk_is_an_os_error(tmp_path: Path) -> None:
     writer = Writer("a", DOMAIN.id)
     async with open_log_store(tmp_path / "log.db", DOMAIN) as store:
-        ((pages,),) = await store._run(store._connection.execute_fetchall, "PRAGMA page_count")
-        await store._run(store._connection.execute_fetchall, f"PRAGMA max_page_count={pages}")
-        others = [Writer(f"w{number}", DOMAIN.id).entries[0] for number in range(100)]
-        with pytest.raises(OSError, match="full"):
-            await store.append(others)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # no file of this process grows beyond it
+        try:
+            with pytest.raises(OSError, match="disk"):
+                await store.append([Writer(f"w{number}", DOMAIN.id).entries[0] for number in range(400)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
         kept = len(await everything(store))
-        await store._run(store._connection.execute_fetchall, "PRAGMA max_page_count=100000")
         await store.append(writer.entries)
         assert len(await everything(store)) == kept + 1
 

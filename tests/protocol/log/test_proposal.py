@@ -8,7 +8,7 @@ from protocol.errors import Evidence
 from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import FROZEN, Head, heads_root
 from protocol.log.proposal import choose, problem, propose, proposer
-from protocol.log.quorum import Cut, Report, prepare, vote
+from protocol.log.quorum import MAX_CHANGES, Cut, Report, prepare, vote
 from protocol.log.replica import Replica
 from protocol.records import Role, Weights
 from tests.protocol.builders import Writer, cut_for, digest, grant_for, key, small_domain
@@ -30,9 +30,9 @@ def report(name: str, *rows: Head, epoch: int = 1) -> Report:
     return Report.parse(made.sign(key(name)), ELECTORS)
 
 
-def proposal(*reports: Report, certified: dict[bytes, Head] | None = None) -> Cut | None:
+def proposal(*reports: Report, certified: dict[bytes, Head] | None = None, most: int = MAX_CHANGES) -> Cut | None:
     """What a proposer makes of these reports."""
-    return propose(DOMAIN, 1, DOMAIN, certified or {}, reports, ELECTORS, held)
+    return propose(DOMAIN, 1, DOMAIN, certified or {}, reports, ELECTORS, held, most)
 
 
 def test_proposers_take_turns() -> None:
@@ -72,14 +72,13 @@ def test_a_proposal_keeps_certified_rows_in_its_root() -> None:
     assert cut.heads_root == heads_root([head("x", 5), head("y", 2)])
 
 
-def test_what_does_not_fit_into_a_cut_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.log.proposal.MAX_CHANGES", 1)
+def test_what_does_not_fit_into_a_cut_waits_for_the_next() -> None:
     low, high = sorted(("x", "y"), key=digest)
     both = [report(name, head("x", 5), head("y", 6)) for name in NAMES]
-    first = proposal(*both)
+    first = proposal(*both, most=1)
     assert first is not None
     assert [row.author for row in first.changes] == [digest(low)]
-    then = proposal(*both, certified={digest(low): first.changes[0]})
+    then = proposal(*both, certified={digest(low): first.changes[0]}, most=1)
     assert then is not None
     assert [row.author for row in then.changes] == [digest(high)]
 

@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from protocol.weights import routes
 from protocol.weights.routes import FLOOR, HEAL_SECONDS, TYPICAL, Routes
 
 A, B, C = (bytes([number]) * 32 for number in range(3))
@@ -64,9 +63,8 @@ def test_the_draw_follows_the_weights() -> None:
     assert known.draw([], 3, 0, chance) == []
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "MAX_KNOWN", 3)
-    known = Routes()
+def test_memory_is_bounded() -> None:
+    known = Routes(3)
     for number in range(10):
         known.delivered(bytes([number]), 1000.0, number)
         known.delivered(A, 1000.0, number)  # the one that is used most stays

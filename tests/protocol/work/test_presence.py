@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from protocol import codec, identity
 from protocol.constants import MAX_PRESENCE_BYTES
 from protocol.errors import LocalError, PeerError
-from protocol.work import presence
 from protocol.work.presence import LAPSE_INTERVALS, Presence, PresenceTable
 from tests.protocol.builders import digest, key
 
@@ -168,9 +167,8 @@ def test_another_domains_presence_is_refused() -> None:
         table.update(PRESENCE, 0.0)
 
 
-def test_a_full_table_forgets_who_was_not_heard_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "MAX_KNOWN", 3)
-    table = PresenceTable(DOMAIN, INTERVAL)
+def test_a_full_table_forgets_who_was_not_heard_for_longest() -> None:
+    table = PresenceTable(DOMAIN, INTERVAL, 3)
     nodes = [digest(f"node {index}") for index in range(4)]
     for node in nodes[:3]:
         table.update(replace(PRESENCE, node=node), 0.0)
