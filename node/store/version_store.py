@@ -180,10 +180,6 @@ class VersionStore:
         verify_chunk(held.listing, index, data)
         held.write(index, data)
 
-    def missing(self, digest: bytes) -> list[int]:
-        """Indices of the chunks still to be fetched, ascending. Raises ``LocalError`` where it was not begun."""
-        return self._begun(digest).missing()
-
     def complete(self, digest: bytes) -> bool:
         """Whether the whole object is here and verified."""
         held = self.open(digest)

@@ -60,8 +60,6 @@ class Swarm:
         """Runs to be broken off: whoever drives the swarm takes them and lets their requests fail."""
         self.rate = 0.0
         """Bytes a second from all holders, smoothed."""
-        self.progress = now
-        """When a chunk last arrived."""
         self._chance = chance
         self._holders = Holders(chunks, self.all & ~held, routes=routes, chance=chance, now=now)
         self._flows = Flows(self._holders, now)
@@ -97,11 +95,6 @@ class Swarm:
     def coming(self) -> int:
         """What is on its way to us."""
         return self.missing & ~self._free
-
-    def has(self, node: bytes) -> int:
-        """What a holder has, as far as it told."""
-        holder = self._holders.get(node)
-        return 0 if holder is None else holder.has
 
     def partial(self, now: float) -> list[bytes]:
         """The holders worth asking what they have: active ones that lack something that is missing here."""
@@ -148,7 +141,6 @@ class Swarm:
         bit = 1 << run.at
         self._holders.missing &= ~bit
         self._free &= ~bit
-        self.progress = now
         run.moved = now
         run.at += 1
         holder = self._holders.get(run.node)
@@ -236,11 +228,6 @@ class Swarm:
         self._tick_at, self._tick_bytes = now, self._bytes
         self._flows.tick(running, seconds, self._bytes, now)
         self._holders.tick(running, now)
-
-    @property
-    def received(self) -> int:
-        """Bytes that arrived in all, wrong and unwanted ones too."""
-        return self._bytes
 
     def delivered(self) -> dict[bytes, int]:
         """Chunks by holder."""

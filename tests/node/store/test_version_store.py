@@ -38,12 +38,18 @@ def store(tmp_path: Path) -> VersionStore:
     return VersionStore(tmp_path / "versions")
 
 
+def missing(store: VersionStore, digest: bytes) -> list[int]:
+    held = store.open(digest)
+    assert held is not None
+    return held.missing()
+
+
 def test_download(store: VersionStore) -> None:
     digest = store.begin(MANIFEST)
     assert digest == MANIFEST.digest
-    assert store.missing(digest) == [0, 1, 2]
+    assert missing(store, digest) == [0, 1, 2]
     store.write_chunk(digest, 2, chunk(DATA, 2))
-    assert store.missing(digest) == [0, 1]
+    assert missing(store, digest) == [0, 1]
     assert not store.complete(digest)
     assert store.read_chunk(digest, 2) == chunk(DATA, 2)  # before the version is whole
     assert store.read_chunk(digest, 0) is None
@@ -71,8 +77,8 @@ def test_wrong_chunks_are_refused(store: VersionStore) -> None:
     with pytest.raises(LocalError):
         store.write_chunk(bytes(32), 0, b"")
     with pytest.raises(LocalError):
-        store.missing(bytes(32))
-    assert store.missing(digest) == [0, 1, 2]
+        store.sync(bytes(32))
+    assert missing(store, digest) == [0, 1, 2]
     assert store.read_chunk(bytes(32), 0) is None
     assert not store.complete(bytes(32))
 
@@ -84,7 +90,7 @@ def test_a_partial_download_survives_a_restart(store: VersionStore) -> None:
     assert again.held() == [digest]
     assert again.read_chunk(digest, 1) == chunk(DATA, 1)
     assert again.begin(MANIFEST) == digest
-    assert again.missing(digest) == [0, 2]
+    assert missing(again, digest) == [0, 2]
     for index in (0, 2):
         again.write_chunk(digest, index, chunk(DATA, index))
     assert VersionStore(store.folder).complete(digest)
@@ -100,7 +106,7 @@ def test_marks_of_an_earlier_run_are_verified(store: VersionStore) -> None:
         file.write(b"\0")
     again = VersionStore(store.folder)
     assert again.read_chunk(digest, 1) is None
-    assert again.missing(digest) == [1]
+    assert missing(again, digest) == [1]
     again.write_chunk(digest, 1, chunk(DATA, 1))
     assert again.complete(digest)
     assert whole.read_bytes() == DATA
@@ -115,7 +121,7 @@ def test_damaged_versions_are_begun_anew(store: VersionStore, name: str) -> None
     again = VersionStore(store.folder)
     assert again.read_chunk(digest, 0) is None
     assert again.begin(MANIFEST) == digest
-    assert again.missing(digest) == [0, 1, 2]
+    assert missing(again, digest) == [0, 1, 2]
     manifest, _ = again.paths(digest)
     manifest.write_bytes(OTHER.encode())
     assert not VersionStore(store.folder).complete(digest)
@@ -256,7 +262,7 @@ def test_a_disk_without_room(store: VersionStore, monkeypatch: pytest.MonkeyPatc
             store.begin(MANIFEST)
     assert store.held() == [kept]
     assert [item.name for item in store.folder.iterdir()] == [kept.hex()]
-    assert store.missing(kept) == [1, 2]
+    assert missing(store, kept) == [1, 2]
     assert store.begin(MANIFEST) == MANIFEST.digest
 
 
@@ -335,7 +341,7 @@ def test_a_disk_that_others_filled_meanwhile_is_noticed_before_more_is_fetched(t
     disk.free = lacks
     assert store.begin(MANIFEST, [spare]) == digest
     assert store.held() == [digest]
-    assert store.missing(digest) == [1, 2]
+    assert missing(store, digest) == [1, 2]
 
 
 def test_two_processes_share_the_marks(store: VersionStore) -> None:
