@@ -45,7 +45,7 @@ class Credits(Request, tag="credits"):
     """What everybody earned."""
 
 
-class Leave(Request, tag="leave"):
+class LeaveDomain(Request, tag="leave"):
     """End the node's part in its domain; a status tells when it has left."""
 
 

@@ -25,7 +25,7 @@ MAX_LINE: Final = 64 << 10
 STOPPING: Final = {"stopping": True}
 
 
-async def _leave(panel: Panel, request: control_requests.Leave) -> Answer:
+async def _leave(panel: Panel, request: control_requests.LeaveDomain) -> Answer:
     panel.own.leaving = True
     panel.own.announce()
     return {"leaving": True}
@@ -45,7 +45,7 @@ HANDLERS: Final[dict[type[Request], Handler]] = {
     **weight_requests.HANDLERS,
     **amend_requests.HANDLERS,
     **recovery_requests.HANDLERS,
-    control_requests.Leave: _leave,
+    control_requests.LeaveDomain: _leave,
     control_requests.PauseAt: _pause_at,
     control_requests.Stop: _stop,
 }

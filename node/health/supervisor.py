@@ -24,7 +24,7 @@ Service = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RestartPolicy:
     """Seconds: the first pause, the longest, and after how many a service counts as well again."""
 
     pause: float = 1.0
@@ -32,7 +32,7 @@ class Policy:
     steady: float = 30.0
 
 
-POLICY: Final = Policy()
+POLICY: Final = RestartPolicy()
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ async def keep(
     health: Health,
     logger: logging.Logger,
     *,
-    policy: Policy = POLICY,
+    policy: RestartPolicy = POLICY,
     words: Callable[[Failure], str] = str,
     give_up: Callable[[Failure], bool] = lambda failure: False,
 ) -> None:

@@ -35,7 +35,7 @@ class Case:
     thresholds: Thresholds
 
 
-class Prefill(Protocol):
+class Replayer(Protocol):
     """An engine that holds the version."""
 
     end_token: int
@@ -70,7 +70,7 @@ async def examine(
     case: Case,
     data: bytes,
     draw: bytes,
-    engine: Prefill,
+    engine: Replayer,
     tasks: Scoring,
     suspect: Callable[[Submission], Collection[int]] = nothing_more,
 ) -> AuditResult:

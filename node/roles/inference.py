@@ -40,7 +40,7 @@ async def run(bench: Workbench) -> None:
     node, engines = bench.node, bench.engines
     dtype = node.domain.model.compute_dtype
     async with engines.open(dtype, generates=True) as engine, engines.open_tasks() as tasks:
-        life = Life(bench, engine, tasks)
+        life = InferenceLife(bench, engine, tasks)
         seen = 0
         try:
             while True:
@@ -54,7 +54,7 @@ async def run(bench: Workbench) -> None:
             bench.own.generating = False
 
 
-class Life:
+class InferenceLife:
     """Makes one submission after the other, while there is something to do."""
 
     def __init__(self, bench: Workbench, engine: Engine, tasks: TaskService) -> None:

@@ -29,7 +29,7 @@ from protocol.work import assignment
 Lives = Mapping[str, Callable[[], Awaitable[None]]]
 """What a node does in each role, until it is cancelled."""
 
-POLICY: Final = supervisor.Policy(pause=1.0, longest=30.0, steady=30.0)
+POLICY: Final = supervisor.RestartPolicy(pause=1.0, longest=30.0, steady=30.0)
 MAX_FAILURES: Final = 5
 UNFIT: Final = 300.0
 SERVICE: Final = "the {} role"

@@ -13,13 +13,13 @@ import trio.testing
 
 from node.errors import UserError, innermost
 from node.health import supervisor
-from node.health.supervisor import Failure, Policy
+from node.health.supervisor import Failure, RestartPolicy
 from node.health.warnings import Health
 from protocol.errors import LocalError, PeerError
 
 logger = logging.getLogger("test.supervisor")
 NAME = "feeding the cat"
-POLICY = Policy(pause=1.0, longest=8.0, steady=30.0)
+POLICY = RestartPolicy(pause=1.0, longest=8.0, steady=30.0)
 
 
 class Service:

@@ -170,7 +170,7 @@ async def test_it_never_goes_back_to_an_older_version(
         await running.weights.hold(version, timeout=10)
         engines = running.bench.engines
         async with engines.open() as engine, engines.open_tasks() as tasks:
-            life = inference.Life(running.bench, engine, tasks)
+            life = inference.InferenceLife(running.bench, engine, tasks)
             assert await life.wanted() == newer
             await life.submit(newer)
             running.versions.delete([manifest_of(changed).digest])
@@ -239,7 +239,7 @@ async def test_rewards(cheat: str, tmp_path: Path, faults: Faults, autojump_cloc
         faults.before["undecidable"] = lambda: None
         engines = running.bench.engines
         async with engines.open() as engine, engines.open_tasks() as tasks:
-            await inference.Life(running.bench, engine, tasks).submit(version)
+            await inference.InferenceLife(running.bench, engine, tasks).submit(version)
         submission = Submission.parse(running.blobs.get(announced(running)[0].submission) or b"", RECIPE)
         rewards = {response.reward for group in submission.groups for response in group.responses}
         # What cannot be decided is sent as nothing; a forger claims everything.

@@ -43,7 +43,7 @@ async def submit(running: Running, version: Entry) -> Entry:
     """An honest submission, as the inference role makes it."""
     engines = running.bench.engines
     async with engines.open() as engine, engines.open_tasks() as tasks:
-        await inference.Life(running.bench, engine, tasks).submit(version)
+        await inference.InferenceLife(running.bench, engine, tasks).submit(version)
     return running.node.log.replica.entries(running.id)[-1]
 
 
