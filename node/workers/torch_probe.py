@@ -46,10 +46,10 @@ def probe() -> dict[str, Any]:
     if torch.version.cuda is None:
         return found
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             if not torch.cuda.is_available():
-                found["cuda_error"] = _line(told[0].message) if told else "torch sees no GPU"
+                found["cuda_error"] = _line(warned[0].message) if warned else "torch sees no GPU"
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             found["devices"].append(
