@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Array, Fields, Hash, Int, Key
+from protocol.codec import Fields, Hash, Int, Key
 from protocol.log import merkle
 from protocol.values import value
 
@@ -42,18 +42,12 @@ class Head(Fields):
         """As every other class; a log has hundreds of thousands."""
         return [self.author, self.seq, self.entry_id, self.feed_root, self.status]
 
-    @classmethod
-    def from_value(cls, value: codec.Value) -> Head:
-        """The inverse of ``to_value``; raises ``PeerError`` for anything else."""
-        codec.check(value, HEAD, "head")
-        return cls(*value)
-
     def leaf(self) -> bytes:
         """The encoding that the heads root and the bucket digests cover."""
         return codec.encode(self.to_value())
 
 
-HEAD: Final = Array(Head.SCHEMA)
+HEAD: Final = Head.ARRAY
 
 
 @value
