@@ -27,7 +27,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, ClassVar, Final
 
@@ -78,6 +78,7 @@ class DeltaManifest(ChunkList):
     size: Annotated[int, Int()]
     segments: Annotated[tuple[Segment, ...], Many(Segment.ARRAY, most=MAX_MANIFEST_BYTES)]
     chunks: Hashes
+    _named: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def changed(self) -> int:
@@ -115,11 +116,8 @@ class DeltaManifest(ChunkList):
 def parse_chunk_list(data: bytes) -> Manifest | DeltaManifest:
     """Whichever of the two ``data`` is; raises ``PeerError`` where it is neither."""
     # An array of up to 15 fields has its length in its first byte, so the two are told apart before they are parsed.
-    return (
-        DeltaManifest.parse(data)
-        if data[:1] == bytes([0x90 | len(DeltaManifest.ARRAY.fields)])
-        else Manifest.parse(data)
-    )
+    head = bytes([0x90 | len(DeltaManifest.ARRAY.fields)])
+    return DeltaManifest.parse(data) if data[:1] == head else Manifest.parse(data)
 
 
 def unit_of(manifest: Manifest) -> int:
