@@ -22,11 +22,11 @@ from protocol.log.heads import (
     Head,
     RangeRequest,
     bucket,
-    bucket_digests,
     heads_root,
     plan,
 )
 from tests.protocol.builders import digest
+from tests.protocol.reference_log import bucket_digests
 from tests.protocol.strategies import heads
 
 some_heads = st.lists(heads, max_size=12, unique_by=lambda head: head.author)
