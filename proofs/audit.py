@@ -25,14 +25,13 @@ from typing import Final
 
 from proofs import checks
 from proofs.checks import AuditResult, GroupReplay
-from protocol.credit import sequential_test
 from protocol.credit.reputation import BORDERLINE
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.domain import Recipe, Thresholds
 from protocol.errors import LocalError
 from protocol.work.rollout import Submission
 
-__all__ = ["AuditResult", "GroupReplay", "audit", "audit_replay", "audit_rewards", "inspect"]
+__all__ = ["AuditResult", "GroupReplay", "audit_replay", "audit_rewards", "inspect"]
 
 _ACCEPTED: Final = "accepted"
 
@@ -70,12 +69,7 @@ def audit_replay(
     measured = [replays[index] for index in sorted(replays)]
     reason = _reason(measured, thresholds)
     if reason in ("ok", BORDERLINE):
-        gain = sequential_test.gain(
-            sum(replay.deficit_sum for replay in measured),
-            sum(replay.tokens for replay in measured),
-            thresholds.deficit_honest,
-            thresholds.deficit_mean,
-        )
+        gain = checks.evidence(measured, thresholds)
         if standing.convicts or standing.after(gain, reason == BORDERLINE).convicts:
             reason = "drift"
     return checks.result(reason, score=checks.score(measured), audited=len(measured))
@@ -106,26 +100,6 @@ def audit_rewards(
     reasons = {checks.rewards_reason(submission.groups[index], scored) for index, scored in rewards.items()}
     reason = next(code for code in ("reward", "understated", "undecidable", "ok") if code in reasons)
     return checks.result(reason, score=before.score, audited=before.audited)
-
-
-def audit(
-    submission: Submission,
-    prompts: Mapping[int, Sequence[int]],
-    replays: Mapping[int, GroupReplay],
-    rewards: Mapping[int, Sequence[int | None]],
-    thresholds: Thresholds,
-    recipe: Recipe,
-    end_token: int,
-    vocabulary: int,
-    standing: Standing = NEWCOMER,
-) -> AuditResult:
-    """All checks in order. ``replays`` and ``rewards`` are of the audited groups, ``prompts`` of these at least."""
-    if not replays.keys() == rewards.keys() <= prompts.keys():
-        raise LocalError("replays and rewards are of different groups, or of some without a prompt")
-    seen = inspect(submission, prompts, recipe, end_token, vocabulary)
-    if seen.outcome != _ACCEPTED:
-        return seen
-    return audit_rewards(submission, rewards, audit_replay(submission, replays, thresholds, standing))
 
 
 def _indices(submission: Submission, audited: Mapping[int, object]) -> None:

@@ -180,18 +180,20 @@ def proofs_parsed(replays: Iterable[GroupReplay]) -> bool:
     return all(replay.activation_values > 0 for replay in replays)
 
 
+def evidence(replays: Iterable[GroupReplay], thresholds: Thresholds) -> int:
+    """The evidence (micro-nats) of all these tokens together."""
+    replays = list(replays)
+    return sequential_test.gain(
+        sum(replay.deficit_sum for replay in replays),
+        sum(replay.tokens for replay in replays),
+        thresholds.deficit_honest,
+        thresholds.deficit_mean,
+    )
+
+
 def sampling_evidence(replays: Sequence[GroupReplay], thresholds: Thresholds) -> int:
     """The evidence (micro-nats) that the tokens are not those that replay chooses (rule 3)."""
-
-    def of(part: Sequence[GroupReplay]) -> int:
-        return sequential_test.gain(
-            sum(replay.deficit_sum for replay in part),
-            sum(replay.tokens for replay in part),
-            thresholds.deficit_honest,
-            thresholds.deficit_mean,
-        )
-
-    return max(of(replays), *(of([replay]) for replay in replays))
+    return max(evidence(replays, thresholds), *(evidence([replay], thresholds) for replay in replays))
 
 
 def sampling_reason(replays: Sequence[GroupReplay], thresholds: Thresholds) -> str:

@@ -23,7 +23,6 @@ from typing import Any, Final
 from proofs import audit, checks
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
-from protocol.credit import sequential_test
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.domain import Thresholds
 from protocol.work.rollout import FINISH_LENGTH, Group, Response, Submission
@@ -151,12 +150,7 @@ def run(rows: Sequence[Sequence[Row]], limits: Thresholds) -> RunOutcome:
         reasons.append(found.reason)
         if found.severity == "hard":
             return RunOutcome(tuple(reasons), len(reasons))
-        gain = sequential_test.gain(
-            sum(replay.deficit_sum for replay in replays.values()),
-            sum(replay.tokens for replay in replays.values()),
-            limits.deficit_honest,
-            limits.deficit_mean,
-        )
+        gain = checks.evidence(replays.values(), limits)
         standing = standing.after(gain, found.reason == "borderline")
     return RunOutcome(tuple(reasons), None)
 

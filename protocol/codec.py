@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Final, Self, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
+from protocol import constants
 from protocol.constants import MAX_DEPTH
 from protocol.errors import LocalError, PeerError
 
@@ -90,10 +92,13 @@ class Int:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """A byte string of exactly ``size`` bytes, or of at most ``most`` where ``size`` is None."""
+    """A byte string of exactly ``size`` bytes, or of at most ``most`` where ``size`` is None. In a field of ``Fields``
+    it may stand for what ``parse`` makes of it, or raises ``PeerError``, and ``pack`` makes it of."""
 
     size: int | None = None
     most: int = MAX_INT
+    parse: Callable[[bytes], Any] | None = None
+    pack: Callable[[Any], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +127,10 @@ class Many:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array with exactly these fields, named for error messages."""
+    """An array with exactly these fields, named for error messages; ``made`` is the class that it stands for."""
 
     fields: tuple[tuple[str, Schema], ...]
+    made: type[Fields] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,60 +156,134 @@ Key = Annotated[bytes, KEY]
 Signature = Annotated[bytes, SIGNATURE]
 
 
+def envelope(most: int) -> Array:
+    """What a signed body of at most ``most`` bytes travels as: ``[body, signature]``."""
+    return Array((("body", Bytes(most=most)), ("signature", SIGNATURE)))
+
+
 class Fields:
-    """Base of classes whose fields carry their schemas: ``count: Annotated[int, Int(0, 9)]``. ``SCHEMA`` has them in
-    the order of declaration, without those that carry none."""
+    """Base of classes whose fields carry their schemas: ``count: Annotated[int, Int(0, 9)]``, or are of such a class
+    themselves. ``SCHEMA`` has them in the order of declaration, without those that carry none; ``ARRAY`` is the schema
+    of a whole, which begins with the number ``FORMAT`` where there is one."""
 
     __slots__ = ()
+    FORMAT: ClassVar[int | None] = None
     SCHEMA: ClassVar[tuple[tuple[str, Schema], ...]] = ()
+    ARRAY: ClassVar[Array] = Array(())
+    _NESTED: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)
-        cls.SCHEMA = tuple(
-            (name, hint.__metadata__[0]) for name, hint in hints.items() if get_origin(hint) is Annotated
-        )
+        declared = {name: _declared(hint) for name, hint in hints.items()}
+        cls.SCHEMA = tuple((name, schema) for name, schema in declared.items() if schema is not None)
+        head = () if cls.FORMAT is None else (("format", Int(cls.FORMAT, cls.FORMAT)),)
+        cls.ARRAY = Array((*head, *cls.SCHEMA), cls)
+        cls._NESTED = any(_nested(schema) for _, schema in cls.SCHEMA)
 
     def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``encode``."""
-        return [getattr(self, name) for name, _ in self.SCHEMA]
+        """What ``ARRAY`` describes, ready for ``encode``."""
+        head = [] if self.FORMAT is None else [self.FORMAT]
+        return head + [_plain(getattr(self, name), schema) for name, schema in self.SCHEMA]
+
+    @classmethod
+    def from_value(cls, value: Value, **more: Any) -> Self:
+        """The inverse of ``to_value`` for a value that was checked against ``ARRAY``; ``more`` are the fields behind
+        these, which carry no schema. Raises ``PeerError`` where a part cannot be parsed."""
+        items = value if cls.FORMAT is None else value[1:]
+        if cls._NESTED:
+            items = [_built(item, schema) for item, (_, schema) in zip(items, cls.SCHEMA, strict=True)]
+        return cls(*items, **more)
+
+
+def _declared(hint: Any) -> Schema | None:
+    """The schema of a field with this type."""
+    if get_origin(hint) is Annotated:
+        schema: Schema | None = hint.__metadata__[0]
+        return schema
+    if get_origin(hint) in (Union, UnionType) and get_args(hint)[1:] == (type(None),):
+        inner = _declared(get_args(hint)[0])
+        return None if inner is None else Optional(inner)
+    return hint.ARRAY if isinstance(hint, type) and issubclass(hint, Fields) else None
+
+
+def _nested(schema: Schema) -> bool:
+    """Whether fields of this schema hold something else than the value."""
+    match schema:
+        case Optional(inner):
+            return _nested(inner)
+        case Bytes():
+            return schema.parse is not None
+    return isinstance(schema, Many | Array)
+
+
+def _plain(item: Any, schema: Schema) -> Value:
+    match schema:
+        case Optional(inner) if item is not None:
+            return _plain(item, inner)
+        case Many(inner):
+            return [_plain(one, inner) for one in item]
+        case Array(fields, None):
+            return [_plain(one, inner) for one, (_, inner) in zip(item, fields, strict=True)]
+        case Array():
+            return item.to_value()
+        case Bytes() if schema.pack is not None:
+            return schema.pack(item)
+    return item
+
+
+def _built(value: Value, schema: Schema) -> Any:
+    match schema:
+        case Optional(inner) if value is not None:
+            return _built(value, inner)
+        case Many(inner):
+            return tuple([_built(item, inner) for item in value])
+        case Array(fields, None):
+            return tuple([_built(item, inner) for item, (_, inner) in zip(value, fields, strict=True)])
+        case Array(_, made) if made is not None:
+            return made.from_value(value)
+        case Bytes() if schema.parse is not None:
+            return schema.parse(value)
+    return value
+
+
+class Formatted(Fields):
+    """The base of what begins with the number of the protocol's format."""
+
+    __slots__ = ()
+    FORMAT = constants.FORMAT
 
 
 def check(value: Value, schema: Schema, what: str) -> None:
     """Check ``value`` against ``schema``; raises ``PeerError`` naming the first field that does not fit."""
+    if _test(schema)(value):
+        return
     match schema:
         case Int(low, high):
-            if type(value) is not int or not low <= value <= high:
-                raise PeerError(f"{what}: expected an integer from {low} to {high}")
-        case Bytes(size, most):
-            if type(value) is not bytes:
-                raise PeerError(f"{what}: expected bytes")
-            if (size is not None and len(value) != size) or len(value) > most:
-                raise PeerError(f"{what}: wrong length ({len(value)} bytes)")
-        case Text(most, choices):
-            if type(value) is not str or len(value) > most or (choices is not None and value not in choices):
-                raise PeerError(
-                    f"{what}: expected " + (f"one of {', '.join(choices)}" if choices else "a short string")
-                )
+            problem = f"expected an integer from {low} to {high}"
+        case Bytes():
+            problem = f"wrong length ({len(value)} bytes)" if type(value) is bytes else "expected bytes"
+        case Text(_, choices):
+            problem = "expected " + (f"one of {', '.join(choices)}" if choices else "a short string")
         case Optional(inner):
-            if value is not None:
-                check(value, inner, what)
+            return check(value, inner, what)
         case Many(inner, most, least):
-            if type(value) is not list or not least <= len(value) <= most:
-                raise PeerError(f"{what}: expected an array of {least} to {most} items")
-            for item in value:
-                check(item, inner, what)
+            if type(value) is list and least <= len(value) <= most:
+                for item in value:
+                    check(item, inner, what)
+            problem = f"expected an array of {least} to {most} items"
         case Array(fields):
-            if type(value) is not list or len(value) != len(fields):
-                raise PeerError(f"{what}: expected an array of {len(fields)} fields")
-            for item, (name, inner) in zip(value, fields, strict=True):
-                check(item, inner, f"{what}.{name}")
+            if type(value) is list and len(value) == len(fields):
+                for item, (name, inner) in zip(value, fields, strict=True):
+                    check(item, inner, f"{what}.{name}")
+            problem = f"expected an array of {len(fields)} fields"
         case Tagged(place, schemas):
             tag = value[place] if type(value) is list and place < len(value) else None
-            if type(tag) is not str or tag not in schemas:
-                raise PeerError(f"{what}: expected one of {', '.join(schemas)} in field {place}")
-            check(value, schemas[tag], what)
+            if type(tag) is str and tag in schemas:
+                return check(value, schemas[tag], what)
+            problem = f"expected one of {', '.join(schemas)} in field {place}"
         case Anything():
-            pass
+            problem = "no canonical value"
+    raise PeerError(f"{what}: {problem}")
 
 
 def parse(data: bytes, schema: Schema, *, max_bytes: int, what: str) -> Value:

@@ -12,17 +12,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Annotated, Final, NoReturn
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Int, Many, Optional, Text
-from protocol.constants import FORMAT, MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES, MAX_SET_BYTES, MILLION
-from protocol.errors import LocalError, PeerError
+from protocol.codec import Fields, Formatted, Hash, Int, Key, Many, Optional, Text
+from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES, MAX_SET_BYTES, MILLION
+from protocol.errors import PeerError, ours
 from protocol.identity import Identity
-from protocol.records import Blob
+from protocol.records import Blob, blob_of
 from protocol.rules import Part as Part
 from protocol.rules import Policy as Policy
 from protocol.rules import Recipe as Recipe
@@ -39,66 +39,35 @@ MAX_ELECTORS: Final = 64
 MAX_NAMED_VALIDATORS: Final = 256
 MAX_TASKS: Final = 64
 
+Flag = Annotated[int, Int(0, 1)]
+
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Model(Fields):
     """The model: its architecture (``model_type``), configuration and tokenizer blobs, version 0's manifest blob and
     hash of the whole (32 bytes), and the dtype in which every node generates."""
 
-    SCHEMA: ClassVar[Array] = Array(
-        (
-            ("architecture", Text(MAX_ARCHITECTURE)),
-            ("config", Blob.SCHEMA),
-            ("tokenizer", Blob.SCHEMA),
-            ("manifest", Array((("hash", Bytes(32)), ("size", Int(1, MAX_MANIFEST_BYTES))))),
-            ("whole", codec.HASH),
-            ("compute_dtype", Text(16, DTYPES)),
-        )
-    )
-
-    architecture: str
+    architecture: Annotated[str, Text(MAX_ARCHITECTURE)]
     config: Blob
     tokenizer: Blob
-    manifest: Blob
-    whole: bytes
-    compute_dtype: str
-
-    def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
-        blobs = [blob.to_value() for blob in (self.config, self.tokenizer, self.manifest)]
-        return [self.architecture, *blobs, self.whole, self.compute_dtype]
+    manifest: Annotated[Blob, blob_of(MAX_MANIFEST_BYTES)]
+    whole: Hash
+    compute_dtype: Annotated[str, Text(16, DTYPES)]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Task(Fields):
     """One task of the mix. ``weight`` is its integer share, ``parameters`` JSON text, ``version`` what questions and
     scores come from, ``data`` the file of a "jsonl" or "code" task and of no other. ``items`` is the blob of the set
     (``protocol.taskset``) that its questions come from; None: all its items."""
 
-    SCHEMA: ClassVar[Array] = Array(
-        (
-            ("kind", Text(16, TASK_KINDS)),
-            ("name", Text(64)),
-            ("weight", Int(1, MILLION)),
-            ("parameters", Text(2000)),
-            ("version", Text(200)),
-            ("data", Optional(Blob.SCHEMA)),
-            ("items", Optional(Array((("hash", Bytes(32)), ("size", Int(1, MAX_SET_BYTES)))))),
-        )
-    )
-
-    kind: str
-    name: str
-    weight: int
-    parameters: str
-    version: str
+    kind: Annotated[str, Text(16, TASK_KINDS)]
+    name: Annotated[str, Text(64)]
+    weight: Annotated[int, Int(1, MILLION)]
+    parameters: Annotated[str, Text(2000)]
+    version: Annotated[str, Text(200)]
     data: Blob | None
-    items: Blob | None = None
-
-    def to_value(self) -> list[Any]:
-        """The fields in declaration order, ready for ``codec.encode``."""
-        data, items = (None if blob is None else blob.to_value() for blob in (self.data, self.items))
-        return [self.kind, self.name, self.weight, self.parameters, self.version, data, items]
+    items: Annotated[Blob | None, Optional(blob_of(MAX_SET_BYTES))] = None
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
@@ -107,49 +76,30 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(Formatted):
     """A verified genesis. ``id`` and all keys have 32 bytes, ``devnet`` and ``private`` are 0 or 1. The nodes of a
     private domain give weights to one another only, and encrypted."""
 
-    id: bytes
-    body: bytes
-    name: str
-    creator: bytes
-    devnet: int
-    private: int
-    electors: tuple[bytes, ...]
-    validators: tuple[bytes, ...]
+    name: Annotated[str, Text(64)]
+    creator: Key
+    devnet: Flag
+    private: Flag
+    electors: Annotated[tuple[bytes, ...], Many(codec.KEY, most=MAX_ELECTORS, least=1)]
+    validators: Annotated[tuple[bytes, ...], Many(codec.KEY, most=MAX_NAMED_VALIDATORS)]
     model: Model
-    tasks: tuple[Task, ...]
+    tasks: Annotated[tuple[Task, ...], Many(Task.ARRAY, most=MAX_TASKS, least=1)]
     recipe: Recipe
     timings: Timings
     policy: Policy
     thresholds: Thresholds
+    body: bytes
+    id: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", sha256(ID_CONTEXT + self.body).digest())
 
 
-_BODY: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("name", Text(64)),
-        ("creator", codec.KEY),
-        ("devnet", Int(0, 1)),
-        ("private", Int(0, 1)),
-        ("electors", Many(codec.KEY, most=MAX_ELECTORS, least=1)),
-        ("validators", Many(codec.KEY, most=MAX_NAMED_VALIDATORS)),
-        ("model", Model.SCHEMA),
-        ("tasks", Many(Task.SCHEMA, most=MAX_TASKS, least=1)),
-        ("recipe", Array(Recipe.SCHEMA)),
-        ("timings", Array(Timings.SCHEMA)),
-        ("policy", Array(Policy.SCHEMA)),
-        ("thresholds", Array(Thresholds.SCHEMA)),
-    )
-)
-_WIRE: Final = Array((("body", Bytes(most=MAX_GENESIS_BYTES)), ("signature", codec.SIGNATURE)))
-
-
-def domain_id(body: bytes) -> bytes:
-    """The 32-byte id of the domain with this genesis body."""
-    return sha256(ID_CONTEXT + body).digest()
+_WIRE: Final = codec.envelope(MAX_GENESIS_BYTES)
 
 
 def make_genesis(
@@ -171,82 +121,47 @@ def make_genesis(
 
     Raises ``LocalError`` with what is wrong for a domain that others would refuse.
     """
-    body = codec.encode(
-        [
-            FORMAT,
-            name,
-            creator.node,
-            int(devnet),
-            int(private),
-            sorted(electors),
-            sorted(validators),
-            model.to_value(),
-            [task.to_value() for task in tasks],
-            recipe.to_value(),
-            timings.to_value(),
-            policy.to_value(),
-            thresholds.to_value(),
-        ]
+    sets = tuple(sorted(electors)), tuple(sorted(validators))
+    domain = Domain(
+        name, creator.node, int(devnet), int(private), *sets, model, tasks, recipe, timings, policy, thresholds, b""
     )
+    body = codec.encode(domain.to_value())
     data = codec.encode([body, creator.sign(identity.GENESIS, body)])
-    try:
+    with ours():
         parse_genesis(data)
-    except PeerError as error:
-        raise LocalError(str(error)) from None
     return data
 
 
 def parse_genesis(data: bytes) -> Domain:
     """Parse and verify a signed genesis; raises ``PeerError``."""
     body, signature = codec.parse(data, _WIRE, max_bytes=MAX_GENESIS_BYTES, what="genesis")
-    value = codec.parse(body, _BODY, max_bytes=MAX_GENESIS_BYTES, what="genesis")
-    _, name, creator, devnet, private, electors, validators, model, tasks, recipe, timings, policy, thresholds = value
-    if not name:
+    value = codec.parse(body, Domain.ARRAY, max_bytes=MAX_GENESIS_BYTES, what="genesis")
+    domain = Domain.from_value(value, body=body)
+    if not domain.name:
         raise PeerError("genesis: the domain has no name")
-    _ascending(electors, "electors")
-    _ascending(validators, "validators")
-    identity.verify(creator, identity.GENESIS, body, signature, "genesis")
-    parsed = Recipe.from_value(recipe)
-    if (problem := parsed.problem()) is not None:
+    for what, keys in (("electors", domain.electors), ("validators", domain.validators)):
+        if any(left >= right for left, right in pairwise(keys)):
+            raise PeerError(f"genesis: {what} are not strictly ascending")
+    identity.verify(domain.creator, identity.GENESIS, body, signature, "genesis")
+    if (problem := domain.recipe.problem()) is not None:
         raise PeerError(f"genesis: {problem}")
-    architecture, config, tokenizer, manifest, whole, dtype = model
-    return Domain(
-        id=domain_id(body),
-        body=body,
-        name=name,
-        creator=creator,
-        devnet=devnet,
-        private=private,
-        electors=tuple(electors),
-        validators=tuple(validators),
-        model=Model(architecture, Blob(*config), Blob(*tokenizer), Blob(*manifest), whole, dtype),
-        tasks=tuple(_task(task) for task in tasks),
-        recipe=parsed,
-        timings=Timings.from_value(timings),
-        policy=Policy.from_value(policy),
-        thresholds=Thresholds.from_value(thresholds),
-    )
+    for task in domain.tasks:
+        _check_task(task)
+    return domain
 
 
-def _ascending(keys: list[bytes], what: str) -> None:
-    if any(left >= right for left, right in pairwise(keys)):
-        raise PeerError(f"genesis: {what} are not strictly ascending")
-
-
-def _task(value: list[Any]) -> Task:
-    kind, name, weight, parameters, version, data, items = value
-    if not name:
+def _check_task(task: Task) -> None:
+    if not task.name:
         raise PeerError("genesis: a task has no name")
-    if (kind in TASK_KINDS_WITH_DATA) != (data is not None):
-        raise PeerError(f"genesis: task {name}: a task of kind {kind} and a data blob do not go together, or lack one")
+    what = f"genesis: task {task.name}"
+    if (task.kind in TASK_KINDS_WITH_DATA) != (task.data is not None):
+        raise PeerError(f"{what}: a task of kind {task.kind} and a data blob do not go together, or lack one")
     try:
-        decoded = json.loads(parameters, parse_constant=_no_constant)
+        decoded = json.loads(task.parameters, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        raise PeerError(f"genesis: task {name}: the parameters are not JSON") from None
+        raise PeerError(f"{what}: the parameters are not JSON") from None
     if type(decoded) is not dict:
-        raise PeerError(f"genesis: task {name}: the parameters are not a JSON object")
-    found = (None if blob is None else Blob(*blob) for blob in (data, items))
-    return Task(kind, name, weight, parameters, version, *found)
+        raise PeerError(f"{what}: the parameters are not a JSON object")
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -9,6 +9,9 @@ Parsers of bytes from outside raise ``PeerError`` or ``Evidence`` and nothing el
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class Error(Exception):
     """Base of every error that Farflung raises on purpose."""
@@ -31,3 +34,13 @@ class Evidence(Error):
     def __init__(self, message: str, proof: bytes) -> None:
         super().__init__(message)
         self.proof = proof
+
+
+@contextmanager
+def ours(what: str = "") -> Iterator[None]:
+    """Around a look at our own object as a peer would have it: what makes that a ``PeerError`` is a ``LocalError``,
+    whose message begins with ``what``."""
+    try:
+        yield
+    except PeerError as error:
+        raise LocalError(what + str(error)) from None

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from protocol import codec
-from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many, Optional, Signature, Text
+from protocol.codec import Array, Fields, Formatted, Hash, Int, Key, Many, Signature, Text
 from protocol.constants import (
-    FORMAT,
     MAX_BLOB_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_STEP_BLOB_BYTES,
@@ -38,6 +37,8 @@ OUTCOMES: Final = ("accepted", "rejected", "void")
 SEVERITIES: Final = ("none", "soft", "hard")
 
 Count = Annotated[int, Int(0, 2**31 - 1)]
+VOTES: Final = Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=64, least=1)
+"""Signatures of electors; 64 is ``protocol.domain.MAX_ELECTORS``."""
 
 
 @value
@@ -87,13 +88,13 @@ class Weights(Payload):
 
     term: Annotated[int, Int(1)]
     number: Annotated[int, Int()]
-    predecessor: Annotated[bytes | None, Optional(codec.HASH)]
+    predecessor: Hash | None
     manifest: Hash
     manifest_size: Annotated[int, Int(1, MAX_MANIFEST_BYTES)]
     whole: Hash
     size: Annotated[int, Int(1)]
-    step: Annotated[bytes | None, Optional(codec.HASH)]
-    delta: Annotated[bytes | None, Optional(codec.HASH)] = None
+    step: Hash | None
+    delta: Hash | None = None
     delta_size: Annotated[int, Int(0, MAX_MANIFEST_BYTES)] = 0
 
     def problem(self) -> str | None:
@@ -233,15 +234,7 @@ class Amend(Payload):
     number: Annotated[int, Int(1, 2**62)]
     electors: Annotated[tuple[bytes, ...], Many(codec.KEY, most=64, least=1)]
     thresholds: Annotated[tuple[int, ...], Many(Int(), most=8, least=8)]
-    votes: Annotated[
-        tuple[tuple[bytes, bytes], ...],
-        Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=64, least=1),
-    ]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "electors", tuple(self.electors))
-        object.__setattr__(self, "thresholds", tuple(self.thresholds))
-        object.__setattr__(self, "votes", tuple((elector, signature) for elector, signature in self.votes))
+    votes: Annotated[tuple[tuple[bytes, bytes], ...], VOTES]
 
     def problem(self) -> str | None:
         if any(left >= right for left, right in pairwise(self.electors)):
@@ -257,48 +250,39 @@ _CLASSES: Final[dict[str, type[Record]]] = {
     cls.KIND: cls for cls in (Join, Leave, Role, Weights, Rollout, Verdict, Step, Amend, Close, Rebind)
 }
 KINDS: Final = tuple(_CLASSES)
-SCHEMAS: Final[dict[str, Array]] = {kind: Array(cls.SCHEMA) for kind, cls in _CLASSES.items()}
+SCHEMAS: Final[dict[str, Array]] = {kind: cls.ARRAY for kind, cls in _CLASSES.items()}
 
 
 def parse_payload(kind: str, value: codec.Value) -> Record:
     """The payload that ``value`` (decoded msgpack) is for ``kind``; ``PeerError`` for anything else."""
     if kind not in SCHEMAS:
         raise PeerError(f"entry: unknown kind {kind!r}")
-    if not codec.fits(value, SCHEMAS[kind]):
-        codec.check(value, SCHEMAS[kind], kind)
+    codec.check(value, SCHEMAS[kind], kind)
     return make_payload(kind, value)
 
 
 def make_payload(kind: str, value: codec.Value) -> Record:
     """The same for a value that fits the kind's schema."""
-    record = _CLASSES[kind](*value)
+    record = _CLASSES[kind].from_value(value)
     problem = record.problem()
     if problem is not None:
         raise PeerError(f"{kind}: {problem}")
     return record
 
 
-_STEP_BLOB: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        (
-            "submissions",
-            Many(Array((("rollout", codec.HASH), ("verdicts", Many(codec.HASH, most=64)))), most=MAX_STEP_BLOB_BYTES),
-        ),
-    )
-)
-
-
 @dataclass(frozen=True, slots=True)
-class StepBlob:
+class StepBlob(Formatted):
     """What a step was trained on: (rollout entry id, ids of the verdicts it was accepted by) pairs, each rollout
     once. The order is the trainer's own."""
 
-    submissions: tuple[tuple[bytes, tuple[bytes, ...]], ...]
+    submissions: Annotated[
+        tuple[tuple[bytes, tuple[bytes, ...]], ...],
+        Many(Array((("rollout", codec.HASH), ("verdicts", Many(codec.HASH, most=64)))), most=MAX_STEP_BLOB_BYTES),
+    ]
 
     def encode(self) -> bytes:
         """The blob's bytes; ``LocalError`` where they exceed ``MAX_STEP_BLOB_BYTES``."""
-        data = codec.encode([FORMAT, [[rollout, list(verdicts)] for rollout, verdicts in self.submissions]])
+        data = codec.encode(self.to_value())
         if len(data) > MAX_STEP_BLOB_BYTES:
             raise LocalError(f"a step blob of {len(data)} bytes is too large")
         return data
@@ -306,25 +290,20 @@ class StepBlob:
     @classmethod
     def parse(cls, data: bytes) -> StepBlob:
         """Strict parser; raises ``PeerError``."""
-        value = codec.parse(data, _STEP_BLOB, max_bytes=MAX_STEP_BLOB_BYTES, what="step blob")
-        blob = cls(tuple((rollout, tuple(verdicts)) for rollout, verdicts in value[1]))
+        blob = cls.from_value(codec.parse(data, cls.ARRAY, max_bytes=MAX_STEP_BLOB_BYTES, what="step blob"))
         if len({rollout for rollout, _ in blob.submissions}) != len(blob.submissions):
             raise PeerError("step blob: a rollout is listed twice")
         return blob
 
 
-_BLOB: Final = Array((("hash", Bytes(32)), ("size", Int(1, MAX_BLOB_BYTES))))
-
-
 @dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Fields):
     """A named blob: BLAKE3 ``hash`` of its bytes and their number."""
 
-    SCHEMA: ClassVar[Array] = _BLOB
+    hash: Hash
+    size: Annotated[int, Int(1, MAX_BLOB_BYTES)]
 
-    hash: bytes
-    size: int
 
-    def to_value(self) -> list[Any]:
-        """``[hash, size]``, ready for ``codec.encode``."""
-        return [self.hash, self.size]
+def blob_of(most: int) -> Array:
+    """The schema of a blob of at most so many bytes."""
+    return Array((("hash", codec.HASH), ("size", Int(1, most))), Blob)

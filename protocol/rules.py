@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
-from protocol import codec
 from protocol.codec import Fields, Int, Many, Text
 from protocol.constants import MILLION
 
@@ -30,11 +29,6 @@ Milliseconds = Annotated[int, Int(1, 2**40)]
 @dataclass(frozen=True, slots=True)
 class Part(Fields):
     """Base of the genesis' flat parts: fields in declaration order, each with a schema."""
-
-    @classmethod
-    def from_value(cls, value: codec.Value) -> Self:
-        """The inverse of ``to_value`` for a value that was checked against ``SCHEMA``."""
-        return cls(*value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +63,6 @@ class Recipe(Part):
     target_lengths: Annotated[tuple[int, ...], Many(_COUNT, most=MAX_TARGET_LENGTHS)]
     length_penalty: Share
     budget_prompt: Annotated[str, Text(200)]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "target_lengths", tuple(self.target_lengths))
 
     def problem(self) -> str | None:
         """What is wrong between fields that each fit their own schema, or None."""

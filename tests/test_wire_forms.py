@@ -17,7 +17,7 @@ from protocol.errors import PeerError
 from protocol.log import entry, recovery
 from protocol.log.entry_proof import LogProof
 from protocol.log.fork_proof import ForkProof
-from protocol.log.heads import Head
+from protocol.log.heads import HEAD, Head
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, Grant, PreparedCut
 from protocol.log.replica import Replica
 from protocol.log.signed_note import Note, Signature
@@ -62,7 +62,7 @@ def world() -> dict[str, tuple[bytes, Callable[[bytes], bytes]]]:
         "note": (note.encode(), lambda data: Note.parse(data, max_bytes=1000).encode()),
         "head": (
             replica.heads[one.node].leaf(),
-            lambda data: Head.from_value(codec.decode(data, max_bytes=1000)).leaf(),
+            lambda data: Head.from_value(codec.parse(data, HEAD, max_bytes=1000, what="head")).leaf(),
         ),
         "request": (heads, lambda data: replication_messages.request(*replication_messages.parse_request(data))),
         "news": (

@@ -75,7 +75,7 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
         raise UserError(f"{wanted}: its submission names no version")
     ledger = verify(directory, signatures=False).ledger
     domain = ledger.domain
-    height = ledger.height(weights_entry.anchor)
+    height = ledger.replica.height(weights_entry.anchor)
     if height is None:
         raise UserError(f"{directory.path}: the cut that the version anchors on is not here", "try another node's log")
     standing = ledger.standing_at(rollout_entry.author, height)
@@ -99,7 +99,7 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
         raise UserError(
             f"{directory.path}: version {weights.number} is not held any more", "verdicts on the newest can be replayed"
         )
-    case = auditing.Case(domain, rollout_entry.author, rollout, share, standing, ledger.thresholds(height))
+    case = auditing.Case(domain, rollout_entry.author, rollout, share, standing, ledger.replica.thresholds_at(height))
 
     def all_of(submission: Submission) -> range:
         return range(len(submission.groups))

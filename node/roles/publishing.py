@@ -199,7 +199,8 @@ def overtaken(bench: Workbench, base: Entry) -> bool:
 
 def rejected_since(ledger: Ledger) -> int:
     """Responses rejected or void by now, less those that earlier steps have counted."""
-    return ledger.rejected() - ledger.rejected_in_steps()
+    fold = ledger.fold()
+    return fold.rejected - fold.lineage.rejected
 
 
 def in_a_step(rejected: int) -> int:

@@ -23,23 +23,56 @@ decide otherwise.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit.decision import Counting, decision, lapsed, oversized
-from protocol.credit.fold_rules import Closed, Rules
 from protocol.credit.lineage import Lineage, Version
 from protocol.credit.reputation import Account, Tally
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.credit.submission_life import OPEN, OVER, UNDECIDED, Decision, Event, Life, State
 from protocol.log.entry import Entry
+from protocol.log.replica import Replica
 from protocol.records import Rollout, Step, Verdict, Weights
 from protocol.work.schedule import due_validators
 
 KEPT_DECISIONS: Final = 4096
 """Decisions that are listed, and decided submissions that are kept, the newest."""
+
+
+class Rules(Protocol):
+    """What a fold asks the ledger."""
+
+    @property
+    def replica(self) -> Replica:
+        """The log."""
+
+    def eligible(self, author: bytes, height: int) -> bool:
+        """Whether the author's join is covered by the cut of this height."""
+
+    def audience(self, height: int) -> frozenset[bytes]:
+        """The validators of versions that anchor on the cut of this height."""
+
+    def drawn(self, verdict: Entry, rollout: Rollout) -> bool:
+        """Whether the verdict's draw is its author's signature over the submission."""
+
+    def share(self, author: bytes, height: int) -> int:
+        """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What a cut decided: the decisions that fell for good, by rollout id; the submissions that it closed, each with
+    the verdicts that count, and those of them that were never taken up; and (rollout id, verdict id) of verdicts whose
+    submission did not come in time."""
+
+    decided: Mapping[bytes, Decision]
+    unread: Sequence[bytes]
+    submissions: Mapping[bytes, frozenset[bytes]]
+    verdicts: Sequence[tuple[bytes, bytes]]
 
 
 class Fold:
@@ -50,7 +83,7 @@ class Fold:
     def __init__(self, rules: Rules, lineage: Lineage | None = None, *, live: bool = False) -> None:
         self._rules = rules
         self._live = live
-        self.lineage = Lineage(rules.domain, rules.height) if lineage is None else lineage
+        self.lineage = Lineage(rules.replica) if lineage is None else lineage
         self.version = 0
         self.decisions: deque[tuple[Entry, Decision]] = deque()
         self.dropped = 0
@@ -94,9 +127,9 @@ class Fold:
 
     def refresh(self) -> None:
         """Take notice of new grants."""
-        if not self.lineage.knows(self._rules.grants):
+        if not self.lineage.knows_grants():
             self.version += 1
-            self._wake(self.lineage.see(self._rules.grants))
+            self._wake(self.lineage.see_grants())
 
     def _wake(self, fresh: Sequence[bytes]) -> None:
         """Go on with the authors whose next submission waited for weights that are legitimate now."""
@@ -171,7 +204,9 @@ class Fold:
             return Decision("void", "soft", "ineligible")
         if counters is not None:
             return Decision("void", "soft", counters)
-        return Decision("rejected", "hard", "malformed") if oversized(rollout, self._rules.domain.recipe) else None
+        if oversized(rollout, self._rules.replica.domain.recipe):
+            return Decision("rejected", "hard", "malformed")
+        return None
 
     def _count(self, submission: Life, entry: Entry, verdict: Verdict) -> None:
         if submission.state not in OPEN or entry.author not in submission.due or entry.author in submission.votes:
@@ -210,7 +245,7 @@ class Fold:
         tally.decide(status, submission.rollout)
         version = self.lineage.versions.get(submission.rollout.weights)
         if version is not None:
-            thresholds = self._rules.thresholds(version.anchor_height)
+            thresholds = self._rules.replica.thresholds_at(version.anchor_height)
             tally.learn(status, submission.rollout, submission.verdicts, thresholds)
         for validator, vote in submission.votes.items():
             assert isinstance(vote.payload, Verdict)

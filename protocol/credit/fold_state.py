@@ -14,8 +14,7 @@ from protocol.codec import Array, Int, Many, Optional, Text
 from protocol.constants import MILLION
 from protocol.credit import lineage
 from protocol.credit.decision import Counting
-from protocol.credit.fold import Fold
-from protocol.credit.fold_rules import Rules
+from protocol.credit.fold import Fold, Rules
 from protocol.credit.lineage import ENTRY, Lineage, pack, unpack
 from protocol.credit.reputation import COUNTS, Tally
 from protocol.credit.sequential_test import FLOOR
@@ -104,7 +103,7 @@ def fold_from_value(value: Any, rules: Rules, *, live: bool = False) -> Fold:
     """The inverse, for a value that fits ``SCHEMA``, with at least the grants of then. Raises ``PeerError`` for a value
     that cannot be."""
     lines, submissions, decided, early, tallies, counting, closing, rejected = value
-    fold = Fold(rules, Lineage.from_value(lines, rules.domain, rules.height, rules.grants), live=live)
+    fold = Fold(rules, Lineage.from_value(lines, rules.replica), live=live)
     restored = [_restored(row) for row in submissions]
     if any(place >= len(restored) for place in decided):
         raise PeerError("snapshot: a decision about nothing")

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from protocol import codec
-from protocol.codec import Array, Int, Many, Text
+from protocol.codec import Array, Int, Many, Schema, Text
 from protocol.constants import MILLION
 from protocol.credit.sequential_test import FLOOR, NEWCOMER, Standing
 from protocol.log.entry import Entry
@@ -27,22 +27,21 @@ from protocol.records import ROLES, Join, Leave, Role
 KEPT_STANDINGS: Final = 64
 """Changes of an author's standing that are kept. A change of this number alters who is audited how far."""
 
-_HEIGHT: Final = Int()
+
+def _changes(*fields: tuple[str, Schema]) -> Many:
+    """The schema of what ``_Track.to_value`` gives."""
+    return Many(Array((("height", Int()), *fields)), most=codec.MAX_INT)
+
+
 SCHEMA: Final = Many(
     Array(
         (
             ("author", codec.KEY),
             ("name", Text(32)),
-            ("joined", _HEIGHT),
-            ("roles", Many(Array((("height", _HEIGHT), ("role", Text(16, ROLES)))), most=codec.MAX_INT)),
-            ("reputations", Many(Array((("height", _HEIGHT), ("micro", Int(0, MILLION)))), most=codec.MAX_INT)),
-            (
-                "standings",
-                Many(
-                    Array((("height", _HEIGHT), ("tier", Int()), ("deficits", Int()), ("borders", Int()))),
-                    most=codec.MAX_INT,
-                ),
-            ),
+            ("joined", Int()),
+            ("roles", _changes(("role", Text(16, ROLES)))),
+            ("reputations", _changes(("micro", Int(0, MILLION)))),
+            ("standings", _changes(("tier", Int()), ("deficits", Int()), ("borders", Int()))),
         )
     ),
     most=codec.MAX_INT,
@@ -77,6 +76,13 @@ class _Track:
         return [list(pair) for pair in zip(self.heights, self.values, strict=True)]
 
 
+def _role(entry: Entry) -> str | None:
+    """What its author stands for from this entry on, if it says so."""
+    if isinstance(entry.payload, Leave):
+        return "none"
+    return entry.payload.role if isinstance(entry.payload, Role) else None
+
+
 class History:
     """The history. ``names`` maps everybody whose join is final to the name it gave itself."""
 
@@ -91,16 +97,11 @@ class History:
 
     def add(self, entry: Entry, height: int) -> None:
         """Take an entry that the cut of ``height`` made final; an author's come in order, and so do heights."""
-        match entry.payload:
-            case Join(_, _, name):
-                self.names[entry.author] = name
-                self._joined[entry.author] = height
-            case Role(role):
-                self._roles.setdefault(entry.author, _Track()).set(height, role)
-            case Leave():
-                self._roles.setdefault(entry.author, _Track()).set(height, "none")
-            case _:
-                pass
+        if isinstance(entry.payload, Join):
+            self.names[entry.author] = entry.payload.name
+            self._joined[entry.author] = height
+        elif (role := _role(entry)) is not None:
+            self._roles.setdefault(entry.author, _Track()).set(height, role)
 
     def end(self, author: bytes, height: int) -> None:
         """Take notice that the author's feed was closed or rebound with the cut of ``height``, after its entries."""
@@ -133,15 +134,10 @@ class History:
 
     def overlay(self, entry: Entry) -> None:
         """Take an entry that no cut covers, or that one does in the meantime."""
-        match entry.payload:
-            case Join(_, _, name):
-                self._new_names[entry.author] = name
-            case Role(role):
-                self._new_roles[entry.author] = role
-            case Leave():
-                self._new_roles[entry.author] = "none"
-            case _:
-                pass
+        if isinstance(entry.payload, Join):
+            self._new_names[entry.author] = entry.payload.name
+        elif (role := _role(entry)) is not None:
+            self._new_roles[entry.author] = role
 
     def lift(self) -> None:
         """Take the overlay off."""
@@ -206,13 +202,8 @@ class History:
         for author, name, joined, roles, reputations, standings in value:
             self.names[author] = name
             self._joined[author] = joined
-            for rows, tracks in ((roles, self._roles), (reputations, self._reputations)):
-                if rows:
-                    track = tracks[author] = _Track()
-                    track.heights = [row[0] for row in rows]
-                    track.values = [row[1] for row in rows]
-            for height, tier, deficits, borders in standings:
-                self._standings.setdefault(author, _Track()).set(
-                    height, Standing(tier, deficits + FLOOR, borders + FLOOR)
-                )
+            past = [[height, Standing(tier, low + FLOOR, high + FLOOR)] for height, tier, low, high in standings]
+            for rows, tracks in ((roles, self._roles), (reputations, self._reputations), (past, self._standings)):
+                for height, change in rows:
+                    tracks.setdefault(author, _Track()).set(height, change)
         return self

@@ -24,9 +24,7 @@ from itertools import islice
 from typing import Any
 
 from protocol.constants import MILLION
-from protocol.credit import trust
-from protocol.credit.fold import Fold
-from protocol.credit.fold_rules import Closed
+from protocol.credit.fold import Closed, Fold
 from protocol.credit.fold_state import copy_fold, fold_from_value, fold_to_value
 from protocol.credit.history import History
 from protocol.credit.lineage import Version
@@ -34,10 +32,10 @@ from protocol.credit.reputation import Account, reputation
 from protocol.credit.sequential_test import NEWCOMER, Standing
 from protocol.credit.submission_life import Decision, Life
 from protocol.credit.verdict_draws import Draws
-from protocol.domain import Domain, Thresholds
+from protocol.domain import Domain
 from protocol.errors import LocalError
 from protocol.log.entry import Entry
-from protocol.log.quorum import CertifiedCut, CertifiedGrant, Grant
+from protocol.log.quorum import CertifiedCut, Cut, Grant
 from protocol.log.replica import Replica
 from protocol.records import Rollout, Verdict
 from protocol.work.schedule import audit_share
@@ -177,8 +175,27 @@ class Ledger:
             self.final_entries += head.seq + 1 - first
             self._next[head.author] = head.seq + 1
         closed = self._final.close(cut.height)
-        trust.note(self._history, self._final, cut, self.replica.endings, self.domain.policy)
+        self._note_trust(cut)
         return closed
+
+    def _note_trust(self, cut: Cut) -> None:
+        """Note in the history how far everybody is trusted after a cut, whose entries the final fold has taken and
+        closed: the standing of everybody about whose submissions it decided or whose feed it ended, and, where the
+        policy asks validators for any, the reputations of those who stand as validators, or did. What another author
+        did who goes on for it (``protocol.log.recovery``) counts for whoever owns it in that cut."""
+        history, endings, touched, height = self._history, self.replica.endings, self._final.touched, cut.height
+        ended = endings.at(height)
+        for author in ended:
+            history.end(author, height)
+        for author in {endings.owner(author, height) for author in (*touched, *ended)}:
+            history.judge(author, height, self._final.standing([author, *endings.lost(author, height)]))
+        if self.domain.policy.validator_reputation > 0:
+            touched.update((head.author for head in cut.changes), ended)
+            for author in {endings.owner(author, height) for author in touched}:
+                if history.tracked(author) or history.role(author, height) == "validator":
+                    account = self._final.account([author, *endings.lost(author, height)])
+                    history.trust(author, height, account.reputation)
+        touched.clear()
 
     def fold(self, final: bool = False) -> Fold:
         """The final fold, or the live one, with notice taken of everything. For reading only."""
@@ -191,15 +208,6 @@ class Ledger:
     def domain(self) -> Domain:
         """The domain whose log this is."""
         return self.replica.domain
-
-    @property
-    def grants(self) -> Mapping[int, CertifiedGrant]:
-        """The grants, by term."""
-        return self.replica.grants
-
-    def height(self, cut_id: bytes) -> int | None:
-        """The height of a held cut, 0 for the domain's id, None for an unknown one."""
-        return self.replica.height(cut_id)
 
     def eligible(self, author: bytes, height: int) -> bool:
         """Whether the author's join is covered by the cut of this height."""
@@ -227,10 +235,6 @@ class Ledger:
         """The share (micro) of the author's submissions that is replayed where the version anchors on this cut."""
         return audit_share(self._history.standing(author, height).tier, self.domain.policy.audit_share)
 
-    def thresholds(self, height: int) -> Thresholds:
-        """The limits in force at the cut of this height."""
-        return self.replica.thresholds_at(height)
-
     def announced(self, rollout_id: bytes) -> Rollout | None:
         """The payload of a rollout entry whose submission is kept. Does not take notice of anything new."""
         found = self._final.submissions.get(rollout_id) or self._live.submissions.get(rollout_id)
@@ -251,7 +255,7 @@ class Ledger:
     def joined_at(self, author: bytes, cut_id: bytes) -> bool:
         """Whether the cut ``cut_id`` covers the author's join."""
         self.update()
-        height = self.height(cut_id)
+        height = self.replica.height(cut_id)
         return height is not None and self.eligible(author, height)
 
     def name(self, author: bytes) -> str:
@@ -264,13 +268,14 @@ class Ledger:
         self.update()
         if at_cut is None and author in self.replica.endings.ended:
             return "none"
-        return self._history.role(author, None if at_cut is None else self.height(at_cut) or 0)
+        return self._history.role(author, None if at_cut is None else self.replica.height(at_cut) or 0)
 
     # Versions
 
     def grant(self) -> Grant | None:
         """The grant of the highest term."""
-        return self.grants[max(self.grants)].grant if self.grants else None
+        grants = self.replica.grants
+        return grants[max(grants)].grant if grants else None
 
     def lineage(self, final: bool = False) -> Sequence[Entry]:
         """The weights entries of the valid chain, oldest first, as far as they are kept
@@ -318,10 +323,6 @@ class Ledger:
         """How many steps made the versions of the lineage."""
         return self.fold().lineage.step_count
 
-    def rejected_in_steps(self) -> int:
-        """The responses that the steps of the lineage counted as rejected."""
-        return self.fold().lineage.rejected
-
     # Submissions
 
     def due(self, rollout: Entry) -> tuple[bytes, ...]:
@@ -360,10 +361,6 @@ class Ledger:
         """The index of the next decision."""
         live = self.fold()
         return live.dropped + len(live.decisions)
-
-    def rejected(self) -> int:
-        """The responses of all submissions that were not accepted."""
-        return self.fold().rejected
 
     def pending_for(self, validator: bytes) -> list[Entry]:
         """The rollout entries of versions on the lineage that this validator is due to judge and has not judged."""

@@ -18,18 +18,16 @@ Old versions are kept as a few numbers each (``Version``), the newest ``KEPT`` w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many, Optional
-from protocol.constants import MAX_ENTRY_BYTES
-from protocol.domain import Domain
+from protocol.codec import Array, Fields, Hash, Int, Key, Many, Optional
 from protocol.errors import PeerError
 from protocol.log import entry as entries
 from protocol.log.entry import Entry
-from protocol.log.quorum import CertifiedGrant, Grant
+from protocol.log.quorum import Grant
+from protocol.log.replica import Replica
 from protocol.records import Step, Weights
 
 KEPT: Final = 1024
@@ -37,7 +35,7 @@ KEPT: Final = 1024
 
 _COUNT: Final = Int()
 Count = Annotated[int, _COUNT]
-ENTRY: Final = Array((("body", Bytes(most=MAX_ENTRY_BYTES)), ("signature", codec.SIGNATURE)))
+ENTRY: Final = entries.WIRE
 """An entry in a snapshot."""
 
 
@@ -50,9 +48,9 @@ class Version(Fields):
     term: Count
     number: Count
     author: Key
-    predecessor: Annotated[bytes | None, Optional(codec.HASH)]
+    predecessor: Hash | None
     anchor_height: Count
-    step: Annotated[bytes | None, Optional(codec.HASH)]
+    step: Hash | None
     trained: Count
     rejected: Count
 
@@ -60,7 +58,7 @@ class Version(Fields):
 _MADE: Final = Array((("weights", ENTRY), ("step", Optional(ENTRY))))
 SCHEMA: Final = Array(
     (
-        ("versions", Many(Array(Version.SCHEMA), most=codec.MAX_INT)),
+        ("versions", Many(Version.ARRAY, most=codec.MAX_INT)),
         ("kept", Many(_MADE, most=codec.MAX_INT)),
         ("slots", Many(_MADE, most=codec.MAX_INT)),
         ("steps", Many(ENTRY, most=codec.MAX_INT)),
@@ -86,9 +84,8 @@ class Lineage:
     """The versions that the entries and grants taken so far make legitimate. ``versions`` maps ids to them, ``line``
     has the ids of the lineage: index and number are the same."""
 
-    def __init__(self, domain: Domain, height: Callable[[bytes], int | None]) -> None:
-        self._domain = domain
-        self._height = height
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
         self.versions: dict[bytes, Version] = {}
         self.line: list[bytes] = []
         self.trained: Counter[bytes] = Counter()
@@ -105,18 +102,19 @@ class Lineage:
         self._bases: dict[bytes, list[Grant]] = {}
         self._fresh: list[bytes] = []
 
-    def knows(self, grants: Mapping[int, CertifiedGrant]) -> bool:
-        """Whether it took notice of these grants, and of no others."""
-        return grants.keys() == self._grants.keys()
+    def knows_grants(self) -> bool:
+        """Whether it took notice of the grants that count, and of no others."""
+        return self._replica.grants.keys() == self._grants.keys()
 
-    def see(self, grants: Mapping[int, CertifiedGrant]) -> list[bytes]:
+    def see_grants(self) -> list[bytes]:
         """Take notice of new grants. Returns what became legitimate."""
-        if not self.knows(grants):
+        if not self.knows_grants():
+            grants = self._replica.grants
             for term in self._grants.keys() - grants.keys():
                 self._drop(term)
             for term in sorted(grants.keys() - self._grants.keys()):
                 self._grants[term] = grant = grants[term].grant
-                if grant.base == self._domain.id or grant.base in self.versions:
+                if grant.base == self._replica.domain.id or grant.base in self.versions:
                     self._judge(grant)
                 else:
                     self._bases.setdefault(grant.base, []).append(grant)
@@ -139,7 +137,7 @@ class Lineage:
 
     def add_weights(self, entry: Entry, weights: Weights) -> list[bytes]:
         """Take a weights entry. Returns what became legitimate."""
-        model = self._domain.model
+        model = self._replica.domain.model
         genesis = (model.manifest.hash, model.manifest.size, model.whole)
         if weights.number == 0 and (weights.manifest, weights.manifest_size, weights.whole) != genesis:
             return []
@@ -173,7 +171,7 @@ class Lineage:
     def _judge(self, grant: Grant) -> None:
         """Count the grant, whose base is known, if it names its base rightly."""
         tip = None
-        if grant.base != self._domain.id:
+        if grant.base != self._replica.domain.id:
             base = self.versions[grant.base]
             if (base.term, base.number) != (grant.base_term, grant.base_number):
                 return
@@ -223,7 +221,7 @@ class Lineage:
             number=weights.number,
             author=entry.author,
             predecessor=weights.predecessor,
-            anchor_height=self._height(entry.anchor) or 0,
+            anchor_height=self._replica.height(entry.anchor) or 0,
             step=None if step is None else step.id,
             trained=trained,
             rejected=rejected,
@@ -270,7 +268,7 @@ class Lineage:
 
     def copy(self) -> Lineage:
         """A lineage of its own in the same state."""
-        new = Lineage(self._domain, self._height)
+        new = Lineage(self._replica)
         new.versions, new.line, new.trained = dict(self.versions), list(self.line), Counter(self.trained)
         new.rejected, new.step_count = self.rejected, self.step_count
         new._kept, new._slots, new._newest_step = dict(self._kept), dict(self._slots), dict(self._newest_step)
@@ -289,14 +287,12 @@ class Lineage:
         ]
 
     @classmethod
-    def from_value(
-        cls, value: Any, domain: Domain, height: Callable[[bytes], int | None], grants: Mapping[int, CertifiedGrant]
-    ) -> Lineage:
+    def from_value(cls, value: Any, replica: Replica) -> Lineage:
         """The inverse of ``to_value``, for a value that fits ``SCHEMA``, beside at least the grants of then.
 
         Raises ``PeerError`` for one that cannot be.
         """
-        self = cls(domain, height)
+        self = cls(replica)
         versions, kept, slots, steps, tips = value
         self.versions = {row[0]: Version(*row) for row in versions}
         for row in kept:
@@ -310,17 +306,17 @@ class Lineage:
             self._slots[entry.author, weights.term, weights.number, weights.predecessor] = (entry, step)
         self._newest_step = {step.author: step for step in map(unpack, steps)}
         for term, tip in tips:
-            if term not in grants or (tip is not None and tip not in self.versions):
+            if term not in replica.grants or (tip is not None and tip not in self.versions):
                 raise PeerError("snapshot: a grant or a version is missing")
-            self._grants[term] = grants[term].grant
+            self._grants[term] = replica.grants[term].grant
             self._tips[term] = tip
-        numbers = {version.id: version.number for version in self.versions.values()}
-        numbers_before = (numbers.get(v.predecessor, -1) if v.predecessor else -1 for v in self.versions.values())
-        if any(v.number != before + 1 for v, before in zip(self.versions.values(), numbers_before, strict=True)):
-            raise PeerError("snapshot: a version does not follow its predecessor")
+        for version in self.versions.values():
+            before = self.versions.get(version.predecessor or b"")
+            if version.number != (0 if before is None else before.number + 1):
+                raise PeerError("snapshot: a version does not follow its predecessor")
         if self._tips:
             self._lead_to(self._tips[max(self._tips)])
-        self.see(grants)
+        self.see_grants()
         self._fresh.clear()
         return self
 

@@ -24,7 +24,7 @@ from protocol.errors import Evidence, PeerError
 from protocol.log import amendment
 from protocol.log.amendment import Amendments
 from protocol.log.chain import FeedState
-from protocol.log.endings import ENDING, Endings
+from protocol.log.endings import ENDINGS, Endings
 from protocol.log.fork_proof import ForkProof
 from protocol.log.grants import Terms
 from protocol.log.merkle import CompactRange
@@ -55,7 +55,7 @@ _SNAPSHOT: Final = Array(
         ("cut_nodes", Bytes(most=64 * 32)),
         ("feeds", Many(_FEED, most=codec.MAX_INT)),
         ("recoveries", Bytes(most=MAX_BYTES)),
-        ("endings", Many(ENDING, most=codec.MAX_INT)),
+        ("endings", ENDINGS),
         ("tail", Bytes(most=MAX_BYTES)),
         ("amendments", amendment.SNAPSHOT),
         ("settled", Many(Int(), most=codec.MAX_INT)),

@@ -17,40 +17,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Int, Many
+from protocol.codec import Array, Bytes, Formatted, Hash, Int, Many
 from protocol.constants import FORMAT, MAX_ENTRY_BYTES
 from protocol.domain import MAX_ELECTORS, Domain, Thresholds
-from protocol.errors import LocalError, PeerError
+from protocol.errors import PeerError, ours
 from protocol.identity import Identity
 from protocol.log.entry import Entry
 from protocol.log.quorum import Votes, check_quorum
 from protocol.records import Amend
 
 ID_CONTEXT: Final = b"farflung/amend-id/v1\0"
-_BODY: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("domain", codec.HASH),
-        ("number", Int(1, 2**62)),
-        ("electors", Many(codec.KEY, most=MAX_ELECTORS, least=1)),
-        ("thresholds", Array(Thresholds.SCHEMA)),
-    )
-)
-
 SNAPSHOT: Final = Many(Array((("height", Int()), ("body", Bytes(most=MAX_ENTRY_BYTES)))), most=codec.MAX_INT)
 """What ``Amendments.to_value`` gives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Amendment:
+class Amendment(Formatted):
     """Electors, ascending, and thresholds that are to be in force."""
 
-    domain: bytes
-    number: int
-    electors: tuple[bytes, ...]
+    domain: Hash
+    number: Annotated[int, Int(1, 2**62)]
+    electors: Annotated[tuple[bytes, ...], Many(codec.KEY, most=MAX_ELECTORS, least=1)]
     thresholds: Thresholds
     body: bytes
     id: bytes = field(init=False, compare=False)
@@ -61,19 +51,16 @@ class Amendment:
     @classmethod
     def make(cls, domain: bytes, number: int, electors: Iterable[bytes], thresholds: Thresholds) -> Amendment:
         """A new amendment; raises ``LocalError`` for one that others would refuse."""
-        try:
+        with ours():
             return cls.parse(codec.encode([FORMAT, domain, number, sorted(electors), thresholds.to_value()]))
-        except PeerError as error:
-            raise LocalError(str(error)) from None
 
     @classmethod
     def parse(cls, body: bytes) -> Amendment:
         """Parse a body; raises ``PeerError``."""
-        value = codec.parse(body, _BODY, max_bytes=MAX_ENTRY_BYTES, what="amendment")
-        _, domain, number, electors, thresholds = value
-        if any(left >= right for left, right in pairwise(electors)):
+        made = cls.from_value(codec.parse(body, cls.ARRAY, max_bytes=MAX_ENTRY_BYTES, what="amendment"), body=body)
+        if any(left >= right for left, right in pairwise(made.electors)):
             raise PeerError("amendment: the electors are not strictly ascending")
-        return cls(domain, number, tuple(electors), Thresholds.from_value(thresholds), body)
+        return made
 
     @classmethod
     def of(cls, domain: bytes, payload: Amend) -> Amendment:

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 from protocol import codec
-from protocol.codec import Array, Bytes, Int, Many, Optional
-from protocol.constants import FORMAT, MAX_CUT_BYTES
+from protocol.codec import Array, Bytes, Formatted, Hash, Int, Many, Optional
+from protocol.constants import MAX_CUT_BYTES
 from protocol.errors import PeerError
 from protocol.log.amendment import Amendment
 from protocol.log.quorum import CertifiedCut, Cut, Grant, PreparedCut, check_quorum, faults, quorum
@@ -46,27 +46,11 @@ Version = tuple[int, int]
 """The (term, number) of weights."""
 
 _COUNTER: Final = Int(0, 2**62)
-_STATE: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("height", _COUNTER),
-        ("voted_epoch", _COUNTER),
-        ("voted", Optional(codec.HASH)),
-        ("committed_epoch", _COUNTER),
-        ("lock", Optional(Bytes(most=MAX_CUT_BYTES))),
-        ("abstains", Optional(_COUNTER)),
-        ("term", _COUNTER),
-        ("granted", Optional(codec.HASH)),
-        ("highest", Array((("term", _COUNTER), ("number", _COUNTER)))),
-        ("amended", _COUNTER),
-        ("amendment", Optional(codec.HASH)),
-        ("bars", Many(Array((("term", _COUNTER), ("base_term", _COUNTER), ("base_number", _COUNTER))), most=MAX_BARS)),
-    )
-)
+Counter = Annotated[int, _COUNTER]
 
 
 @dataclass(frozen=True, slots=True)
-class ElectorState:
+class ElectorState(Formatted):
     """What an elector must not forget.
 
     ``height`` is the one being decided. ``voted`` is the cut it voted for in ``voted_epoch``, None where that was at an
@@ -75,18 +59,23 @@ class ElectorState:
     ``amendment`` of number ``amended`` is the last that it signed.
     """
 
-    height: int = 1
-    voted_epoch: int = 0
-    voted: bytes | None = None
-    committed_epoch: int = 0
-    lock: PreparedCut | None = None
-    abstains: int | None = None
-    term: int = 0
-    granted: bytes | None = None
-    highest: Version = (0, 0)
-    amended: int = 0
-    amendment: bytes | None = None
-    bars: tuple[tuple[int, int, int], ...] = ()
+    height: Counter = 1
+    voted_epoch: Counter = 0
+    voted: Hash | None = None
+    committed_epoch: Counter = 0
+    lock: Annotated[
+        PreparedCut | None, Optional(Bytes(most=MAX_CUT_BYTES, parse=PreparedCut.parse, pack=PreparedCut.encode))
+    ] = None
+    abstains: Counter | None = None
+    term: Counter = 0
+    granted: Hash | None = None
+    highest: Annotated[Version, Array((("term", _COUNTER), ("number", _COUNTER)))] = (0, 0)
+    amended: Counter = 0
+    amendment: Hash | None = None
+    bars: Annotated[
+        tuple[tuple[int, int, int], ...],
+        Many(Array((("term", _COUNTER), ("base_term", _COUNTER), ("base_number", _COUNTER))), most=MAX_BARS),
+    ] = ()
 
     @property
     def epoch(self) -> int:
@@ -95,34 +84,12 @@ class ElectorState:
 
     def encode(self) -> bytes:
         """The stored form."""
-        lock = None if self.lock is None else self.lock.encode()
-        return codec.encode(
-            [
-                *(FORMAT, self.height, self.voted_epoch, self.voted, self.committed_epoch, lock, self.abstains),
-                *(self.term, self.granted, self.highest, self.amended, self.amendment, self.bars),
-            ]
-        )
+        return codec.encode(self.to_value())
 
     @classmethod
     def decode(cls, data: bytes) -> ElectorState:
         """The inverse of ``encode``; raises ``PeerError``."""
-        value = codec.parse(data, _STATE, max_bytes=2 * MAX_CUT_BYTES, what="elector state")
-        _, height, voted_epoch, voted, committed_epoch, lock, abstains, term, granted, highest = value[:10]
-        amended, amendment, bars = value[10:]
-        return cls(
-            height=height,
-            voted_epoch=voted_epoch,
-            voted=voted,
-            committed_epoch=committed_epoch,
-            lock=None if lock is None else PreparedCut.parse(lock),
-            abstains=abstains,
-            term=term,
-            granted=granted,
-            highest=(highest[0], highest[1]),
-            amended=amended,
-            amendment=amendment,
-            bars=tuple((bar[0], bar[1], bar[2]) for bar in bars),
-        )
+        return cls.from_value(codec.parse(data, cls.ARRAY, max_bytes=2 * MAX_CUT_BYTES, what="elector state"))
 
 
 # Cuts
@@ -176,10 +143,8 @@ def commit(state: ElectorState, prepared: PreparedCut, electors: Sequence[bytes]
         return "it abstains, for a part of its past is lost"
     if prepared.cut.height != state.height:
         return f"it decides height {state.height}"
-    try:
-        check_quorum(prepared.votes, electors, "prepared cut")
-    except PeerError as error:
-        return str(error)
+    if (wrong := _no_quorum(prepared, electors, "prepared cut")) is not None:
+        return wrong
     lock = state.lock
     if lock is not None and prepared.epoch == state.committed_epoch and prepared.cut.id == lock.cut.id:
         return state
@@ -224,8 +189,12 @@ def follow(
 def _proof_problem(proof: PreparedCut, cut: Cut, epoch: int, electors: Sequence[bytes]) -> str | None:
     if proof.cut.id != cut.id or proof.epoch >= epoch:
         return "its justification is another cut's or of a later epoch"
+    return _no_quorum(proof, electors, "justification")
+
+
+def _no_quorum(prepared: PreparedCut, electors: Sequence[bytes], what: str) -> str | None:
     try:
-        check_quorum(proof.votes, electors, "justification")
+        check_quorum(prepared.votes, electors, what)
     except PeerError as error:
         return str(error)
     return None

@@ -7,33 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Annotated, Final
 
 from protocol import codec
-from protocol.codec import Array, Int, Many, Optional
+from protocol.codec import Array, Fields, Int, Key, Many
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.log.recovery import commitment
 from protocol.records import Close, Rebind
 
-ENDING = Array(
-    (
-        ("author", codec.KEY),
-        ("height", Int(1, 2**62)),
-        ("successor", Optional(codec.KEY)),
-        ("moved", Int(0, 2**62)),
-    )
-)
-"""One row of ``Endings.to_value``."""
-
 
 @dataclass(frozen=True, slots=True)
-class FeedEnding:
+class FeedEnding(Fields):
     """A feed ended with the cut of ``height``; ``successor`` is the node that took over with the cut of height
     ``moved``, None and 0 where none did."""
 
-    height: int
-    successor: bytes | None
-    moved: int
+    height: Annotated[int, Int(1, 2**62)]
+    successor: Key | None
+    moved: Annotated[int, Int(0, 2**62)]
+
+
+ENDINGS: Final = Many(Array((("author", codec.KEY), *FeedEnding.SCHEMA)), most=codec.MAX_INT)
+"""What ``Endings.to_value`` gives."""
 
 
 class Endings:
@@ -106,14 +101,12 @@ class Endings:
 
     def to_value(self) -> list[list[object]]:
         """``[[author, height, successor or nil, moved], …]`` ascending by author, for a snapshot."""
-        return [
-            [author, ending.height, ending.successor, ending.moved] for author, ending in sorted(self.ended.items())
-        ]
+        return [[author, *self.ended[author].to_value()] for author in sorted(self.ended)]
 
     @classmethod
     def from_value(cls, value: codec.Value) -> Endings:
         """The inverse of ``to_value``; raises ``PeerError`` for anything else."""
-        codec.check(value, Many(ENDING, most=codec.MAX_INT), "endings")
+        codec.check(value, ENDINGS, "endings")
         made = cls()
         for author, height, successor, moved in value:
             if (successor is None) != (moved == 0) or 0 < moved < height:

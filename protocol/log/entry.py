@@ -20,9 +20,9 @@ from hashlib import sha256
 from typing import Final
 
 from protocol import codec, identity
-from protocol.codec import Anything, Array, Bytes, Int, Tagged, Text
+from protocol.codec import Anything, Array, Int, Tagged, Text
 from protocol.constants import FORMAT, MAX_ENTRY_BYTES
-from protocol.errors import LocalError, PeerError
+from protocol.errors import PeerError, ours
 from protocol.identity import Identity
 from protocol.log import recovery
 from protocol.records import KINDS, SCHEMAS, Close, Join, Rebind, Record, make_payload, parse_payload
@@ -53,7 +53,7 @@ _WHOLE: Final = Tagged(
     },
 )
 """A body with its payload."""
-_WIRE: Final = Array((("body", Bytes(most=MAX_ENTRY_BYTES)), ("signature", codec.SIGNATURE)))
+WIRE: Final = codec.envelope(MAX_ENTRY_BYTES)
 
 
 @value
@@ -87,10 +87,8 @@ def entry_id(body: bytes) -> bytes:
 def make(author: Identity, domain: bytes, seq: int, prev: bytes, anchor: bytes, payload: Record) -> Entry:
     """Sign a new entry. Raises ``LocalError`` for one that others would refuse, so that it is never signed."""
     body = codec.encode([FORMAT, domain, author.node, seq, prev, anchor, payload.KIND, payload.to_value()])
-    try:
+    with ours("refusing to sign a bad entry: "):
         parse(body, bytes(64), verify=False)
-    except PeerError as error:
-        raise LocalError(f"refusing to sign a bad entry: {error}") from None
     return parse(body, author.sign(identity.ENTRY, body), verify=False)
 
 
@@ -124,5 +122,5 @@ def decode(data: bytes, *, verify: bool = True) -> Entry:
     """Parse the wire form ``[body, signature]``; raises ``PeerError``."""
     pair = codec.split_pair(data, 64) if len(data) <= MAX_WIRE_BYTES else None
     if pair is None or len(pair[0]) > MAX_ENTRY_BYTES:
-        pair = codec.parse(data, _WIRE, max_bytes=MAX_WIRE_BYTES, what="entry")
+        pair = codec.parse(data, WIRE, max_bytes=MAX_WIRE_BYTES, what="entry")
     return parse(*pair, verify=verify)

@@ -21,18 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
 
 from protocol import codec
-from protocol.codec import Array, Bytes, Int, Many
+from protocol.codec import Array, Bytes, Fields, Int, Many
 from protocol.constants import FORMAT, MAX_CUT_BYTES, MAX_GENESIS_BYTES
 from protocol.domain import Domain, parse_genesis
-from protocol.errors import LocalError, PeerError
+from protocol.errors import PeerError, ours
 from protocol.log import entry as entries
 from protocol.log import merkle
 from protocol.log.amendment import Amendment
 from protocol.log.entry import MAX_WIRE_BYTES, Entry
-from protocol.log.heads import HEAD, Head
+from protocol.log.heads import Head
 from protocol.log.quorum import CertifiedCut, check_quorum
 from protocol.records import Amend
 
@@ -43,37 +43,19 @@ MAX_AMENDMENTS: Final = 256
 MAX_PATH: Final = 63
 """Hashes of one path: no tree has more leaves than 2**62."""
 
-_PATH: Final = Many(codec.HASH, most=MAX_PATH)
-_COVERING: Final = Array(
-    (
-        ("entry", Bytes(most=MAX_WIRE_BYTES)),
-        ("feed_path", _PATH),
-        ("row", HEAD),
-        ("sides", Int()),
-        ("heads_path", _PATH),
-        ("cut", Bytes(most=MAX_CUT_BYTES)),
-    )
-)
-_PROOF: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("genesis", Bytes(most=MAX_GENESIS_BYTES)),
-        ("amendments", Many(_COVERING, most=MAX_AMENDMENTS)),
-        ("covering", _COVERING),
-    )
-)
+Path = Annotated[tuple[bytes, ...], Many(codec.HASH, most=MAX_PATH)]
 
 
 @dataclass(frozen=True, slots=True)
-class Covering:
+class Covering(Fields):
     """An entry and what shows that a cut covers it (rule 1). The signatures in it were verified by the parser."""
 
-    entry: Entry
-    feed_path: tuple[bytes, ...]
+    entry: Annotated[Entry, Bytes(most=MAX_WIRE_BYTES, parse=entries.decode, pack=Entry.encode)]
+    feed_path: Path
     row: Head
-    sides: int
-    heads_path: tuple[bytes, ...]
-    cut: CertifiedCut
+    sides: Annotated[int, Int()]
+    heads_path: Path
+    cut: Annotated[CertifiedCut, Bytes(most=MAX_CUT_BYTES, parse=CertifiedCut.parse, pack=CertifiedCut.encode)]
 
     @classmethod
     def make(cls, entry: Entry, ids: Sequence[bytes], heads: Mapping[bytes, Head], cut: CertifiedCut) -> Covering:
@@ -101,24 +83,15 @@ class Covering:
         merkle.verify_path(merkle.leaf_hash(row.leaf()), self.sides, self.heads_path, cut.heads_root)
         check_quorum(self.cut.votes, electors, "the cut")
 
-    def to_value(self) -> list[Any]:
-        """The wire form's value."""
-        return [
-            self.entry.encode(),
-            list(self.feed_path),
-            self.row.to_value(),
-            self.sides,
-            list(self.heads_path),
-            self.cut.encode(),
-        ]
 
-    @classmethod
-    def from_value(cls, value: list[Any]) -> Covering:
-        """From a value that fits the schema; verifies the signatures of entry and cut."""
-        entry, feed_path, row, sides, heads_path, cut = value
-        head = Head.from_value(row)
-        parsed = entries.decode(entry)
-        return cls(parsed, tuple(feed_path), head, sides, tuple(heads_path), CertifiedCut.parse(cut))
+_PROOF: Final = Array(
+    (
+        ("format", Int(FORMAT, FORMAT)),
+        ("genesis", Bytes(most=MAX_GENESIS_BYTES)),
+        ("amendments", Many(Covering.ARRAY, most=MAX_AMENDMENTS)),
+        ("covering", Covering.ARRAY),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +116,8 @@ class LogProof:
         """A new proof (arguments as for ``Covering.make``); raises ``LocalError`` for one that would not hold."""
         domain = parse_genesis(genesis)
         made = cls(genesis, domain, tuple(amendments), Covering.make(entry, ids, heads, cut))
-        try:
+        with ours("the proof would not hold: "):
             made.check(domain.id)
-        except PeerError as error:
-            raise LocalError(f"the proof would not hold: {error}") from None
         return made
 
     def encode(self) -> bytes:

@@ -60,7 +60,7 @@ class HeadTable:
         if not leaves.keys() <= self.rows.keys():
             old = dict(zip(self._order, self._levels[0], strict=True))
             merged = {**old, **leaves}
-            return _levels([merged[author] for author in sorted(merged)])[-1][0]
+            return merkle.root_of([merged[author] for author in sorted(merged)])
         changed = {bisect_left(self._order, author): leaf for author, leaf in leaves.items()}
         for level, above in zip(self._levels, self._levels[1:], strict=False):
             changed = _parents(level, changed)
@@ -91,7 +91,7 @@ class HeadTable:
     def _refresh(self) -> None:
         if self._reordered:
             known: Mapping[bytes, bytes] = dict(zip(self._built, self._levels[0], strict=True))
-            self._levels = _levels(
+            self._levels = merkle.levels(
                 [
                     merkle.leaf_hash(self._leaves[author]) if author in self._moved else known[author]
                     for author in self._order
@@ -106,16 +106,6 @@ class HeadTable:
                 changed = _parents(level, changed)
         self._moved.clear()
         self._reordered = False
-
-
-def _levels(leaves: list[bytes]) -> list[list[bytes]]:
-    """All levels of the tree over these leaf hashes, the root's last."""
-    levels = [leaves]
-    while len(levels[-1]) > 1:
-        level = levels[-1]
-        paired = [merkle.node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        levels.append(paired + level[len(level) & ~1 :])
-    return levels
 
 
 def _parents(level: list[bytes], changed: Mapping[int, bytes]) -> dict[int, bytes]:

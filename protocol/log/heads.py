@@ -12,11 +12,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
 from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Array, Fields, Hash, Int, Key
+from protocol.codec import Fields, Hash, Int, Key
 from protocol.log import merkle
 from protocol.values import value
 
@@ -42,18 +41,12 @@ class Head(Fields):
         """As every other class; a log has hundreds of thousands."""
         return [self.author, self.seq, self.entry_id, self.feed_root, self.status]
 
-    @classmethod
-    def from_value(cls, value: codec.Value) -> Head:
-        """The inverse of ``to_value``; raises ``PeerError`` for anything else."""
-        codec.check(value, HEAD, "head")
-        return cls(*value)
-
     def leaf(self) -> bytes:
         """The encoding that the heads root and the bucket digests cover."""
         return codec.encode(self.to_value())
 
 
-HEAD: Final = Array(Head.SCHEMA)
+HEAD: Final = Head.ARRAY
 
 
 @value
@@ -67,22 +60,12 @@ class RangeRequest:
 
 def heads_root(heads: Iterable[Head]) -> bytes:
     """The 32-byte root over all heads; their order does not matter."""
-    return merkle.root([head.leaf() for head in sorted(heads, key=_author)])
+    return merkle.root([head.leaf() for head in sorted(heads, key=lambda head: head.author)])
 
 
 def bucket(author: bytes) -> int:
     """The bucket, 0 … 255, that an author's head falls into."""
     return author[0]
-
-
-def bucket_digests(heads: Iterable[Head]) -> list[bytes]:
-    """The 256 digests of 32 bytes by which two nodes find the buckets that differ."""
-    leaves: dict[int, list[bytes]] = {}
-    for head in sorted(heads, key=_author):
-        leaves.setdefault(bucket(head.author), []).append(head.leaf())
-    return [
-        sha256(b"".join(leaves[number])).digest() if number in leaves else EMPTY_BUCKET for number in range(BUCKETS)
-    ]
 
 
 def plan(
@@ -111,7 +94,3 @@ def plan(
         if held is not None and held != head.entry_id:
             requests.append(RangeRequest(head.author, head.seq, head.seq))
     return requests
-
-
-def _author(head: Head) -> bytes:
-    return head.author

@@ -69,37 +69,34 @@ def root(leaves: Sequence[bytes]) -> bytes:
 
 
 def root_of(hashes: Sequence[bytes]) -> bytes:
-    """The root over leaf hashes, pairing level by level: an odd node moves up unchanged, as rule 2 has it."""
-    if not hashes:
-        return EMPTY_ROOT
-    level = list(hashes)
-    while len(level) > 1:
+    """The root over leaf hashes."""
+    return levels(hashes)[-1][0] if hashes else EMPTY_ROOT
+
+
+def levels(hashes: Sequence[bytes]) -> list[list[bytes]]:
+    """All levels of the tree over these leaf hashes, the root's last. Nodes are paired level by level: an odd one moves
+    up unchanged, as rule 2 has it."""
+    found = [list(hashes)]
+    while len(level := found[-1]) > 1:
         paired = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        level = paired + level[len(level) & ~1 :]
-    return level[0]
+        found.append(paired + level[len(level) & ~1 :])
+    return found
 
 
-def _split(size: int) -> int:
-    """The largest power of two below ``size`` (at least 2)."""
-    return 1 << ((size - 1).bit_length() - 1)
+def _siblings(above: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
+    """The siblings on the way up from node ``index`` of the first of these levels, where it has one."""
+    path: list[bytes] = []
+    for level in above:
+        path += level[index ^ 1 : (index ^ 1) + 1]
+        index >>= 1
+    return path
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """The audit path of leaf ``index``, lowest sibling first (RFC 9162 section 2.1.3.1)."""
-    hashes = [leaf_hash(leaf) for leaf in leaves]
-    if not 0 <= index < len(hashes):
-        raise LocalError(f"there is no leaf {index} of {len(hashes)}")
-    path: list[bytes] = []
-    low, high = 0, len(hashes)
-    while high - low > 1:
-        middle = low + _split(high - low)
-        if index < middle:
-            path.append(root_of(hashes[middle:high]))
-            high = middle
-        else:
-            path.append(root_of(hashes[low:middle]))
-            low = middle
-    return path[::-1]
+    if not 0 <= index < len(leaves):
+        raise LocalError(f"there is no leaf {index} of {len(leaves)}")
+    return _siblings(levels([leaf_hash(leaf) for leaf in leaves]), index)
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], tree_root: bytes) -> None:
@@ -107,26 +104,10 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
     root ``tree_root`` (RFC 9162 section 2.1.3.2)."""
     if not 0 <= index < size:
         raise PeerError("inclusion proof: the index lies outside the tree")
-    _hashes([leaf, tree_root, *proof], "inclusion proof")
-    position, last = index, size - 1
-    node = leaf
-    for sibling in proof:
-        if last == 0:
-            raise PeerError("inclusion proof: too long")
-        if position & 1 or position == last:
-            node = node_hash(sibling, node)
-            # A last node without a right sibling has moved up unchanged: skip the levels it skipped.
-            while not position & 1 and position:
-                position >>= 1
-                last >>= 1
-        else:
-            node = node_hash(node, sibling)
-        position >>= 1
-        last >>= 1
-    if last != 0:
-        raise PeerError("inclusion proof: too short")
-    if node != tree_root:
-        raise PeerError("inclusion proof: it leads to another root")
+    left, length = _shape(index, size)
+    if len(proof) != length:
+        raise PeerError(f"inclusion proof: too {'long' if len(proof) > length else 'short'}")
+    verify_path(leaf, left, proof, tree_root)
 
 
 def sides(index: int, size: int) -> int:
@@ -134,23 +115,25 @@ def sides(index: int, size: int) -> int:
 
     Index and size give a path its shape, yet several sizes give the same one; ``sides`` says no more than the shape.
     """
-    position, last, found, level = index, size - 1, 0, 0
-    while last:
-        if position & 1 or position == last:
-            found |= 1 << level
-            while not position & 1 and position:
-                position >>= 1
-                last >>= 1
-        position >>= 1
-        last >>= 1
-        level += 1
-    return found
+    return _shape(index, size)[0]
+
+
+def _shape(index: int, size: int) -> tuple[int, int]:
+    """(sides, length) of the audit path of a leaf."""
+    found = length = 0
+    while size > 1:
+        if index ^ 1 < size:
+            found |= (index & 1) << length
+            length += 1
+        index, size = index >> 1, (size + 1) >> 1
+    return found, length
 
 
 def verify_path(leaf: bytes, sides: int, proof: Sequence[bytes], tree_root: bytes) -> None:
     """Raise ``PeerError`` unless the path ``proof`` leads from the leaf hash ``leaf`` to ``tree_root``: that the leaf
     is in the tree, and nothing about its place. Only one ``sides`` fits a path."""
-    _hashes([leaf, tree_root, *proof], "path")
+    if any(len(value) != 32 for value in (leaf, tree_root, *proof)):
+        raise PeerError("path: a hash has 32 bytes")
     if not 0 <= sides < 1 << len(proof):
         raise PeerError("path: it has sides for more siblings than there are")
     node = leaf
@@ -166,21 +149,10 @@ def consistency_path(hashes: Sequence[bytes], size: int) -> list[bytes]:
     2.1.4.1)."""
     if not 0 < size <= len(hashes):
         raise LocalError(f"there is no consistency proof from {size} to {len(hashes)} leaves")
-    path: list[bytes] = []
-    low, high, whole = 0, len(hashes), True
-    while size != high:
-        middle = low + _split(high - low)
-        if size <= middle:
-            path.append(root_of(hashes[middle:high]))
-            high = middle
-        else:
-            path.append(root_of(hashes[low:middle]))
-            low, whole = middle, False
-    if not whole:
-        path.append(root_of(hashes[low:high]))
-    return path[::-1]
-
-
-def _hashes(values: Sequence[bytes], what: str) -> None:
-    if any(len(value) != 32 for value in values):
-        raise PeerError(f"{what}: a hash has 32 bytes")
+    if size == len(hashes):
+        return []
+    # From the root of the last perfect subtree that both trees have; where it is the whole of the first, that is known.
+    height = ((size - 1) ^ size).bit_length() - 1
+    index = (size - 1) >> height
+    above = levels(hashes)[height:]
+    return above[0][index : index + 1] * (index > 0) + _siblings(above, index)

@@ -25,18 +25,18 @@ Parsers raise ``PeerError`` and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many
+from protocol.codec import Array, Bytes, Formatted, Hash, Int, Key, Many
 from protocol.constants import FORMAT, MAX_CUT_BYTES
-from protocol.domain import MAX_ELECTORS
-from protocol.errors import LocalError, PeerError
+from protocol.errors import LocalError, PeerError, ours
 from protocol.identity import Identity
 from protocol.log.heads import FROZEN, HEAD, Head
+from protocol.records import VOTES
 
 CUT_CONTEXT: Final = b"farflung/cut-id/v1\0"
 GRANT_CONTEXT: Final = b"farflung/grant-id/v1\0"
@@ -46,10 +46,9 @@ MAX_GRANT_BYTES: Final = 16 << 10
 
 _COUNTER = Int(0, 2**62)
 Counter = Annotated[int, _COUNTER]
-_SIGNED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("signature", codec.SIGNATURE)))
-_SIGNATURES: Final = Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=MAX_ELECTORS, least=1)
-_CERTIFIED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("epoch", _COUNTER), ("signatures", _SIGNATURES)))
-_GRANTED: Final = Array((("body", Bytes(most=MAX_GRANT_BYTES)), ("signatures", _SIGNATURES)))
+_SIGNED: Final = codec.envelope(MAX_CUT_BYTES)
+_CERTIFIED: Final = Array((("body", Bytes(most=MAX_CUT_BYTES)), ("epoch", _COUNTER), ("signatures", VOTES)))
+_GRANTED: Final = Array((("body", Bytes(most=MAX_GRANT_BYTES)), ("signatures", VOTES)))
 
 Votes = tuple[tuple[bytes, bytes], ...]
 """(elector, signature) pairs, ascending by elector."""
@@ -66,7 +65,7 @@ def quorum(electors: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut(Fields):
+class Cut(Formatted):
     """A vector of heads, as the rows that moved since the cut ``prev``. Make it with ``make`` or ``parse``."""
 
     domain: Hash
@@ -85,19 +84,17 @@ class Cut(Fields):
         """A new cut; raises ``LocalError`` for one that others would refuse."""
         rows = sorted(changes, key=lambda head: head.author)
         body = codec.encode([FORMAT, domain, height, prev, root, [head.to_value() for head in rows]])
-        try:
+        with ours():
             return cls.parse(body)
-        except PeerError as error:
-            raise LocalError(str(error)) from None
 
     @classmethod
     def parse(cls, body: bytes) -> Cut:
         """Parse a cut's body; raises ``PeerError``."""
-        value = codec.parse(body, _CUT, max_bytes=MAX_CUT_BYTES, what="cut")
-        _, domain, height, prev, root, changes = value
-        if (height == 1) != (prev == domain):
+        made = cls.from_value(codec.parse(body, cls.ARRAY, max_bytes=MAX_CUT_BYTES, what="cut"), body=body)
+        if (made.height == 1) != (made.prev == made.domain):
             raise PeerError("cut: the first cut and no other follows the domain's id")
-        return cls(domain, height, prev, root, _rows(changes, "cut"), body)
+        _check_rows(made.changes, "cut")
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,9 @@ class Ballots:
     @classmethod
     def parse(cls, data: bytes, *, verify: bool = True) -> Self:
         """Parse and verify every signature under the key it names (rule 7); raises ``PeerError``."""
-        return cls(*_certified(data, cls.CONTEXT, cls.WHAT, verify=verify))
+        body, epoch, signatures = codec.parse(data, _CERTIFIED, max_bytes=MAX_CUT_BYTES, what=cls.WHAT)
+        cut = Cut.parse(body)
+        return cls(cut, epoch, _signed(signatures, cls.CONTEXT, ballot(cut, epoch), cls.WHAT, verify=verify))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class CertifiedCut(Ballots):
 
 
 @dataclass(frozen=True, slots=True)
-class Grant(Fields):
+class Grant(Formatted):
     """A term for ``trainer`` from the weights entry ``base`` on, whose term and number are ``base_*``; ``anchor`` is
     the newest cut that its makers knew, the domain's id before the first."""
 
@@ -161,22 +160,19 @@ class Grant(Fields):
     ) -> Grant:
         """A new grant; raises ``LocalError`` for one that others would refuse."""
         body = codec.encode([FORMAT, domain, term, trainer, base, base_term, base_number, anchor])
-        try:
+        with ours():
             return cls.parse(body)
-        except PeerError as error:
-            raise LocalError(str(error)) from None
 
     @classmethod
     def parse(cls, body: bytes) -> Grant:
         """Parse a grant's body; raises ``PeerError``."""
-        value = codec.parse(body, _GRANT, max_bytes=MAX_GRANT_BYTES, what="grant")
-        _, domain, term, trainer, base, base_term, base_number, anchor = value
-        if base == domain:
-            if base_term or base_number:
+        made = cls.from_value(codec.parse(body, cls.ARRAY, max_bytes=MAX_GRANT_BYTES, what="grant"), body=body)
+        if made.base == made.domain:
+            if made.base_term or made.base_number:
                 raise PeerError("grant: before version 0 the base has term and number 0")
-        elif not 0 < base_term < term:
+        elif not 0 < made.base_term < made.term:
             raise PeerError("grant: the base is not of an earlier term")
-        return cls(domain, term, trainer, base, base_term, base_number, anchor, body)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +195,7 @@ class CertifiedGrant:
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Fields):
+class Report(Formatted):
     """What an elector holds: its heads above ``newest_cut`` (a cut's id, or the domain's), and the highest (term,
     number) of the weights it holds, (0, 0) before version 0."""
 
@@ -215,24 +211,20 @@ class Report(Fields):
         """The wire form ``[body, signature]``."""
         if elector.node != self.elector:
             raise LocalError("a report is signed by the elector that it names")
-        rows = [head.to_value() for head in sorted(self.heads, key=lambda head: head.author)]
-        value = [FORMAT, self.domain, self.elector, self.epoch, self.newest_cut, rows, self.term, self.number]
-        body = codec.encode(value)
+        rows = tuple(sorted(self.heads, key=lambda head: head.author))
+        body = codec.encode(replace(self, heads=rows).to_value())
         return codec.encode([body, elector.sign(identity.REPORT, body)])
 
     @classmethod
     def parse(cls, data: bytes, electors: Sequence[bytes]) -> Report:
         """Parse and verify a report; raises ``PeerError``."""
         body, signature = codec.parse(data, _SIGNED, max_bytes=MAX_CUT_BYTES, what="report")
-        value = codec.parse(body, _REPORT, max_bytes=MAX_CUT_BYTES, what="report")
-        _, domain, elector, epoch, newest_cut, heads, term, number = value
-        if elector not in electors:
+        report = cls.from_value(codec.parse(body, cls.ARRAY, max_bytes=MAX_CUT_BYTES, what="report"))
+        if report.elector not in electors:
             raise PeerError("report: its author is no elector")
-        identity.verify(elector, identity.REPORT, body, signature, "report")
-        return cls(domain, elector, epoch, newest_cut, _rows(heads, "report"), term, number)
-
-
-_CUT, _REPORT, _GRANT = (Array((("format", Int(FORMAT, FORMAT)), *cls.SCHEMA)) for cls in (Cut, Report, Grant))
+        identity.verify(report.elector, identity.REPORT, body, signature, "report")
+        _check_rows(report.heads, "report")
+        return report
 
 
 def ballot(cut: Cut, epoch: int) -> bytes:
@@ -307,11 +299,9 @@ def moves(old: Head | None, new: Head) -> bool:
     return new.seq > old.seq or (new.seq == old.seq and new.entry_id == old.entry_id and new.status == FROZEN)
 
 
-def _rows(values: list[Any], what: str) -> tuple[Head, ...]:
-    heads = tuple(Head(*value) for value in values)
+def _check_rows(heads: Sequence[Head], what: str) -> None:
     if any(left.author >= right.author for left, right in pairwise(heads)):
         raise PeerError(f"{what}: the rows are not strictly ascending by author")
-    return heads
 
 
 def _verify(
@@ -320,12 +310,6 @@ def _verify(
     if elector not in electors:
         raise PeerError(f"{what}: a signer is no elector")
     identity.verify(elector, context, body, signature, what)
-
-
-def _certified(data: bytes, context: bytes, what: str, *, verify: bool) -> tuple[Cut, int, Votes]:
-    body, epoch, signatures = codec.parse(data, _CERTIFIED, max_bytes=MAX_CUT_BYTES, what=what)
-    cut = Cut.parse(body)
-    return cut, epoch, _signed(signatures, context, ballot(cut, epoch), what, verify=verify)
 
 
 def _signed(signatures: list[Any], context: bytes, message: bytes, what: str, *, verify: bool) -> Votes:

@@ -18,16 +18,11 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from protocol import identity
 from protocol.errors import LocalError, PeerError
-
-ED25519: Final = 0x01
-"""Signature type: Ed25519 over the note's text."""
 
 COSIGNATURE: Final = 0x04
 """Signature type: timestamped Ed25519 cosignature of a checkpoint (see ``protocol.log.checkpoint``)."""
@@ -36,7 +31,6 @@ MAX_SIGNATURES: Final = 256
 """Signature lines of one note: a quorum of the largest set of electors, and others' beside it."""
 
 _LINE: Final = re.compile(r"— ([^ ]+) ([A-Za-z0-9+/]+=*)")
-_VKEY: Final = re.compile(r"([^+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]+=*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +58,6 @@ class VerifierKey:
     def encode(self) -> str:
         """The text form."""
         return f"{self.name}+{self.id.hex()}+{b64encode(bytes([self.type]) + self.key).decode()}"
-
-    @classmethod
-    def parse(cls, text: str) -> VerifierKey:
-        """The inverse of ``encode``; raises ``PeerError``."""
-        found = _VKEY.fullmatch(text)
-        if found is None or not good_name(found[1]):
-            raise PeerError("verifier key: it has another form")
-        raw = unbase64(found[3], "verifier key")
-        if len(raw) != 33:
-            raise PeerError("verifier key: an Ed25519 key has 32 bytes")
-        made = cls(found[1], raw[0], raw[1:])
-        if made.id.hex() != found[2]:
-            raise PeerError("verifier key: the key id belongs to another key")
-        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +100,6 @@ class Note:
     def of(self, key: VerifierKey) -> list[bytes]:
         """The signatures that name this key, not yet verified."""
         return [line.signature for line in self.signatures if (line.name, line.key_id) == (key.name, key.id)]
-
-
-def verify(note: Note, keys: Iterable[VerifierKey]) -> list[VerifierKey]:
-    """Which of ``keys`` (of type ``ED25519``) signed the note: at least one, or ``PeerError``."""
-    signers = []
-    for key in keys:
-        if key.type != ED25519:
-            raise LocalError(f"a key of type {key.type} does not sign plain notes")
-        signatures = note.of(key)
-        for signature in signatures:
-            identity.verify(key.key, b"", note.text.encode(), signature, "note")
-        if signatures:
-            signers.append(key)
-    if not signers:
-        raise PeerError("note: no known key signed it")
-    return signers
 
 
 def good_name(name: str) -> bool:

@@ -28,15 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import accumulate
+from typing import Annotated, ClassVar, Final
 
-from blake3 import blake3
-
-from protocol import codec
-from protocol.codec import Array, Bytes, Int, Many
-from protocol.constants import DELTA_BLOCK_BYTES, FORMAT, MAX_MANIFEST_BYTES
-from protocol.errors import LocalError, PeerError
-from protocol.weights.manifest import DTYPES, Manifest, chunk_count, size_of_chunk
+from protocol.codec import Fields, Hash, Int, Many
+from protocol.constants import DELTA_BLOCK_BYTES, MAX_MANIFEST_BYTES
+from protocol.errors import PeerError
+from protocol.weights.manifest import DTYPES, ChunkList, Hashes, Manifest, chunk_count
 
 UNITS: Final = (2, 4)
 MAX_GAP_PLANES: Final = 3
@@ -45,47 +43,21 @@ MAX_GAP_PLANES: Final = 3
 MAX_CHAIN: Final = 4
 """Deltas that a node takes one after the other: what is older than that is deleted soon (``KEPT_VERSIONS``)."""
 
-_FIELDS: Final = 8
 _LARGEST_HEAD: Final = 128
 """Bytes that everything in a manifest but segments and hashes takes at most: two hashes, four numbers, and lengths."""
 _LARGEST_SEGMENT: Final = 64
 """Bytes that a segment takes at most: nine numbers of at most five bytes, and three lengths."""
 _PLANES: Final = Int(1, DELTA_BLOCK_BYTES)
-_SCHEMA: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("base", codec.HASH),
-        ("target", codec.HASH),
-        ("unit", Int(UNITS[0], UNITS[-1])),
-        ("whole size", Int(1)),
-        ("size", Int()),
-        (
-            "segments",
-            Many(
-                Array(
-                    (
-                        ("block", Int(0, 2**32)),
-                        ("changed", Int(1, DELTA_BLOCK_BYTES // UNITS[0])),
-                        ("gaps", Many(_PLANES, most=MAX_GAP_PLANES, least=1)),
-                        ("differences", Many(_PLANES, most=UNITS[-1], least=1)),
-                    )
-                ),
-                most=MAX_MANIFEST_BYTES,
-            ),
-        ),
-        ("chunks", Bytes(most=MAX_MANIFEST_BYTES)),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Fields):
     """A block with changed values: its index, how many changed, and the bytes of the frames of both streams."""
 
-    block: int
-    changed: int
-    gaps: tuple[int, ...]
-    differences: tuple[int, ...]
+    block: Annotated[int, Int(0, 2**32)]
+    changed: Annotated[int, Int(1, DELTA_BLOCK_BYTES // UNITS[0])]
+    gaps: Annotated[tuple[int, ...], Many(_PLANES, most=MAX_GAP_PLANES, least=1)]
+    differences: Annotated[tuple[int, ...], Many(_PLANES, most=UNITS[-1], least=1)]
 
     @property
     def size(self) -> int:
@@ -94,70 +66,44 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaManifest:
+class DeltaManifest(ChunkList):
     """What turns the version with manifest digest ``base`` into the one with ``target``. Sizes are in bytes."""
 
-    base: bytes
-    target: bytes
-    unit: int
-    whole_size: int
-    size: int
-    segments: tuple[Segment, ...]
-    chunks: tuple[bytes, ...]
-    _named: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Its digest, once it is known."""
+    WHAT: ClassVar[str] = "delta manifest"
 
-    @property
-    def digest(self) -> bytes:
-        """The BLAKE3 hash (32 bytes) of the encoded manifest, which names the delta."""
-        if not self._named:
-            self._named.append(blake3(self.encode()).digest())
-        return self._named[0]
+    base: Hash
+    target: Hash
+    unit: Annotated[int, Int(UNITS[0], UNITS[-1])]
+    whole_size: Annotated[int, Int(1)]
+    size: Annotated[int, Int()]
+    segments: Annotated[tuple[Segment, ...], Many(Segment.ARRAY, most=MAX_MANIFEST_BYTES)]
+    chunks: Hashes
+    _named: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def changed(self) -> int:
         """How many values change."""
         return sum(segment.changed for segment in self.segments)
 
-    @classmethod
-    def parse(cls, data: bytes) -> DeltaManifest:
-        """The delta manifest in ``data``; raises ``PeerError`` where a rule is broken."""
-        value = codec.parse(data, _SCHEMA, max_bytes=MAX_MANIFEST_BYTES, what="delta manifest")
-        _, base, target, unit, whole_size, size, rows, chunks = value
-        if unit not in UNITS or whole_size % unit:
-            raise PeerError("delta manifest: the whole does not consist of such values")
-        segments = tuple(Segment(block, changed, tuple(gaps), tuple(diffs)) for block, changed, gaps, diffs in rows)
+    def problem(self) -> str | None:
+        if self.unit not in UNITS or self.whole_size % self.unit:
+            return "the whole does not consist of such values"
         before = -1
-        for segment in segments:
-            if not before < segment.block < block_count(whole_size):
-                raise PeerError("delta manifest: the blocks do not ascend, or there is no such block")
+        for segment in self.segments:
+            if not before < segment.block < block_count(self.whole_size):
+                return "the blocks do not ascend, or there is no such block"
             before = segment.block
-            _check_segment(segment, block_size(whole_size, segment.block) // unit, unit)
-        if sum(segment.size for segment in segments) != size:
-            raise PeerError("delta manifest: the segments do not add up to the size")
-        if size > largest_delta(whole_size):
-            raise PeerError("delta manifest: the delta is too large to be worth it")
-        if len(chunks) != 32 * chunk_count(size):
-            raise PeerError("delta manifest: wrong number of chunk hashes")
-        hashes = tuple(chunks[start : start + 32] for start in range(0, len(chunks), 32))
-        manifest = cls(base, target, unit, whole_size, size, segments, hashes)
-        manifest._named.append(blake3(data).digest())
-        return manifest
-
-    def encode(self) -> bytes:
-        """The manifest's bytes; ``LocalError`` for one that others would refuse."""
-        rows = [[s.block, s.changed, list(s.gaps), list(s.differences)] for s in self.segments]
-        fields = [self.base, self.target, self.unit, self.whole_size, self.size, rows, b"".join(self.chunks)]
-        data = codec.encode([FORMAT, *fields])
-        try:
-            self.parse(data)
-        except PeerError as error:
-            raise LocalError(str(error)) from None
-        return data
-
-    def chunk_size(self, index: int) -> int:
-        """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
-        return size_of_chunk(self, index)
+            if segment.changed > block_size(self.whole_size, segment.block) // self.unit:
+                return "more values change than there are"
+            if len(segment.differences) > self.unit:
+                return "a difference has more bytes than a value"
+            if any(size > largest_frame(segment.changed) for size in (*segment.gaps, *segment.differences)):
+                return "a frame is larger than what it holds"
+        if sum(segment.size for segment in self.segments) != self.size:
+            return "the segments do not add up to the size"
+        if self.size > largest_delta(self.whole_size):
+            return "the delta is too large to be worth it"
+        return None
 
     def check(self, base: Manifest, target: Manifest) -> None:
         """Raise ``PeerError`` unless this is a difference between exactly these two."""
@@ -167,19 +113,11 @@ class DeltaManifest:
             raise PeerError("the delta does not fit the versions that it names")
 
 
-def _check_segment(segment: Segment, values: int, unit: int) -> None:
-    if segment.changed > values:
-        raise PeerError("delta manifest: more values change than there are")
-    if len(segment.differences) > unit:
-        raise PeerError("delta manifest: a difference has more bytes than a value")
-    if any(size > largest_frame(segment.changed) for size in (*segment.gaps, *segment.differences)):
-        raise PeerError("delta manifest: a frame is larger than what it holds")
-
-
 def parse_chunk_list(data: bytes) -> Manifest | DeltaManifest:
     """Whichever of the two ``data`` is; raises ``PeerError`` where it is neither."""
     # An array of up to 15 fields has its length in its first byte, so the two are told apart before they are parsed.
-    return DeltaManifest.parse(data) if data[:1] == bytes([0x90 | _FIELDS]) else Manifest.parse(data)
+    head = bytes([0x90 | len(DeltaManifest.ARRAY.fields)])
+    return DeltaManifest.parse(data) if data[:1] == head else Manifest.parse(data)
 
 
 def unit_of(manifest: Manifest) -> int:
@@ -216,11 +154,7 @@ def largest_frame(content: int) -> int:
 
 def segments_at(segments: Sequence[Segment]) -> list[int]:
     """Where in the delta file each segment begins."""
-    offsets, offset = [], 0
-    for segment in segments:
-        offsets.append(offset)
-        offset += segment.size
-    return offsets
+    return list(accumulate((segment.size for segment in segments[:-1]), initial=0)) if segments else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from protocol.weights.chunk_set import span
 from protocol.weights.routes import Chance, Routes
 
 MAX_FLOWS_PER_HOLDER: Final = 32
@@ -114,16 +115,20 @@ class Holder:
 
 
 class Holders:
-    """All holders of an object of ``chunks`` chunks. ``missing`` is what still lacks here."""
+    """All holders of an object of ``chunks`` chunks."""
 
     def __init__(self, chunks: int, missing: int, *, routes: Routes, chance: Chance, now: float) -> None:
+        self.chunks = chunks
         self.all = (1 << chunks) - 1
         self.missing = missing
+        """The set of the chunks that are not here."""
+        self.routes = routes
+        self.aborts: list[Run] = []
+        """Runs to be broken off: whoever drives the swarm takes them and lets their requests fail."""
         self.direct = 0
         """What the active holders have that are reached directly."""
         self.active = 0
         """How many these are."""
-        self._routes = routes
         self._chance = chance
         self._by_node: dict[bytes, Holder] = {}
         self._known: dict[bytes, tuple[int, bool]] = {}
@@ -139,11 +144,11 @@ class Holders:
         """The holder of this node id, if it is one."""
         return self._by_node.get(node)
 
-    def replace(self, holdings: Mapping[bytes, Holding], now: float) -> list[Run]:
-        """Take these for the holders, and no others; the runs of those that are gone, to be broken off."""
-        gone: list[Run] = []
+    def set_holders(self, holdings: Mapping[bytes, Holding], now: float) -> None:
+        """Take these for the holders, and no others; the runs of those that are gone are broken off."""
         for node in [node for node in self._by_node if node not in holdings]:
-            gone += self._remembered(self._by_node.pop(node)).runs
+            for run in self._remembered(self._by_node.pop(node)).runs:
+                self.break_off(run)
         for node, holding in holdings.items():
             known = self._by_node.get(node)
             if known is None:
@@ -156,7 +161,6 @@ class Holders:
                 known.holding = holding
         self._levels.clear()
         self.choose(now)
-        return gone
 
     def _remembered(self, holder: Holder) -> Holder:
         if holder.refusals or holder.out:
@@ -177,60 +181,84 @@ class Holders:
             elif holder.active and holder.holding.direct:
                 self.direct |= has
 
-    def failed(self, holder: Holder, now: float) -> None:
-        """It could not be reached, broke off or stood still."""
-        holder.failures += 1
-        self._pause(holder, holder.failures, now)
+    def failed(self, node: bytes, now: float) -> None:
+        """A holder could not be reached, broke off or stood still: it is left alone for a while."""
+        if (holder := self._by_node.get(node)) is not None:
+            holder.failures += 1
+            self._pause(holder, holder.failures, now)
 
     def _pause(self, holder: Holder, times: int, now: float) -> None:
         pause = min(PAUSE_SECONDS * 2.0 ** (times - 1), MAX_PAUSE)
         holder.not_before = max(holder.not_before, now + pause * (0.75 + 0.5 * self._chance.random()))
-        self._routes.failed(holder.node, now)
+        self.routes.failed(holder.node, now)
         self.choose(now)
 
-    def refused(self, holder: Holder, chunks: int, now: float) -> None:
-        """It does not have these chunks, whatever it told before."""
-        self.bar(holder, chunks, now)
-        if now < holder.refused_at + LACK_SECONDS:
+    def refused(self, run: Run, now: float) -> None:
+        """A holder does not have the chunks of this run, whatever it told before."""
+        self.unkept(run, now)
+        holder = self._by_node.get(run.node)
+        if holder is None or now < holder.refused_at + LACK_SECONDS:
             return  # asked for before the other refusal was known
         holder.refused_at = now
         holder.refusals += 1
         if holder.refusals >= MAX_REFUSALS:
-            self.strike(holder, now)
+            self._strike(holder, now)
         elif holder.refusals > 1:
             self._pause(holder, holder.refusals - 1, now)
 
-    def busy(self, holder: Holder, seconds: float, now: float) -> None:
-        """It has no room for us for so long. It gets fewer flows afterwards."""
-        pause = min(seconds, MAX_PAUSE) * (0.75 + 0.5 * self._chance.random())
-        holder.not_before = max(holder.not_before, now + pause)
-        holder.most = max(1, len(holder.runs) // 2)
-        self.choose(now)
+    def busy(self, node: bytes, seconds: float, now: float) -> None:
+        """A holder said that it has no room for us for so long. It gets fewer flows afterwards."""
+        if (holder := self._by_node.get(node)) is not None:
+            pause = min(seconds, MAX_PAUSE) * (0.75 + 0.5 * self._chance.random())
+            holder.not_before = max(holder.not_before, now + pause)
+            holder.most = max(1, len(holder.runs) // 2)
+            self.choose(now)
 
-    def forgive(self, holder: Holder, now: float) -> None:
-        """It is not left alone any more for what was."""
-        holder.failures, holder.not_before = 0, now
-        self.choose(now)
+    def forgive(self, node: bytes, now: float) -> None:
+        """A holder that failed is reached in another way from now on: it is not left alone for what was."""
+        if (holder := self._by_node.get(node)) is not None:
+            holder.failures, holder.not_before = 0, now
+            self.choose(now)
 
-    def strike(self, holder: Holder, now: float) -> None:
+    def lied(self, run: Run, now: float) -> None:
+        """The chunk ``run.at`` arrived with wrong bytes."""
+        self.routes.lied(run.node, now)
+        if (holder := self._by_node.get(run.node)) is not None:
+            for other in holder.runs:
+                if other is not run:
+                    self.break_off(other)
+            self._strike(holder, now)
+
+    def _strike(self, holder: Holder, now: float) -> None:
         """It is out."""
         holder.out = True
         self._levels.clear()
         self.choose(now)
 
-    def bar(self, holder: Holder, chunks: int, now: float) -> None:
-        """Do not ask it for these chunks for a while."""
-        holder.lacks |= chunks
-        holder.lacks_until = now + LACK_SECONDS * (1 + self._chance.random())
+    def unkept(self, run: Run, now: float) -> None:
+        """What a holder sent could not be kept here, which is no fault of its: it is asked again a little later."""
+        self.bar(run.node, span(run.at, run.end), now)
+
+    def bar(self, node: bytes, chunks: int, now: float) -> None:
+        """Do not ask a holder for these chunks for a while."""
+        if (holder := self._by_node.get(node)) is not None:
+            holder.lacks |= chunks
+            holder.lacks_until = now + LACK_SECONDS * (1 + self._chance.random())
+
+    def break_off(self, run: Run) -> None:
+        """Have a run end before its time."""
+        if not run.broken_off:
+            run.broken_off = True
+            self.aborts.append(run)
 
     def partial(self) -> list[bytes]:
-        """Those worth asking what they have: active ones that lack something that is missing here."""
+        """The holders worth asking what they have: active ones that lack something that is missing here."""
         return [h.node for h in self if h.active and not h.out and self.missing & ~h.has]
 
     def needed(self, holder: Holder, now: float) -> bool:
         """Whether the others bring too little to spare this holder: less than half of what it does."""
         others = sum(h.current for h in self if h is not holder)
-        own = holder.rate or self._routes.rate(holder.node, now) or 0.0
+        own = holder.rate or self.routes.rate(holder.node, now) or 0.0
         return others < own / 2 or not any(h.runs for h in self if h is not holder)
 
     def counted(self) -> list[int]:
@@ -262,7 +290,7 @@ class Holders:
                 for h in among
                 if h.node not in chosen
             ]
-            chosen.update(self._routes.draw(candidates, max(0, most - len(chosen)), now, self._chance))
+            chosen.update(self.routes.draw(candidates, max(0, most - len(chosen)), now, self._chance))
         for holder in self:
             holder.active = holder.node in chosen
         self.active = sum(h.active and h.holding.direct for h in self)
@@ -271,7 +299,7 @@ class Holders:
             if holder.active and holder.holding.direct:
                 self.direct |= holder.has
 
-    def tick(self, running: int, now: float) -> None:
+    def review(self, running: int, now: float) -> None:
         """Let the least useful give way where it is time; ``running`` is the number of runs."""
         if now >= self._rotate_at or (not running and now >= self._rotate_at - ROTATE_SECONDS + STARVED_SECONDS):
             self._rotate(now)

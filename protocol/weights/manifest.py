@@ -22,14 +22,14 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Self
 
 from blake3 import blake3
 
 from protocol import codec
-from protocol.codec import MAX_INT, Array, Bytes, Int, Many, Text
-from protocol.constants import CHUNK_BYTES, FORMAT, MAX_MANIFEST_BYTES
-from protocol.errors import LocalError, PeerError
+from protocol.codec import MAX_INT, Bytes, Fields, Formatted, Int, Many, Text
+from protocol.constants import CHUNK_BYTES, MAX_MANIFEST_BYTES
+from protocol.errors import LocalError, PeerError, ours
 
 DTYPES: Final = {"F32": 4, "BF16": 2, "F16": 2}
 """Bytes a value of each tensor type."""
@@ -39,37 +39,15 @@ MAX_DIMENSIONS: Final = 8
 MAX_NAME: Final = 200
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_SCHEMA: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("size", Int(1)),
-        (
-            "tensors",
-            Many(
-                Array(
-                    (
-                        ("name", Text(MAX_NAME)),
-                        ("dtype", Text(8, tuple(DTYPES))),
-                        ("shape", Many(Int(1, 2**40), most=MAX_DIMENSIONS)),
-                    )
-                ),
-                most=MAX_TENSORS,
-                least=1,
-            ),
-        ),
-        ("chunks", Bytes(most=MAX_MANIFEST_BYTES)),
-        ("checksum", Int(1, MAX_INT)),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(Fields):
     """A tensor: its name, type ("F32", "BF16" or "F16") and shape (empty for a single number)."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    name: Annotated[str, Text(MAX_NAME)]
+    dtype: Annotated[str, Text(8, tuple(DTYPES))]
+    shape: Annotated[tuple[int, ...], Many(Int(1, 2**40), most=MAX_DIMENSIONS)]
 
     @property
     def size(self) -> int:
@@ -77,37 +55,72 @@ class TensorInfo:
         return math.prod(self.shape) * DTYPES[self.dtype]
 
 
-class ChunkList(Protocol):
-    """What nodes pass to each other in bulk: so many bytes in chunks with known hashes (rule 2), and a name. A
-    ``Manifest`` is one, a ``protocol.weights.delta.DeltaManifest`` is another."""
+def _split(hashes: bytes) -> tuple[bytes, ...]:
+    if len(hashes) % 32:
+        raise PeerError(f"wrong number of chunk hashes ({len(hashes)} bytes)")
+    return tuple(hashes[start : start + 32] for start in range(0, len(hashes), 32))
 
-    @property
-    def size(self) -> int:
-        """Bytes in all."""
 
-    @property
-    def chunks(self) -> tuple[bytes, ...]:
-        """The chunks' hashes, 32 bytes each."""
+Hashes = Annotated[tuple[bytes, ...], Bytes(most=MAX_MANIFEST_BYTES, parse=_split, pack=b"".join)]
+
+
+class ChunkList(Formatted):
+    """What nodes pass to each other in bulk: ``size`` bytes in ``chunks`` with known hashes of 32 bytes (rule 2), and a
+    name. A ``Manifest`` is one, a ``protocol.weights.delta.DeltaManifest`` is another."""
+
+    __slots__ = ()
+    WHAT: ClassVar[str] = ""
+    if TYPE_CHECKING:
+        size: int
+        chunks: tuple[bytes, ...]
+        _named: list[bytes]
 
     @property
     def digest(self) -> bytes:
         """The BLAKE3 hash (32 bytes) of the encoding, which names the list and its bytes everywhere."""
+        if not self._named:
+            self._named.append(blake3(self.encode()).digest())
+        return self._named[0]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """The list in ``data``; raises ``PeerError`` where a rule is broken."""
+        made = cls.from_value(codec.parse(data, cls.ARRAY, max_bytes=MAX_MANIFEST_BYTES, what=cls.WHAT))
+        if (problem := made.problem()) is not None:
+            raise PeerError(f"{cls.WHAT}: {problem}")
+        if len(made.chunks) != chunk_count(made.size):
+            raise PeerError(f"{cls.WHAT}: wrong number of chunk hashes")
+        made._named.append(blake3(data).digest())
+        return made
+
+    def problem(self) -> str | None:
+        """What is wrong between fields that each fit their own schema, or None."""
+        return None
+
+    def encode(self) -> bytes:
+        """The list's own bytes; ``LocalError`` for one that others would refuse."""
+        data = codec.encode(self.to_value())
+        with ours():
+            self.parse(data)
+        return data
 
     def chunk_size(self, index: int) -> int:
         """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
-
-    def encode(self) -> bytes:
-        """The list's own bytes."""
+        if not 0 <= index < len(self.chunks):
+            raise LocalError(f"there is no chunk {index} of {len(self.chunks)}")
+        return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(ChunkList):
     """A manifest. ``size`` is in bytes, ``chunks`` are 32-byte hashes, ``checksum`` follows rule 5."""
 
-    size: int
-    tensors: tuple[TensorInfo, ...]
-    chunks: tuple[bytes, ...]
-    checksum: int
+    WHAT: ClassVar[str] = "manifest"
+
+    size: Annotated[int, Int(1)]
+    tensors: Annotated[tuple[TensorInfo, ...], Many(TensorInfo.ARRAY, most=MAX_TENSORS, least=1)]
+    chunks: Hashes
+    checksum: Annotated[int, Int(1, MAX_INT)]
     _named: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
     """Its digest, once it is known: encoding that of a large model takes a tenth of a second."""
 
@@ -115,13 +128,6 @@ class Manifest:
     def whole(self) -> bytes:
         """The hash of the whole (32 bytes)."""
         return whole_hash(self.chunks)
-
-    @property
-    def digest(self) -> bytes:
-        """The BLAKE3 hash (32 bytes) of the encoded manifest, which names it as a blob."""
-        if not self._named:
-            self._named.append(blake3(self.encode()).digest())
-        return self._named[0]
 
     @classmethod
     def of_file(
@@ -138,34 +144,15 @@ class Manifest:
             raise LocalError(f"the tensors take {size} bytes, but there are {len(view)}")
         return cls(size, infos, tuple(chunk_hashes(view)), checksum)
 
-    @classmethod
-    def parse(cls, data: bytes) -> Manifest:
-        """The manifest in ``data``; raises ``PeerError`` where a rule is broken."""
-        _, size, tensors, chunks, checksum = codec.parse(data, _SCHEMA, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
-        infos = tuple(TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in tensors)
-        for info in infos:
+    def problem(self) -> str | None:
+        for info in self.tensors:
             if not _NAME.fullmatch(info.name):
-                raise PeerError(f"manifest: {info.name!r} is not a tensor's name")
-        if len({info.name for info in infos}) != len(infos):
-            raise PeerError("manifest: two tensors have the same name")
-        if sum(info.size for info in infos) != size:
-            raise PeerError("manifest: the tensors do not add up to the size")
-        if len(chunks) != 32 * chunk_count(size):
-            raise PeerError("manifest: wrong number of chunk hashes")
-        hashes = tuple(chunks[start : start + 32] for start in range(0, len(chunks), 32))
-        manifest = cls(size, infos, hashes, checksum)
-        manifest._named.append(blake3(data).digest())
-        return manifest
-
-    def encode(self) -> bytes:
-        """The manifest's bytes; ``LocalError`` for one that others would refuse."""
-        tensors = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in self.tensors]
-        data = codec.encode([FORMAT, self.size, tensors, b"".join(self.chunks), self.checksum])
-        try:
-            self.parse(data)
-        except PeerError as error:
-            raise LocalError(str(error)) from None
-        return data
+                return f"{info.name!r} is not a tensor's name"
+        if len({info.name for info in self.tensors}) != len(self.tensors):
+            return "two tensors have the same name"
+        if sum(info.size for info in self.tensors) != self.size:
+            return "the tensors do not add up to the size"
+        return None
 
     def tensor_offsets(self) -> dict[str, tuple[int, int]]:
         """Where each tensor lies in the bytes: name → (offset, size), in order."""
@@ -175,17 +162,6 @@ class Manifest:
             offsets[tensor.name] = (offset, tensor.size)
             offset += tensor.size
         return offsets
-
-    def chunk_size(self, index: int) -> int:
-        """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
-        return size_of_chunk(self, index)
-
-
-def size_of_chunk(listing: ChunkList, index: int) -> int:
-    """Bytes of chunk ``index``; ``LocalError`` where there is no such chunk."""
-    if not 0 <= index < len(listing.chunks):
-        raise LocalError(f"there is no chunk {index} of {len(listing.chunks)}")
-    return min(CHUNK_BYTES, listing.size - index * CHUNK_BYTES)
 
 
 def chunk_count(size: int) -> int:

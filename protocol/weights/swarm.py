@@ -26,13 +26,12 @@ A decision costs microseconds, and in proportion to the object's chunks a few mo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.chunk_set import following, lowest, span
 from protocol.weights.flows import Flows
-from protocol.weights.holders import Holder, Holders, Holding, Run
+from protocol.weights.holders import Holder, Holders, Run
 from protocol.weights.routes import Chance, Routes
 
 MAX_RUN: Final = 16
@@ -49,20 +48,14 @@ SEARCH_SECONDS: Final = 0.03
 ALPHA: Final = 0.3
 
 
-class Swarm:
+class Swarm(Holders):
     """One transfer. ``chunks`` is the object's number of chunks, ``held`` the set of those that are here."""
 
     def __init__(self, chunks: int, held: int, *, routes: Routes, chance: Chance, now: float) -> None:
-        self.chunks = chunks
-        self.all = (1 << chunks) - 1
-        self.routes = routes
-        self.aborts: list[Run] = []
-        """Runs to be broken off: whoever drives the swarm takes them and lets their requests fail."""
+        super().__init__(chunks, ((1 << chunks) - 1) & ~held, routes=routes, chance=chance, now=now)
         self.rate = 0.0
         """Bytes a second from all holders, smoothed."""
-        self._chance = chance
-        self._holders = Holders(chunks, self.all & ~held, routes=routes, chance=chance, now=now)
-        self._flows = Flows(self._holders, now)
+        self._flows = Flows(self, now)
         self._free = self.missing
         """Missing, and nobody was asked for them."""
         self._bytes = 0
@@ -71,34 +64,14 @@ class Swarm:
         self._search_at = now
 
     @property
-    def missing(self) -> int:
-        """The set of the chunks that are not here."""
-        return self._holders.missing
-
-    @property
     def done(self) -> bool:
         """Whether nothing is missing."""
         return not self.missing
-
-    # Who holds what
-
-    def set_holders(self, holdings: Mapping[bytes, Holding], now: float) -> None:
-        """Take these for the holders, and no others; the runs of those that are gone are broken off."""
-        for run in self._holders.replace(holdings, now):
-            self._break_off(run)
-
-    def learn(self, node: bytes, has: int, coming: int, now: float) -> None:
-        """A holder told which chunks it has, all of them, and which it is fetching."""
-        self._holders.learn(node, has, coming, now)
 
     @property
     def coming(self) -> int:
         """What is on its way to us."""
         return self.missing & ~self._free
-
-    def partial(self, now: float) -> list[bytes]:
-        """The holders worth asking what they have: active ones that lack something that is missing here."""
-        return self._holders.partial()
 
     def batch(self, node: bytes) -> int:
         """How many more chunks than now a partial holder should have before it tells: what arrives in about
@@ -109,21 +82,21 @@ class Swarm:
 
     def flows(self, node: bytes, now: float) -> int:
         """How many flows to a holder there should be now."""
-        holder = self._holders.get(node)
+        holder = self.get(node)
         return 0 if holder is None else self._flows.to(holder, now)
 
     def next(self, node: bytes, now: float) -> Run | None:
         """The next run to ask of a holder, or None where there is nothing for it to do now."""
-        holder = self._holders.get(node)
+        holder = self.get(node)
         if holder is None or len(holder.runs) >= self._flows.to(holder, now):
             return None
         if holder.lacks and holder.lacks_until <= now:
             holder.lacks = 0
         wanted = holder.has & ~holder.lacks
         if not holder.holding.direct:
-            wanted &= ~self._holders.direct
-        if holder.holding.spared and not self._holders.needed(holder, now):
-            wanted &= ~self._holders.counted()[0]
+            wanted &= ~self.direct
+        if holder.holding.spared and not self.needed(holder, now):
+            wanted &= ~self.counted()[0]
         free = self._free & wanted
         if free:
             first, count = self._rarest(free, self._length(holder, free, now))
@@ -132,18 +105,18 @@ class Swarm:
 
     def connected(self, node: bytes, seconds: float) -> None:
         """A connection to a holder took so long to be made: about one round trip."""
-        holder = self._holders.get(node)
+        holder = self.get(node)
         if holder is not None:
             holder.rtt = seconds if not holder.rtt else min(holder.rtt, seconds)
 
     def arrived(self, run: Run, now: float) -> bool:
         """The chunk ``run.at`` arrived and is right. False where the run ends with it: the request is to be ended."""
         bit = 1 << run.at
-        self._holders.missing &= ~bit
+        self.missing &= ~bit
         self._free &= ~bit
         run.moved = now
         run.at += 1
-        holder = self._holders.get(run.node)
+        holder = self.get(run.node)
         if holder is not None:
             holder.failures = 0
             holder.refusals = max(0, holder.refusals - 1)
@@ -158,7 +131,7 @@ class Swarm:
         self._account(run, now)
         if run.at < run.end:
             self._free |= span(run.at, run.end) & self.missing
-        holder = self._holders.get(run.node)
+        holder = self.get(run.node)
         if holder is not None and run in holder.runs:
             holder.runs.remove(run)
             seconds = now - run.began
@@ -168,54 +141,14 @@ class Swarm:
                 holder.rate = rate if not holder.rate else (1 - ALPHA) * holder.rate + ALPHA * rate
                 self.routes.delivered(run.node, rate, now)
 
-    def failed(self, node: bytes, now: float) -> None:
-        """A holder could not be reached, broke off or stood still: it is left alone for a while."""
-        holder = self._holders.get(node)
-        if holder is not None:
-            self._holders.failed(holder, now)
-
-    def busy(self, node: bytes, seconds: float, now: float) -> None:
-        """A holder said that it has no room for us for so long. It gets fewer flows afterwards."""
-        holder = self._holders.get(node)
-        if holder is not None:
-            self._holders.busy(holder, seconds, now)
-
-    def forgive(self, node: bytes, now: float) -> None:
-        """A holder that failed is reached in another way from now on: it is not left alone for what was."""
-        holder = self._holders.get(node)
-        if holder is not None:
-            self._holders.forgive(holder, now)
-
-    def refused(self, run: Run, now: float) -> None:
-        """A holder does not have the chunks of this run, whatever it told before."""
-        holder = self._holders.get(run.node)
-        if holder is not None:
-            self._holders.refused(holder, span(run.at, run.end), now)
-
-    def unkept(self, run: Run, now: float) -> None:
-        """What a holder sent could not be kept here, which is no fault of its: it is asked again a little later."""
-        holder = self._holders.get(run.node)
-        if holder is not None:
-            self._holders.bar(holder, span(run.at, run.end), now)
-
-    def lied(self, run: Run, now: float) -> None:
-        """The chunk ``run.at`` arrived with wrong bytes."""
-        holder = self._holders.get(run.node)
-        self.routes.lied(run.node, now)
-        if holder is not None:
-            for other in holder.runs:
-                if other is not run:
-                    self._break_off(other)
-            self._holders.strike(holder, now)
-
     def tick(self, now: float) -> None:
         """Look after rates, stalls and the number of flows: about ten times a second."""
-        if any(self._tick_at < h.not_before <= now for h in self._holders):
-            self._holders.choose(now)  # one that was left alone may be asked again
+        if any(self._tick_at < h.not_before <= now for h in self):
+            self.choose(now)  # one that was left alone may be asked again
         seconds = max(now - self._tick_at, 1e-6)
         share = 1 - math.exp2(-2 * seconds)
         running = 0
-        for holder in list(self._holders):
+        for holder in list(self):
             running += len(holder.runs)
             for run in holder.runs:
                 before = run.counted
@@ -227,11 +160,11 @@ class Swarm:
         self.rate += ((self._bytes - self._tick_bytes) / seconds - self.rate) * share
         self._tick_at, self._tick_bytes = now, self._bytes
         self._flows.tick(running, seconds, self._bytes, now)
-        self._holders.tick(running, now)
+        self.review(running, now)
 
     def delivered(self) -> dict[bytes, int]:
         """Chunks by holder."""
-        return {h.node: h.delivered for h in self._holders if h.delivered}
+        return {h.node: h.delivered for h in self if h.delivered}
 
     # Choosing chunks
 
@@ -239,7 +172,7 @@ class Swarm:
         """A random place among the rarest chunks of ``free``, and how many of ``free`` follow from there on, up to the
         next multiple of ``length``."""
         rare = free
-        for level in self._holders.counted():
+        for level in self.counted():
             if free & ~level:
                 rare = free & ~level
                 break
@@ -254,7 +187,7 @@ class Swarm:
         rate = self._flow_rate(holder, now)
         if rate is None:
             return 1
-        flows = sum(self._flows.to(h, now) for h in self._holders if h.active)
+        flows = sum(self._flows.to(h, now) for h in self if h.active)
         share = self._free.bit_count() // (2 * max(1, flows))
         length = min(MAX_RUN, int(rate * RUN_SECONDS / CHUNK_BYTES), share)
         return 1 << max(0, length.bit_length() - 1)
@@ -282,7 +215,7 @@ class Swarm:
         rate = self._flow_rate(holder, now)
         seconds = CHUNK_BYTES / rate if rate else RUN_SECONDS
         slowest, longest = None, 0.0
-        for other in self._holders:
+        for other in self:
             if other is not holder:
                 for run in other.runs:
                     if not run.broken_off:
@@ -301,9 +234,8 @@ class Swarm:
                 self._search_at = now
                 return self._start(holder, first, first + following(free, first, end - first), now)
         elif slowest.end == begun and longest > 2 * seconds + 2 * holder.rtt + 0.05:
-            if (owner := self._holders.get(slowest.node)) is not None:
-                self._holders.bar(owner, 1 << slowest.at, now)
-            self._break_off(slowest)
+            self.bar(slowest.node, 1 << slowest.at, now)
+            self.break_off(slowest)
         return None
 
     def _left(self, holder: Holder, run: Run, now: float) -> float:
@@ -323,7 +255,7 @@ class Swarm:
             run.counted = run.received
             run.moved = now
             self._bytes += fresh
-            holder = self._holders.get(run.node)
+            holder = self.get(run.node)
             if holder is not None:
                 holder.fresh += fresh
 
@@ -332,14 +264,9 @@ class Swarm:
         if run.broken_off:
             return
         if now - run.moved > (STALL_SECONDS if holder.holding.direct else FALLBACK_STALL_SECONDS):
-            self._holders.bar(holder, span(run.at, run.end), now)
-            self._break_off(run)
+            self.unkept(run, now)
+            self.break_off(run)
             self.failed(holder.node, now)
         elif run.end > run.at + 1 and now - run.began > LATE * max(run.expected, RUN_SECONDS):
             self._free |= span(run.at + 1, run.end) & self.missing
             run.end = run.at + 1
-
-    def _break_off(self, run: Run) -> None:
-        if not run.broken_off:
-            run.broken_off = True
-            self.aborts.append(run)

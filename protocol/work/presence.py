@@ -16,12 +16,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Fields, Hash, Int, Key, Many, Text
-from protocol.constants import FORMAT, MAX_PRESENCE_BYTES
-from protocol.errors import LocalError, PeerError
+from protocol.codec import Formatted, Hash, Int, Key, Many, Text
+from protocol.constants import MAX_PRESENCE_BYTES
+from protocol.errors import LocalError, PeerError, ours
 from protocol.identity import Identity
 from protocol.records import ROLES
 
@@ -35,11 +35,11 @@ MAX_KNOWN: Final = 2**16
 
 WILLING: Final = tuple(role for role in ROLES if role != "none")
 
-_WIRE: Final = Array((("body", Bytes(most=MAX_PRESENCE_BYTES)), ("signature", codec.SIGNATURE)))
+_WIRE: Final = codec.envelope(MAX_PRESENCE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Presence(Fields):
+class Presence(Formatted):
     """One presence. ``domain``, ``node`` and the versions have 32 bytes, ``addresses`` and ``bulk`` are multiaddress
     texts, ``memory_mb`` and ``gpu_mb`` are MiB, ``load`` is in micro, ``paused`` 0 or 1."""
 
@@ -66,9 +66,7 @@ class Presence(Fields):
     def parse(cls, data: bytes) -> Presence:
         """Parse and verify the wire form; raises ``PeerError``."""
         body, signature = codec.parse(data, _WIRE, max_bytes=MAX_PRESENCE_BYTES, what="presence")
-        value = codec.parse(body, _BODY, max_bytes=MAX_PRESENCE_BYTES, what="presence")
-        values: list[Any] = [tuple(item) if type(item) is list else item for item in value[1:]]
-        presence = cls(*values)
+        presence = cls.from_value(codec.parse(body, cls.ARRAY, max_bytes=MAX_PRESENCE_BYTES, what="presence"))
         for several in (presence.willing, presence.addresses, presence.bulk, presence.versions, presence.arriving):
             if len(set(several)) != len(several):
                 raise PeerError("presence: something is listed twice")
@@ -79,16 +77,11 @@ class Presence(Fields):
         """The signed wire form; ``LocalError`` for a key that is not the node's or a presence others would refuse."""
         if key.node != self.node:
             raise LocalError("a presence is signed by its own node")
-        body = codec.encode([FORMAT, *self.to_value()])
+        body = codec.encode(self.to_value())
         data = codec.encode([body, key.sign(identity.PRESENCE, body)])
-        try:
+        with ours():
             self.parse(data)
-        except PeerError as error:
-            raise LocalError(str(error)) from None
         return data
-
-
-_BODY: Final = Array((("format", Int(FORMAT, FORMAT)), *Presence.SCHEMA))
 
 
 class PresenceTable:

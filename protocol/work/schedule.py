@@ -140,11 +140,6 @@ def due_validators(weights: bytes, author: bytes, first_counter: int, validators
     return tuple(ranked[:MAX_DUE_VALIDATORS])
 
 
-def lag(base_number: int, version_number: int) -> int:
-    """The policy lag of a rollout of version ``version_number`` in a step that starts from ``base_number``."""
-    return base_number - version_number
-
-
 def usable(policy_lag: int, async_level: int) -> bool:
     """Whether a rollout of this lag still counts."""
     return 0 <= policy_lag <= async_level

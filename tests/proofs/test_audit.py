@@ -38,15 +38,12 @@ def judge(
     rewards: Sequence[int | None] = REWARDS,
     group: int = 1,
 ) -> AuditResult:
-    return audit.audit(
-        submission,
-        {group: prompt},
-        {group: replay},
-        {group: rewards},
-        FLOAT32_THRESHOLDS,
-        RECIPE,
-        END,
-        VOCABULARY,
+    """All checks in order."""
+    seen = audit.inspect(submission, {group: prompt}, RECIPE, END, VOCABULARY)
+    if seen.outcome != "accepted":
+        return seen
+    return audit.audit_rewards(
+        submission, {group: rewards}, audit.audit_replay(submission, {group: replay}, FLOAT32_THRESHOLDS)
     )
 
 
@@ -135,9 +132,7 @@ def test_measurements_that_do_not_fit_are_our_own_mistake() -> None:
     with pytest.raises(LocalError):
         judge(group=2)
     with pytest.raises(LocalError):
-        audit.audit(SUBMISSION, {}, {}, {}, FLOAT32_THRESHOLDS, RECIPE, END, VOCABULARY)
-    with pytest.raises(LocalError):
-        audit.audit(SUBMISSION, {0: PROMPT}, {1: EXACT}, {0: REWARDS}, FLOAT32_THRESHOLDS, RECIPE, END, VOCABULARY)
+        audit.audit_replay(SUBMISSION, {}, FLOAT32_THRESHOLDS)
     accepted = audit.audit_replay(SUBMISSION, {0: EXACT, 1: EXACT}, FLOAT32_THRESHOLDS)
     with pytest.raises(LocalError):
         audit.audit_rewards(SUBMISSION, {1: REWARDS}, accepted)

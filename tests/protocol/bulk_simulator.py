@@ -126,7 +126,7 @@ class World:
         swarm = peer.swarm
         if look:
             swarm.set_holders(self.holdings(peer) if peer.holders is None else peer.holders(), self.now)
-        for node in swarm.partial(self.now):
+        for node in swarm.partial():
             if peer.told.get(node, -1.0) <= self.now and not self.peers[node].dead:
                 peer.told[node] = self.now + self.haves_every
                 other = self.peers[node]

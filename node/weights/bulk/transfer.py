@@ -138,7 +138,7 @@ class Transfer:
             else:
                 while (asked := swarm.next(node, now)) is not None:
                     self._ask_daemon(asked)
-        for node in swarm.partial(now):
+        for node in swarm.partial():
             place = self.shared.places[node]
             if self.shared.direct(place, now):
                 self._polls.tend(node)

@@ -214,7 +214,7 @@ class HolderPolls:
                 began = time.monotonic()
                 with self._shared.changed:
                     place = self._shared.places.get(node)
-                    if self._shared.over or place is None or node not in self._shared.swarm.partial(began):
+                    if self._shared.over or place is None or node not in self._shared.swarm.partial():
                         return
                     if not self._shared.direct(place, began):
                         return

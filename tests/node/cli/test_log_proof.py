@@ -16,10 +16,9 @@ from node.log.offline_verification import verify
 from node.store.data_directory import DataDirectory
 from protocol.log.checkpoint import CosignedCheckpoint
 from protocol.log.merkle import root
-from protocol.log.signed_note import VerifierKey
 from tests.node.log.test_offline_verification import DOMAIN, ELECTOR, fill
 from tests.protocol.builders import digest, key
-from tests.protocol.reference_log import verify_consistency
+from tests.protocol.reference_log import parse_verifier_key, verify_consistency
 
 
 @pytest.fixture
@@ -131,7 +130,7 @@ def test_the_checkpoint_is_printed_for_other_tools(folder: Path, capsys: pytest.
     assert told["cosigners"] == [ELECTOR.node.hex()]
     assert told["consistency"] is None
     (key_text,) = told["verifier_keys"]
-    assert VerifierKey.parse(key_text).key == ELECTOR.node
+    assert parse_verifier_key(key_text).key == ELECTOR.node
     # With --since it is the body of a witness' add-checkpoint.
     assert run("checkpoint", "--data-dir", folder, "--since", "2") == 0
     head, _, rest = capsys.readouterr().out.partition("\n\n")

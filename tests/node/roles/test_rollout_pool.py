@@ -72,7 +72,7 @@ async def test_accepted_until_a_step_used_them(
         await pool.update()
         assert {i: lag for i, (_, lag) in pool.usable(0).items()} == {first.id: 0, second.id: 0}
         assert pool.waiting(0) == Amount(4, 4)
-        assert cluster.running["i"].node.log.ledger.rejected() == 2 * RECIPE.group_size
+        assert cluster.running["i"].node.log.ledger.fold().rejected == 2 * RECIPE.group_size
         await step(cluster, version, b"\1" + WHOLE_0[1:], StepBlob(((first.id, ()),)).encode())
         await pool.update()
         assert {i: lag for i, (_, lag) in pool.usable(1).items()} == {second.id: 1}

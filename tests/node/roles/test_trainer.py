@@ -384,7 +384,7 @@ async def test_no_number_of_announced_responses_is_too_large_for_a_step(
         announced = Rollout(version.id, 0, 2**16, 2**20, 2**30, digest("nothing"), 100, 2)
         await liar.log.append(announced)
         await cluster.agree()
-        assert node.log.ledger.rejected() == 2**20
+        assert node.log.ledger.fold().rejected == 2**20
         assert rejected_since(node.log.ledger) == 2**20
     assert in_a_step(2**40) == 2**31 - 1
     assert in_a_step(-1) == 0

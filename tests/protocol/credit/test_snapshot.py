@@ -78,9 +78,9 @@ def test_it_goes_on_as_if_nothing_had_happened(seed: int) -> None:
             assert status_of(ledger, thing.id) == status_of(LONG.ledger, thing.id)
             assert ledger.verdicts(thing.id) == LONG.ledger.verdicts(thing.id)
     assert compared > 5
-    assert (ledger.rejected(), ledger.rejected_in_steps(), ledger.step_count()) == (
-        LONG.ledger.rejected(),
-        LONG.ledger.rejected_in_steps(),
+    assert (ledger.fold().rejected, ledger.fold().lineage.rejected, ledger.step_count()) == (
+        LONG.ledger.fold().rejected,
+        LONG.ledger.fold().lineage.rejected,
         LONG.ledger.step_count(),
     )
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.log.head_table import HeadTable
-from protocol.log.heads import FROZEN, LIVE, Head, bucket, bucket_digests, heads_root
+from protocol.log.heads import FROZEN, LIVE, Head, bucket, heads_root
 from tests.protocol.builders import digest
+from tests.protocol.reference_log import bucket_digests
 
 
 def head(number: int, seq: int) -> Head:

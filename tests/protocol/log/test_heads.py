@@ -16,16 +16,17 @@ from protocol.log.heads import (
     BUCKETS,
     EMPTY_BUCKET,
     FROZEN,
+    HEAD,
     LIVE,
     MAX_RANGE,
     Head,
     RangeRequest,
     bucket,
-    bucket_digests,
     heads_root,
     plan,
 )
 from tests.protocol.builders import digest
+from tests.protocol.reference_log import bucket_digests
 from tests.protocol.strategies import heads
 
 some_heads = st.lists(heads, max_size=12, unique_by=lambda head: head.author)
@@ -49,7 +50,7 @@ def test_a_head_reads_as_written(item: Head) -> None:
 @pytest.mark.parametrize("value", [[], None, [bytes(32), 0, bytes(32), bytes(32), 2], [bytes(31), 0, bytes(32), 0, 0]])
 def test_other_values_are_no_head(value: object) -> None:
     with pytest.raises(PeerError):
-        Head.from_value(value)
+        codec.check(value, HEAD, "head")
 
 
 def test_no_heads_have_the_empty_root() -> None:

@@ -12,11 +12,12 @@ from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry, make
 from protocol.log.fork_proof import ForkProof
 from protocol.log.frozen_entries import MAX_ASIDE
-from protocol.log.heads import FROZEN, LIVE, Head, RangeRequest, bucket_digests, heads_root, plan
+from protocol.log.heads import FROZEN, LIVE, Head, RangeRequest, heads_root, plan
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, Cut, certify, commit
 from protocol.log.replica import Replica
 from protocol.records import Join, Leave, Role, Weights
 from tests.protocol.builders import Story, Writer, cut_for, digest, feed_all, grant_for, key, missing_for, small_domain
+from tests.protocol.reference_log import bucket_digests
 
 DOMAIN = small_domain()
 

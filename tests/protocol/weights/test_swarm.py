@@ -39,14 +39,14 @@ def test_a_holder_is_asked_for_what_it_has() -> None:
     one = swarm(4)
     one.set_holders({A: Holding(whole=False)}, 0)
     assert one.next(A, 0) is None
-    assert one.partial(0) == [A]
+    assert one.partial() == [A]
     one.learn(A, 0b0100, 0, 0)
     run = take(one, A)
     assert (run.first, run.end) == (2, 3)
     deliver(one, run, 1)
     assert one.next(A, 1) is None
     one.learn(A, 0b1111, 0, 1)
-    assert one.partial(1) == []  # there is nothing more to ask it
+    assert one.partial() == []  # there is nothing more to ask it
     assert take(one, A, 1).first in (0, 1, 3)
 
 
