@@ -14,24 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Annotated, Final
 
 from protocol import codec
-from protocol.codec import Array, Bytes, Int
-from protocol.constants import FORMAT, MAX_SET_BYTES
+from protocol.codec import Bytes, Formatted
+from protocol.constants import MAX_SET_BYTES
 from protocol.errors import LocalError, PeerError
 from protocol.work.rollout import pack, unpack
 
 MAX_ITEM: Final = 2**31 - 1
 
-_SCHEMA: Final = Array((("format", Int(FORMAT, FORMAT)), ("items", Bytes(most=MAX_SET_BYTES))))
-
 
 @dataclass(frozen=True, slots=True)
-class TaskSet:
+class TaskSet(Formatted):
     """The ascending ``items`` of a set."""
 
-    items: tuple[int, ...]
+    items: Annotated[tuple[int, ...], Bytes(most=MAX_SET_BYTES, parse=unpack, pack=pack)]
 
     @classmethod
     def of(cls, items: Iterable[int]) -> TaskSet:
@@ -45,8 +43,7 @@ class TaskSet:
     @classmethod
     def parse(cls, data: bytes) -> TaskSet:
         """Strict parser; raises ``PeerError``."""
-        _, items = codec.parse(data, _SCHEMA, max_bytes=MAX_SET_BYTES, what="task set")
-        made = cls(unpack(items))
+        made = cls.from_value(codec.parse(data, cls.ARRAY, max_bytes=MAX_SET_BYTES, what="task set"))
         problem = made._problem()
         if problem is not None:
             raise PeerError(f"task set: {problem}")
@@ -63,7 +60,7 @@ class TaskSet:
 
     def encode(self) -> bytes:
         """The file's bytes; ``LocalError`` where there are too many items."""
-        data = codec.encode([FORMAT, pack(self.items)])
+        data = codec.encode(self.to_value())
         if len(data) > MAX_SET_BYTES:
             raise LocalError(f"a task set of {len(self.items)} items is too large")
         return data

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from protocol.credit import ledger as ledgers
 from protocol.credit.ledger import Ledger
 from protocol.credit.reputation import Account
 from protocol.records import Step
@@ -30,7 +29,7 @@ def credits(ledger: Ledger) -> dict[str, Any]:
     or moved, ``goes_on_as`` as whom; ``goes_on_for`` lists the nodes whose accounts are part of this one."""
     rows = []
     endings = ledger.replica.endings
-    for author, entry in ledgers.credits(ledger).items():
+    for author, entry in ledger.accounts(final=True).items():
         who = {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
         owner = endings.owner(author)
         ended = None if author not in endings.ended else "closed" if owner == author else "moved"

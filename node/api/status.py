@@ -16,7 +16,6 @@ from node.api.control_requests import Answer, Handler, Panel, Request
 from node.api.node_rows import account, role_rows, step_row
 from node.context import Node
 from node.weights.held import payload as weights_payload
-from protocol.credit.ledger import credits
 from protocol.identity import peer_id
 from protocol.log.entry import Entry
 from protocol.records import Step
@@ -33,7 +32,7 @@ async def status(panel: Panel, request: control_requests.Status) -> Answer:
     node, own = panel.node, panel.own
     ledger, replica = node.log.ledger, node.log.replica
     cut = replica.newest_cut
-    accounts = credits(ledger)
+    accounts = ledger.accounts(final=True)
     held = panel.weights.held.newest_held()
     sent, received = node.network.traffic
     peers = node.network.peers

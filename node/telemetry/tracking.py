@@ -31,7 +31,6 @@ from node.workers.child_messages import (
     WandBRun,
 )
 from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
-from protocol.credit.ledger import credits
 
 MODULE: Final = "node.workers.tracker_child"
 OPEN_TIMEOUT: Final = 180.0
@@ -145,7 +144,7 @@ async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: WeightsS
     while True:
         held = weights.held.newest_held()
         sent, received = node.network.traffic
-        account = credits(node.log.ledger).get(node.id)
+        account = node.log.ledger.accounts(final=True).get(node.id)
         metrics.record(
             "node",
             version=-1 if held is None else payload(held).number,

@@ -22,9 +22,9 @@ decide otherwise.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, Protocol
 
@@ -159,7 +159,7 @@ class Fold:
         elif submission.state is State.ANNOUNCED:
             submission.early[entry.id] = entry
         else:
-            self._count(submission, entry, verdict)
+            self._count(submission, entry)
 
     def _advance(self, author: bytes) -> None:
         queue = self._queues.get(author)
@@ -186,8 +186,7 @@ class Fold:
             for validator in submission.due:
                 self._open.setdefault(validator, {})[entry.id] = entry
             for verdict in submission.early.values():
-                assert isinstance(verdict.payload, Verdict)
-                self._count(submission, verdict, verdict.payload)
+                self._count(submission, verdict)
         submission.early = {}
 
     def _problem(self, submission: Life, version: Version) -> Decision | None:
@@ -208,7 +207,7 @@ class Fold:
             return Decision("rejected", "hard", "malformed")
         return None
 
-    def _count(self, submission: Life, entry: Entry, verdict: Verdict) -> None:
+    def _count(self, submission: Life, entry: Entry) -> None:
         if submission.state not in OPEN or entry.author not in submission.due or entry.author in submission.votes:
             return
         if not self._rules.drawn(entry, submission.rollout):
@@ -217,8 +216,7 @@ class Fold:
         submission.on(Event.VERDICT)
         self._open[entry.author].pop(submission.entry.id, None)
         if submission.state is State.DECIDED:
-            self._tally(entry.author).audit(submission.status, submission.rollout, submission.share, verdict)
-            self._tally(submission.entry.author).doubt(submission.status, submission.share, verdict)
+            self._audit(submission, entry)
         else:
             status = decision(submission.verdicts, len(submission.due))
             if status is not None:
@@ -247,17 +245,19 @@ class Fold:
         if version is not None:
             thresholds = self._rules.replica.thresholds_at(version.anchor_height)
             tally.learn(status, submission.rollout, submission.verdicts, thresholds)
-        for validator, vote in submission.votes.items():
-            assert isinstance(vote.payload, Verdict)
-            self._tally(validator).audit(status, submission.rollout, submission.share, vote.payload)
-            tally.doubt(status, submission.share, vote.payload)
+        for vote in submission.votes.values():
+            self._audit(submission, vote)
+
+    def _audit(self, submission: Life, vote: Entry, sign: int = 1) -> None:
+        """Count a verdict on a decided submission; ``sign`` -1 takes back what its author earned."""
+        assert isinstance(vote.payload, Verdict)
+        self._tally(vote.author).audit(submission.status, submission.rollout, submission.share, vote.payload, sign)
+        if sign > 0:
+            self._tally(submission.entry.author).doubt(submission.status, submission.share, vote.payload)
 
     def _tally(self, author: bytes) -> Tally:
         self.touched.add(author)
-        tally = self.tallies.get(author)
-        if tally is None:
-            tally = self.tallies[author] = Tally()
-        return tally
+        return self.tallies.setdefault(author, Tally())
 
     # Closing and forgetting
 
@@ -327,16 +327,14 @@ class Fold:
         """Take back what verdicts earned that no cut covered in time."""
         for validator, vote in list(submission.votes.items()):
             if vote.id not in counted:
-                assert isinstance(vote.payload, Verdict)
-                self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
+                self._audit(submission, vote, -1)
                 del submission.votes[validator]
 
     def _undo(self, submission: Life) -> None:
         """Take a decision back, that of the live fold; it stays listed."""
         self._tally(submission.entry.author).decide(submission.status, submission.rollout, -1)
-        for validator, vote in submission.votes.items():
-            assert isinstance(vote.payload, Verdict)
-            self._tally(validator).audit(submission.status, submission.rollout, submission.share, vote.payload, -1)
+        for vote in submission.votes.values():
+            self._audit(submission, vote, -1)
         if submission.status.outcome != "accepted":
             self.rejected -= submission.rollout.responses
         self.undecided[submission.entry.id] = submission.entry
@@ -390,12 +388,10 @@ class Fold:
         tallies = [self.tallies[author] for author in authors if author in self.tallies]
         if not tallies:
             return NEWCOMER
-        total = Tally()
-        for tally in tallies:
+        # Begun with one of them: the evidence is not a newcomer's 0, where all of them stand better.
+        total = replace(tallies[0], reasons=Counter(tallies[0].reasons))
+        for tally in tallies[1:]:
             total.merge(tally)
-        # Not a newcomer's 0, where all of them stand better.
-        total.deficits = max(tally.deficits for tally in tallies)
-        total.borders = max(tally.borders for tally in tallies)
         return total.standing()
 
     def restore(self, submissions: Iterable[Life], decided: Iterable[tuple[Entry, Decision]]) -> None:

@@ -403,8 +403,3 @@ class Ledger:
             for entry in entries
             if isinstance(entry.payload, Rollout) and position(entry.payload.weights) is not None
         ]
-
-
-def credits(ledger: Ledger) -> dict[bytes, Account]:
-    """The account of every author whose join is final, ascending by author, from final entries only."""
-    return ledger.accounts(final=True)

@@ -74,7 +74,7 @@ class Branches:
         was not known (the proof is kept and the author frozen)."""
         if entry.domain != self.domain.id:
             raise PeerError("entry: it belongs to another domain")
-        chain = self._chains.get(entry.author) or Chain(FeedState(entry.author))
+        chain = self._feed(entry.author)
         if entry.seq < chain.next_seq:
             held = chain.at(entry.seq)
             if held is None:
@@ -99,7 +99,7 @@ class Branches:
         self._chains[entry.author] = chain
         self._by_id[entry.id] = entry
         self.arrivals.append(entry)
-        self._show(entry.author)
+        self._stale.add(entry.author)
         return Outcome.ADDED
 
     def add_fork(self, proof: ForkProof) -> Outcome:
@@ -114,6 +114,10 @@ class Branches:
         return Outcome.ADDED
 
     # Reading
+
+    def _feed(self, author: bytes) -> Chain:
+        """The author's visible chain, an empty one where nothing of it is held."""
+        return self._chains.get(author) or Chain(FeedState(author))
 
     @property
     def heads(self) -> dict[bytes, Head]:
@@ -148,30 +152,25 @@ class Branches:
     def entries(self, author: bytes, first: int = 0, last: int | None = None) -> list[Entry]:
         """The author's visible entries ``first`` … ``last`` (both included; to its head where ``last`` is None), as far
         as they are in memory."""
-        chain = self._chains.get(author)
-        return [] if chain is None else chain.slice(first, last)
+        return self._feed(author).slice(first, last)
 
     def base_for(self, author: bytes) -> int:
         """The seq of the author's oldest entry that may be in memory."""
-        chain = self._chains.get(author)
-        return 0 if chain is None else chain.base.next_seq
+        return self._feed(author).base.next_seq
 
     def next_for(self, author: bytes) -> int:
         """The seq of the author's next entry."""
-        chain = self._chains.get(author)
-        return 0 if chain is None else chain.next_seq
+        return self._feed(author).next_seq
 
     def head_at(self, author: bytes, seq: int) -> Head | None:
         """The author's head as it was when ``seq`` was its newest entry, with today's status; None where it has no such
         entry, or that is below what is in memory."""
-        chain = self._chains.get(author)
-        state = None if chain is None else chain.state_at(seq, self._heights)
+        state = self._feed(author).state_at(seq, self._heights)
         return None if state is None else Head(author, seq, state.head, state.ids.root, self._status(author))
 
     def id_at(self, author: bytes, seq: int) -> bytes | None:
         """The id of the author's visible entry at ``seq``, if it is in memory."""
-        chain = self._chains.get(author)
-        return None if chain is None else chain.id_at(seq)
+        return self._feed(author).id_at(seq)
 
     def frozen(self, author: bytes) -> bool:
         """Whether the author's feed ended: it was forked, closed or rebound."""
@@ -218,7 +217,7 @@ class Branches:
         chain = self._chains.get(author)
         if limit is not None and chain is not None and chain.next_seq > limit:
             self._replace(author, self._rebuilt(chain, chain.slice(chain.final.next_seq, limit - 1)))
-        self._show(author)
+        self._stale.add(author)
 
     # Which branch is visible
 
@@ -239,7 +238,7 @@ class Branches:
             if entry.id not in self._by_id:
                 self._by_id[entry.id] = entry
                 self.arrivals.append(entry)
-        self._show(author)
+        self._stale.add(author)
 
     def _rebuilt(self, chain: Chain, above: Iterable[Entry]) -> Chain:
         """What is final of ``chain``, and then these entries."""
@@ -257,15 +256,12 @@ class Branches:
         below = path[-1] if path else None
         keep = head.seq + 1 if below is None else below.seq
         joint = head.entry_id if below is None else below.prev
-        chain = self._chains.get(head.author) or Chain(FeedState(head.author))
+        chain = self._feed(head.author)
         if keep < chain.final.next_seq:
             raise PeerError("cut: a row leaves the branch that is certified")
         if keep > 0 and chain.id_at(keep - 1) != joint:
             return None
         return self._rebuilt(chain, chain.slice(chain.final.next_seq, keep - 1) + path[::-1])
-
-    def _show(self, author: bytes) -> None:
-        self._stale.add(author)
 
     # Memory
 

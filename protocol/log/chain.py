@@ -21,7 +21,7 @@ from protocol.errors import LocalError, PeerError
 from protocol.log.entry import NO_PREV, Entry
 from protocol.log.merkle import EMPTY_RANGE, CompactRange
 from protocol.log.quorum import CertifiedCut
-from protocol.records import Amend, Weights
+from protocol.records import Weights
 from protocol.values import value
 
 
@@ -55,9 +55,9 @@ class FeedState:
 
 class Chain:
     """``entries`` are those from ``base.next_seq`` on, ``state`` is the feed's at its end; ``versions`` has (seq, term)
-    of its weights entries, ``amends`` its amendments. For reading only but for the methods."""
+    of its weights entries. For reading only but for the methods."""
 
-    __slots__ = ("_known", "amends", "base", "entries", "final", "state", "versions")
+    __slots__ = ("_known", "base", "entries", "final", "state", "versions")
 
     def __init__(self, base: FeedState) -> None:
         self.base = base
@@ -66,7 +66,6 @@ class Chain:
         self.state = base
         self.entries: list[Entry] = []
         self.versions: list[tuple[int, int]] = []
-        self.amends: list[Entry] = []
         self._known = base
 
     @property
@@ -80,8 +79,6 @@ class Chain:
         self.entries.append(entry)
         if isinstance(entry.payload, Weights):
             self.versions.append((entry.seq, entry.payload.term))
-        if isinstance(entry.payload, Amend):
-            self.amends.append(entry)
 
     def at(self, seq: int) -> Entry | None:
         """The entry at ``seq``, if it is in memory."""
@@ -125,7 +122,6 @@ class Chain:
         other = Chain(self.base)
         other.final = other.state = other._known = self.final
         other.entries = self.slice(self.base.next_seq, self.final.next_seq - 1)
-        other.amends = [entry for entry in self.amends if entry.seq < self.final.next_seq]
         other.versions = self.versions[: bisect_left(self.versions, (self.final.next_seq,))]
         return other
 
@@ -134,7 +130,6 @@ class Chain:
         gone = self.slice(self.base.next_seq, self.final.next_seq - 1)
         self.entries = self.slice(self.final.next_seq)
         self.versions = self.versions[bisect_left(self.versions, (self.final.next_seq,)) :]
-        self.amends = [entry for entry in self.amends if entry.seq >= self.final.next_seq]
         self.base = self.final
         if self._known.next_seq < self.base.next_seq:
             self._known = self.base

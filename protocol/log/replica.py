@@ -38,7 +38,7 @@ from protocol.log.grants import Terms
 from protocol.log.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest
 from protocol.log.merkle import EMPTY_RANGE, CompactRange
 from protocol.log.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
-from protocol.records import Join
+from protocol.records import Amend, Join
 
 
 class Replica(Branches):
@@ -105,18 +105,20 @@ class Replica(Branches):
         self._aside.satisfied()
         for author, chain in rebuilt:
             self._replace(author, chain)
+        covered: list[Entry] = []
+        for head in cut.changes:
+            covered += self._chains[head.author].slice(self.certified_head(head.author) + 1, head.seq)
+        amends = [entry for entry in covered if isinstance(entry.payload, Amend)]
         versions = [(entry, self._rules_of(entry)) for entry in self.versions_in(cut)]
         self.terms.cover(versions, self.amendments.number_at(cut.height))
-        if self.amendments.cover(cut.height, self._amends_in(cut)) and self.terms.change_rules():
+        if self.amendments.cover(cut.height, amends) and self.terms.change_rules():
             self.rewrites += 1
             self._side = None
         self._heights[cut.id] = cut.height
         self.cuts.append(certified)
         self.cut_range = self.cut_range.append(cut.body)
-        covered: list[Entry] = []
         self._before[cut.id] = {head.author: self.certified_head(head.author) + 1 for head in cut.changes}
         for head in cut.changes:
-            covered += self._chains[head.author].slice(self.certified_head(head.author) + 1, head.seq)
             self._certified.set(head)
             self._chains[head.author].cut(head.seq, self._heights)
             if head.status == FROZEN or head.author in self.forks:
@@ -251,8 +253,7 @@ class Replica(Branches):
     def missing_for_head(self, head: Head) -> RangeRequest | None:
         """What to ask for so that a cut with this row can be taken, at most ``MAX_RANGE`` entries; None where they are
         held."""
-        chain = self._chains.get(head.author)
-        if chain is not None and chain.id_at(head.seq) == head.entry_id:
+        if self.id_at(head.author, head.seq) == head.entry_id:
             return None
         first = self.next_for(head.author)
         if head.seq < first or self.frozen(head.author):
@@ -266,14 +267,6 @@ class Replica(Branches):
         else:
             last = min(head.seq, first + MAX_RANGE - 1)
         return RangeRequest(head.author, first, last) if first <= last else None
-
-    def _amends_in(self, cut: Cut) -> list[Entry]:
-        """The ``amend`` entries that the next cut, whose chains are in place, makes final."""
-        found: list[Entry] = []
-        for head in cut.changes:
-            first = self.certified_head(head.author) + 1
-            found += [entry for entry in self._chains[head.author].amends if first <= entry.seq <= head.seq]
-        return found
 
     def _ungranted(self, chain: Chain, after: int) -> int:
         """The first seq above ``after`` of a version whose term's grant is missing; beyond the end where none is."""
@@ -341,7 +334,7 @@ class Replica(Branches):
             self._chains[state.author] = Chain(state)
             status = FROZEN if state.author in frozen else LIVE
             self._certified.set(Head(state.author, state.next_seq - 1, state.head, state.ids.root, status))
-            self._show(state.author)
+            self._stale.add(state.author)
         if self._certified.root() != newest.cut.heads_root:
             raise PeerError("snapshot: the heads do not fit the cut")
         return self

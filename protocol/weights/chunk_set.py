@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -16,14 +15,6 @@ def bits_of(bitmap: bytes, chunks: int) -> int:
 def bitmap_of(chunks: int, count: int) -> bytes:
     """The bitmap of a set of ``count`` chunks."""
     return chunks.to_bytes((count + 7) // 8, "little").translate(_REVERSED)
-
-
-def bits(chunks: Iterable[int]) -> int:
-    """The set of these chunks."""
-    found = 0
-    for chunk in chunks:
-        found |= 1 << chunk
-    return found
 
 
 def span(first: int, end: int) -> int:

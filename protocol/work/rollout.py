@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from blake3 import blake3
@@ -142,6 +143,7 @@ def unpack(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
+@cache
 def _schema(recipe: Recipe) -> Array:
     response = Array(
         (

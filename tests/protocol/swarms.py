@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.holders import Run
@@ -30,3 +31,11 @@ def deliver(one: Swarm, run: Run, now: float) -> None:
     while one.arrived(run, now):
         pass
     one.finished(run, now)
+
+
+def bits(chunks: Iterable[int]) -> int:
+    """The set of these chunks."""
+    found = 0
+    for chunk in chunks:
+        found |= 1 << chunk
+    return found

@@ -9,7 +9,7 @@ import pytest
 from protocol import codec
 from protocol.constants import MILLION
 from protocol.credit import fold_state, history
-from protocol.credit.ledger import Ledger, credits
+from protocol.credit.ledger import Ledger
 from protocol.credit.reputation import reputation
 from protocol.credit.sequential_test import CONVICTS, NEWCOMER, gain
 from protocol.errors import PeerError
@@ -64,11 +64,11 @@ def test_a_lone_hard_verdict_on_a_share_brings_full_audits_and_no_disagreement()
         story.judge(judge, rollout, outcome, audited=1)
     story.cut()
     assert status_of(story.ledger, rollout.id).outcome == "accepted"
-    account = credits(story.ledger)[story.node("v3")]
+    account = story.ledger.accounts(final=True)[story.node("v3")]
     assert (account.disagreed, account.agreed) == (0, 18)
     story.train()
     assert story.ledger.audited_share(story.rollout("i1")) == MILLION
-    assert credits(story.ledger)[story.node("i1")].reputation == reputation(19, 0)
+    assert story.ledger.accounts(final=True)[story.node("i1")].reputation == reputation(19, 0)
 
 
 def test_a_validator_that_keeps_accusing_loses_its_place() -> None:
@@ -79,7 +79,7 @@ def test_a_validator_that_keeps_accusing_loses_its_place() -> None:
             story.judge(judge, rollout, outcome)
         story.cut()
     story.train()
-    accounts = credits(story.ledger)
+    accounts = story.ledger.accounts(final=True)
     assert [accounts[story.node(judge)].disagreed for judge in JUDGES] == [0, 0, 4]
     assert accounts[story.node("v3")].reputation == reputation(0, 2)
     assert accounts[story.node("v3")].audited == 0

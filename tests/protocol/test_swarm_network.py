@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.weights.chunk_set import bits
 from protocol.weights.holders import Holding
 from tests.protocol.bulk_simulator import MIB, Peer, World
-from tests.protocol.swarms import LINK
+from tests.protocol.swarms import LINK, bits
 
 
 def finish(world: World) -> float:

@@ -10,7 +10,6 @@ import trio.testing
 
 from node.log.log_opening import load
 from node.log.replicated_log import NotReady
-from protocol.credit.ledger import credits
 from protocol.errors import PeerError
 from protocol.log.entry import make
 from protocol.records import Leave, Role
@@ -42,7 +41,7 @@ async def work(nodes: list[SimNode], rounds: int) -> None:
 def same(one: SimNode, other: SimNode) -> None:
     """Fail unless two nodes that converged say the same, whatever each has in memory."""
     first, second = one.service.ledger, other.service.ledger
-    assert credits(first) == credits(second)
+    assert first.accounts(final=True) == second.accounts(final=True)
     assert first.replica.certified == second.replica.certified
     for author in first.authors():
         assert first.name(author) == second.name(author)
@@ -64,7 +63,7 @@ async def test_a_node_goes_on_from_its_snapshot(autojump_clock: trio.testing.Moc
         await work([*nodes[:3], again], 4)
         whole = Disk(list(again.disk.items), dict(again.disk.values), set(again.disk.places))
         replayed = await load(whole, DOMAIN, OFTEN)
-        assert credits(replayed) == credits(again.service.ledger)
+        assert replayed.accounts(final=True) == again.service.ledger.accounts(final=True)
         assert replayed.replica.heads_root() == again.service.replica.heads_root()
         for node in nodes[:3]:
             same(node, again)
@@ -104,7 +103,7 @@ async def test_a_damaged_snapshot_is_dropped(
         with caplog.at_level(logging.WARNING):
             ledger = await load(disk, DOMAIN, OFTEN)
         assert ledger.replica.heads_root() == expected
-        assert credits(ledger) == credits(nodes[3].service.ledger)
+        assert ledger.accounts(final=True) == nodes[3].service.ledger.accounts(final=True)
         assert "the snapshot of the log is of no use" in caplog.text
         assert disk.summary != wrong
 

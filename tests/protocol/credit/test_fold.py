@@ -13,7 +13,7 @@ from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
 from protocol.credit import fold
 from protocol.credit import ledger as ledger_module
 from protocol.credit.fold_state import SCHEMA, copy_fold, fold_from_value, fold_to_value
-from protocol.credit.ledger import Ledger, credits
+from protocol.credit.ledger import Ledger
 from protocol.credit.submission_life import PENDING, Decision
 from protocol.log.branches import Outcome
 from protocol.log.entry import Entry
@@ -64,7 +64,7 @@ def test_missing_verdicts_lapse(given_verdicts: tuple[str, ...], expected: Decis
     story.cut()
     assert status_of(story.ledger, rollout.id) == expected
     assert story.ledger.accounts()[story.node("v3")].audited == audited == 0
-    assert credits(story.ledger) == story.ledger.accounts()
+    assert story.ledger.accounts(final=True) == story.ledger.accounts()
 
 
 def test_a_submission_whose_weights_never_come_lapses_and_lets_the_next_one_by() -> None:
@@ -109,7 +109,7 @@ def test_the_live_fold_adopts_what_the_final_one_decided_in_another_order() -> N
     story.cut()
     assert status_of(story.ledger, rollout.id, final=True).severity == "hard"
     assert status_of(story.ledger, rollout.id).severity == "hard"
-    assert story.ledger.accounts() == credits(story.ledger)
+    assert story.ledger.accounts() == story.ledger.accounts(final=True)
     assert len(story.ledger.decisions()) == story.ledger.decided() == 2
 
 
@@ -177,7 +177,7 @@ LONG = long_story(1)
 
 def same(one: Ledger, other: Ledger) -> None:
     """Fail unless both say the same of everything that is final."""
-    assert credits(one) == credits(other)
+    assert one.accounts(final=True) == other.accounts(final=True)
     assert fold_to_value(one.fold(final=True))[3:] == fold_to_value(other.fold(final=True))[3:]
     assert one._history.to_value() == other._history.to_value()
     assert [entry.id for entry in one.lineage(final=True)] == [entry.id for entry in other.lineage(final=True)]

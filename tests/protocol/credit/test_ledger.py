@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from protocol.credit.ledger import Ledger, credits
+from protocol.credit.ledger import Ledger
 from protocol.credit.snapshot import Snapshot
 from protocol.credit.submission_life import PENDING, Decision
 from protocol.errors import Evidence
@@ -275,7 +275,7 @@ def test_validators_are_named_or_trusted() -> None:
     assert story.ledger.validators_of(story.newest.id) == {story.node("v1")}  # not final in its cut
     story.cut()
     story.train()
-    assert credits(story.ledger)[story.node("v2")].reputation == 750_000
+    assert story.ledger.accounts(final=True)[story.node("v2")].reputation == 750_000
     assert story.ledger.may_validate(story.node("v2"))
     assert story.ledger.validators_of(story.newest.id) == {story.node("v1"), story.node("v2")}
     # Told in another order, grants last, the past is the same.
@@ -287,7 +287,7 @@ def test_validators_are_named_or_trusted() -> None:
             ledger.update()
     feed_all(replica, story.objects)
     assert ledger.validators_of(story.newest.id) == {story.node("v1"), story.node("v2")}
-    assert credits(ledger) == credits(story.ledger)
+    assert ledger.accounts(final=True) == story.ledger.accounts(final=True)
 
 
 def test_three_validators_of_many_are_due() -> None:
@@ -564,7 +564,7 @@ def test_any_order_tells_the_same_story(seed: int) -> None:
             ledger.accounts(final=True)
     assert [entry.id for entry in ledger.lineage()] == [entry.id for entry in LIVELY.ledger.lineage()]
     assert ledger.accounts() == LIVELY.ledger.accounts()
-    assert credits(ledger) == credits(LIVELY.ledger)
+    assert ledger.accounts(final=True) == LIVELY.ledger.accounts(final=True)
     assert [step.id for step in ledger.steps(final=True)] == [step.id for step in LIVELY.ledger.steps(final=True)]
     for entry in LIVELY.replica.arrivals:
         if isinstance(entry.payload, Rollout):
@@ -575,9 +575,9 @@ def test_any_order_tells_the_same_story(seed: int) -> None:
 def test_a_ledger_over_a_full_replica_says_what_one_that_followed_it_says() -> None:
     cold = Ledger(LIVELY.replica)
     assert cold.accounts() == LIVELY.ledger.accounts()
-    assert credits(cold) == credits(LIVELY.ledger)
+    assert cold.accounts(final=True) == LIVELY.ledger.accounts(final=True)
     assert {status.outcome for _, status in cold.decisions()} == {"accepted", "rejected", "void"}
-    assert len({account.credit for account in credits(cold).values()}) > 3
+    assert len({account.credit for account in cold.accounts(final=True).values()}) > 3
 
 
 def test_final_answers_depend_on_final_entries_only() -> None:
@@ -590,4 +590,4 @@ def test_final_answers_depend_on_final_entries_only() -> None:
     ]
     assert len(final) < len(LIVELY.objects)
     assert not feed_all(replica, final)
-    assert credits(Ledger(replica)) == credits(LIVELY.ledger)
+    assert Ledger(replica).accounts(final=True) == LIVELY.ledger.accounts(final=True)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from protocol.constants import MILLION
-from protocol.credit.ledger import credits
 from protocol.credit.reputation import Tally, reputation
 from protocol.credit.sequential_test import NEWCOMER, gain
 from protocol.credit.submission_life import PENDING, Decision
@@ -174,10 +173,10 @@ def test_only_final_work_counts() -> None:
     story = Story()
     rollout = story.rollout("i1")
     story.judge("v1", rollout)
-    assert sum(account.credit for account in credits(story.ledger).values()) == 0
+    assert sum(account.credit for account in story.ledger.accounts(final=True).values()) == 0
     assert story.ledger.accounts()[story.node("i1")].credit == 8
     story.cut()
-    accounts = credits(story.ledger)
+    accounts = story.ledger.accounts(final=True)
     assert list(accounts) == sorted(accounts)
     assert accounts[story.node("i1")].generated == accounts[story.node("i1")].credit == 8
     assert accounts[story.node("v1")].audited == accounts[story.node("v1")].credit == 2
@@ -188,6 +187,6 @@ def test_a_trainer_earns_for_steps_whose_weights_stand_on_the_lineage() -> None:
     first = story.train(trained=5)
     story.train(trained=7)
     story.cut()
-    assert credits(story.ledger)[story.node("trainer")].trained == 12
+    assert story.ledger.accounts(final=True)[story.node("trainer")].trained == 12
     story.grant(2, "i1", first)
-    assert credits(story.ledger)[story.node("trainer")].trained == 5
+    assert story.ledger.accounts(final=True)[story.node("trainer")].trained == 5

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.weights.chunk_set import bitmap_of, bits, bits_of, following, lowest, span
+from protocol.weights.chunk_set import bitmap_of, bits_of, following, lowest, span
+from tests.protocol.swarms import bits
 
 
 @given(st.sets(st.integers(0, 199)), st.integers(200, 220))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from protocol.constants import CHUNK_BYTES
-from protocol.weights.chunk_set import bits, lowest
+from protocol.weights.chunk_set import lowest
 from protocol.weights.holders import Holding
 from protocol.weights.swarm import MAX_RUN
-from tests.protocol.swarms import A, B, C, deliver, swarm, take
+from tests.protocol.swarms import A, B, C, bits, deliver, swarm, take
 
 
 def test_each_chunk_is_asked_of_one_holder_at_a_time() -> None:
