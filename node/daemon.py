@@ -124,9 +124,7 @@ class Parts:
         self.pool = Pool(node, self.blobs, self.presences)
         self.metrics = metrics.Metrics()
         open_worker, tasks = machinery.open_worker, machinery.tasks
-        self.engines = Engines(
-            node, self.own, self.blobs, self.weights.held.paths, open_worker=open_worker, tasks=tasks
-        )
+        self.engines = Engines(node, self.own, self.blobs, open_worker=open_worker, tasks=tasks)
         self.evaluations = Evaluations()
         self.failed_audits: Counter[bytes] = Counter()
         self.roles = RoleManager(node, self.own, self.presences, self._lives() if lives is None else lives)
@@ -181,7 +179,9 @@ class Parts:
             "sending and fetching weights": self.bulk.run,  # last: a child's start takes a core for a moment
         }
         if self.manager.address is not None:
-            services["feeding the watchdog"] = partial(watchdog.run, node, own, weights, self.roles, self.manager)
+            progress = partial(watchdog.progress, node.log, self.roles)
+            status = partial(watchdog.status_line, node, own, weights)
+            services["feeding the watchdog"] = partial(self.manager.feed, progress, status)
         return services
 
     async def keep(self, services: Mapping[str, Service]) -> None:
@@ -203,7 +203,7 @@ class Parts:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.keep, services)
                 node.logger.info("%s serves at %s", node.config.name, ", ".join(node.network.addresses))
-                self.manager.ready(watchdog.status_line(node, self.own, self.weights))
+                self.manager.send(READY=1, STATUS=watchdog.status_line(node, self.own, self.weights))
                 await twins.refuse_copy(node, self.presences)
                 nursery.start_soon(self.keep, late)
                 await twins.refuse_twin(node, self.presences)
@@ -246,17 +246,17 @@ async def main(
 
         def stop() -> None:
             on_stop()
-            manager.stopping()
+            manager.send(STOPPING=1, STATUS="stopping")
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(stop_on_signal, stop, on_stop)
         domain = joining.held(directory)
         if domain is None:
-            manager.status("asks for the domain's genesis")
+            manager.send(STATUS="asks for the domain's genesis")
             domain = await joining.fetch(identity, directory, config.bootstrap, GENESIS_PATIENCE)
         _refuse_unfit(config, domain)
         known = _known_addresses(directory, config.bootstrap)
-        manager.status("reads the log")
+        manager.send(STATUS="reads the log")
         async with (
             open_log_store(directory.log_database, domain) as store,
             open_checkers() as checkers,

@@ -21,7 +21,7 @@ from node.errors import UserError
 from node.log.offline_proof import find_entry
 from node.log.offline_verification import verify
 from node.roles import auditing
-from node.roles.engine_client import LOAD_TIMEOUT, Prefill, load_timeout
+from node.roles.engine_client import LOAD_TIMEOUT, Engine, load_timeout
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
@@ -101,17 +101,17 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
         )
     case = auditing.Case(domain, rollout_entry.author, rollout, share, standing, ledger.thresholds(height))
 
-    def all_of(submission: Submission) -> range:
-        return range(len(submission.groups))
+    whole = everything
+
+    def replayed(submission: Submission) -> range:
+        return range(len(submission.groups) if whole else 0)
 
     try:
         async with _children(directory, domain, versions.paths(weights.manifest)) as (engine, tasks):
-            first = all_of if everything else auditing.nothing_more
-            result = await auditing.examine(case, data, verdict.draw, engine, tasks, first)
-            whole = everything
-            if not everything and result.outcome != verdict.outcome:
-                result = await auditing.examine(case, data, verdict.draw, engine, tasks, all_of)
+            result = await auditing.examine(case, data, verdict.draw, engine, tasks, replayed)
+            if not whole and result.outcome != verdict.outcome:
                 whole = True
+                result = await auditing.examine(case, data, verdict.draw, engine, tasks, replayed)
     except WorkerError as error:
         raise UserError(f"it cannot be replayed here: {error}", "see farflung doctor") from None
     confirmed = (result.outcome, result.severity) == (verdict.outcome, verdict.severity)
@@ -121,7 +121,7 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
 @asynccontextmanager
 async def _children(
     directory: DataDirectory, domain: Domain, paths: tuple[Path, Path]
-) -> AsyncIterator[tuple[Prefill, TaskService]]:
+) -> AsyncIterator[tuple[Engine, TaskService]]:
     rows = pinned_files.task_rows(directory, domain)
     async with open_worker("node.workers.engine_child", name="engine") as worker, TaskService(rows) as tasks:
         request = ConfigureEngine(
@@ -137,4 +137,4 @@ async def _children(
         load = LoadVersion(str(paths[0]), str(paths[1]))
         if await worker.call(load, timeout=load_timeout(manifest.size)) != manifest.checksum:
             raise UserError(f"{paths[1]}: not the version's tensors", "delete it, and the node fetches it again")
-        yield Prefill(worker, ready), tasks
+        yield Engine("torch", worker, ready, domain.recipe), tasks

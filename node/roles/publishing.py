@@ -10,15 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, Final
 
 import trio
 
 from node.context import Node
-from node.roles import role_figures
 from node.roles.gathering import Gathered, amount
+from node.roles.inference import lengths
 from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
@@ -30,22 +30,24 @@ from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
 from protocol.log.entry import Entry
 from protocol.records import Blob, Step, StepBlob, Verdict, Weights
+from protocol.work.rollout import Response
 
 DELTA = "next.delta"
 MAX_REJECTED = 2**31 - 1
 """The most that a step entry can say; anybody may announce a great many responses."""
+LEARNER: Final = (
+    *("loss", "grad_norm", "entropy", "reference_kl", "behaviour_kl", "clip_share", "ratio_mean", "importance_mean"),
+    *("learning_rate", "updates", "groups_used", "groups_dropped"),
+)
+"""What is taken over from the trainer child's answer (``node.workers.learner``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What training made: the child's ``answer``, and the files of the version and of its ``checkpoint``.
-
-    ``trained_at`` is when it was done, by trio's clock; the times are as in ``protocol.records.Step``.
-    """
+    """What training made: the child's answer, and when (``trained_at``, by trio's clock); the times are as in
+    ``protocol.records.Step``."""
 
     trained: Trained
-    whole: Path
-    checkpoint: Path
     trained_at: float
     train_ms: int
     wait_ms: int
@@ -53,18 +55,21 @@ class Made:
 
 
 class Publication:
-    """One version, numbered ``number``, on its way from the trainer into the log; ``batch`` is what made it."""
+    """One version, numbered ``number``, on its way from the trainer into the log; ``batch`` is what made it. The child
+    writes its files, ``whole`` and ``checkpoint``; what of them is not kept goes with it."""
 
-    def __init__(self, bench: Workbench, number: int, batch: Sequence[Gathered], checkpoints: Path) -> None:
+    def __init__(self, bench: Workbench, number: int, batch: Sequence[Gathered]) -> None:
         self.number = number
         self.batch = batch
+        self.checkpoints = bench.node.directory.trainer
+        self.whole = bench.node.directory.work / f"{number}.bin"
+        self.checkpoint = self.checkpoints / f"{number}.part"
         self.entry: Entry | None = None
         """The ``weights`` entry, once it is there; None at the end where the version was thrown away."""
         self.over = trio.Event()
         self.over_at = 0.0
         self._node = bench.node
         self._bench = bench
-        self._checkpoints = checkpoints
         self._made: tuple[Made, Entry] | None = None
         self._ready = trio.Event()
 
@@ -76,9 +81,8 @@ class Publication:
                 if self._made is not None:
                     self.entry = await self._publish(differ, *self._made)
         finally:
-            if self.entry is None and self._made is not None:
-                for file in (self._made[0].whole, self._made[0].checkpoint):
-                    file.unlink(missing_ok=True)
+            if self._made is not None:
+                self._discard()
             self.over_at = trio.current_time()
             self.over.set()
 
@@ -89,7 +93,12 @@ class Publication:
 
     def drop(self) -> None:
         """It was not made, or what it was made from is not to be."""
+        self._discard()  # at once: the next one may have the same number
         self._ready.set()
+
+    def _discard(self) -> None:
+        for file in (self.whole, self.checkpoint):
+            file.unlink(missing_ok=True)
 
     async def _publish(self, differ: Worker, made: Made, base: Entry) -> Entry | None:
         node, bench = self._node, self._bench
@@ -100,23 +109,23 @@ class Publication:
         data = await trio.to_thread.run_sync(manifest.encode)
         digest = await bench.blobs.put(data)
         bench.weights.held.expect(manifest, described.delta)
-        await trio.to_thread.run_sync(bench.versions.adopt, data, made.whole)
+        await trio.to_thread.run_sync(bench.versions.adopt, data, self.whole)
         delta = await self._adopt_delta(described)
         await give_to_second_holder(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
         if grant is None or overtaken(bench, base):
             return None
-        made.checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
+        self.checkpoint.replace(self.checkpoints / f"{digest.hex()}.safetensors")
         # Before the entry is: it makes the old checkpoint useless.
-        await trio.to_thread.run_sync(sync_directory, self._checkpoints)
+        await trio.to_thread.run_sync(sync_directory, self.checkpoints)
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
         step = self._step(made, grant.term, base, await bench.blobs.put(blob), len(blob))
         entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
-        bench.metrics.record("step", **role_figures.of_step(step, made.trained.metrics, responses))
+        bench.metrics.record("step", **step_figures(step, made.trained.metrics, responses))
         bench.pool.add_step(entries[0], StepBlob.parse(blob))
         bench.weights.held.note(entries[1])
-        for path in self._checkpoints.glob("*.safetensors"):
+        for path in self.checkpoints.glob("*.safetensors"):
             if path.stem != digest.hex():
                 path.unlink(missing_ok=True)
         return entries[1]
@@ -157,7 +166,7 @@ class Publication:
         """The new version's manifest, and its delta in ``work``."""
         node, bench, trained = self._node, self._bench, made.trained
         place = bench.weights.held.paths(base.id)[0].parent
-        given = (trained.tensors, trained.checksum, made.whole, weights_payload(base).size)
+        given = (trained.tensors, trained.checksum, self.whole, weights_payload(base).size)
         try:
             found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
         except WorkerError as error:
@@ -210,3 +219,27 @@ def in_a_step(rejected: int) -> int:
 def milliseconds(seconds: float) -> int:
     """Seconds as a step entry says them."""
     return max(0, int(seconds * 1000))
+
+
+def step_figures(step: Step, learned: Mapping[str, Any], responses: Sequence[Response]) -> dict[str, Any]:
+    """The row in ``metrics.jsonl`` of a step that was committed; ``learned`` are the trainer child's metrics."""
+    train = step.train_ms / 1000
+    return {
+        "version": step.number,
+        "term": step.term,
+        "reward": step.reward / MILLION,
+        "groups": step.groups,
+        "responses": step.accepted,
+        "responses_rejected": step.rejected,
+        "responses_trained": step.trained,
+        "tokens": step.tokens,
+        "tokens_per_second": step.tokens / train if train else None,
+        "lag_mean": step.lag_mean / MILLION,
+        "lag_max": step.lag_max,
+        **lengths(responses),
+        "training_seconds": train,
+        "waiting_seconds": step.wait_ms / 1000,
+        "blocked_seconds": step.blocked_ms / 1000,
+        "publishing_seconds": step.publish_ms / 1000,
+        **{name: learned[name] for name in LEARNER if name in learned},
+    }

@@ -57,8 +57,11 @@ class Manager:
         wanted = microseconds.isascii() and microseconds.isdigit() and pid in ("", str(os.getpid()))
         return cls(address, int(microseconds) / 1e6 if wanted and address is not None else 0.0)
 
-    def tell(self, **values: str | int) -> bool:
-        """Send ``KEY=value`` lines; whether the manager took them. Blocks for ``patience`` seconds at most."""
+    def send(self, **values: str | int) -> bool:
+        """Send ``KEY=value`` lines; whether the manager took them. Blocks for ``patience`` seconds at most.
+
+        ``READY=1``: what depends on the daemon may start; ``STATUS`` is the line that ``systemctl status`` shows.
+        """
         if self.address is None:
             return False
         lines = [f"{key}={' '.join(str(value).split())}" for key, value in values.items()]
@@ -70,18 +73,6 @@ class Manager:
             logger.debug("the service manager did not take %s: %s", ", ".join(values), error)
             return False
         return True
-
-    def ready(self, status: str) -> None:
-        """The daemon serves: what depends on it may start."""
-        self.tell(READY=1, STATUS=status)
-
-    def status(self, text: str) -> None:
-        """One line about the present state, which ``systemctl status`` shows."""
-        self.tell(STATUS=text)
-
-    def stopping(self) -> None:
-        """The daemon is about to end."""
-        self.tell(STOPPING=1, STATUS="stopping")
 
     async def feed(self, progress: Callable[[float], Awaitable[str | None]], status: Callable[[], str]) -> None:
         """Feed the watchdog for ever, each time only where ``progress`` says that there was some.
@@ -97,11 +88,9 @@ class Manager:
             still = await progress(pause)
             if still is not None:
                 logger.error("nothing is told to the watchdog: %s", still)
-                self.status(f"stands still: {still}")
-            elif self.watchdog_seconds:
-                self.tell(WATCHDOG=1, STATUS=status())
+                self.send(STATUS=f"stands still: {still}")
             else:
-                self.status(status())
+                self.send(**({"WATCHDOG": 1} if self.watchdog_seconds else {}), STATUS=status())
             await trio.sleep(pause)
 
 
