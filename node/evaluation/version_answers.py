@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -59,17 +59,15 @@ def sampling(recipe: Recipe, samples: int, *, greedy: bool = False) -> Recipe:
     return replace(recipe, group_size=samples, temperature=temperature)
 
 
-@asynccontextmanager
-async def open_sampler(
+def open_sampler(
     setup: Setup, recipe: Recipe, size: int, *, open_worker: OpenWorker = open_worker
-) -> AsyncIterator[Engine]:
+) -> AbstractAsyncContextManager[Engine]:
     """An engine that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
     ``setup`` is a running node's (``node.roles.engines.Engines.setup``) or made from files. Raises ``WorkerError``.
     """
     following = replace(setup, configured=replace_fields(setup.configured, recipe=recipe))
-    async with open_child(following, size, open_worker=open_worker) as engine:
-        yield engine
+    return open_child(following, size, open_worker=open_worker)
 
 
 def at_once(recipe: Recipe) -> int:

@@ -10,15 +10,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from node.context import Node
-from node.roles.gathering import Gathered, amount
 from node.roles.inference import lengths
+from node.roles.rollout_pool import Gathered
 from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
@@ -44,10 +45,11 @@ LEARNER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What training made: the child's answer, and when (``trained_at``, by trio's clock); the times are as in
-    ``protocol.records.Step``."""
+    """What training made of ``base``, which is published: the child's answer, and when (``trained_at``, by trio's
+    clock); the times are as in ``protocol.records.Step``."""
 
     trained: Trained
+    base: Entry
     trained_at: float
     train_ms: int
     wait_ms: int
@@ -70,7 +72,7 @@ class Publication:
         self.over_at = 0.0
         self._node = bench.node
         self._bench = bench
-        self._made: tuple[Made, Entry] | None = None
+        self._made: Made | None = None
         self._ready = trio.Event()
 
     async def run(self) -> None:
@@ -79,16 +81,16 @@ class Publication:
             async with delta_making.open_child(self._bench.engines.open_worker) as differ:
                 await self._ready.wait()
                 if self._made is not None:
-                    self.entry = await self._publish(differ, *self._made)
+                    self.entry = await self._publish(differ, self._made)
         finally:
             if self._made is not None:
                 self._discard()
             self.over_at = trio.current_time()
             self.over.set()
 
-    def go(self, made: Made, base: Entry) -> None:
-        """It was made from ``base``, which is published."""
-        self._made = made, base
+    def go(self, made: Made) -> None:
+        """It was made."""
+        self._made = made
         self._ready.set()
 
     def drop(self) -> None:
@@ -100,11 +102,11 @@ class Publication:
         for file in (self.whole, self.checkpoint):
             file.unlink(missing_ok=True)
 
-    async def _publish(self, differ: Worker, made: Made, base: Entry) -> Entry | None:
-        node, bench = self._node, self._bench
+    async def _publish(self, differ: Worker, made: Made) -> Entry | None:
+        node, bench, base = self._node, self._bench, made.base
         if overtaken(bench, base):
             return None
-        described = await self._describe(differ, made, base)
+        described = await self._describe(differ, made)
         manifest = described.manifest
         data = await trio.to_thread.run_sync(manifest.encode)
         digest = await bench.blobs.put(data)
@@ -119,8 +121,10 @@ class Publication:
         # Before the entry is: it makes the old checkpoint useless.
         await trio.to_thread.run_sync(sync_directory, self.checkpoints)
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
-        step = self._step(made, grant.term, base, await bench.blobs.put(blob), len(blob))
-        entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
+        step = self._step(made, grant.term, await bench.blobs.put(blob), len(blob))
+        change = (None, 0) if delta is None else (delta.hash, delta.size)
+        weights = partial(Weights, step.term, step.number, base.id, digest, len(data), manifest.whole, manifest.size)
+        entries = await node.log.append(step, lambda before: weights(before[-1].id, *change))
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
         bench.metrics.record("step", **step_figures(step, made.trained.metrics, responses))
         bench.pool.add_step(entries[0], StepBlob.parse(blob))
@@ -130,18 +134,18 @@ class Publication:
                 path.unlink(missing_ok=True)
         return entries[1]
 
-    def _step(self, made: Made, term: int, base: Entry, blob: bytes, blob_size: int) -> Step:
+    def _step(self, made: Made, term: int, blob: bytes, blob_size: int) -> Step:
         responses = [(r, g.lag) for g in self.batch for group in g.submission.groups for r in group.responses]
         return Step(
             term=term,
             number=self.number,
-            base=base.id,
+            base=made.base.id,
             blob=blob,
             blob_size=blob_size,
             reward=sum(r.reward for r, _ in responses) // len(responses),
             lag_mean=sum(lag for _, lag in responses) * MILLION // len(responses),
             lag_max=max(lag for _, lag in responses),
-            groups=amount(self.batch).groups,
+            groups=sum(len(g.submission.groups) for g in self.batch),
             accepted=len(responses),
             rejected=in_a_step(rejected_since(self._node.log.ledger)),
             trained=made.trained.trained,
@@ -152,20 +156,10 @@ class Publication:
             blocked_ms=made.blocked_ms,
         )
 
-    def _weights(
-        self, step: Step, described: delta_making.Described, manifest: Blob, delta: Blob | None
-    ) -> Callable[[Sequence[Entry]], Weights]:
-        """The payload of the ``weights`` entry, given the entries before it: the last is the step's."""
-        whole, size = described.manifest.whole, described.manifest.size
-        change = (None, 0) if delta is None else (delta.hash, delta.size)
-        return lambda made: Weights(
-            step.term, step.number, step.base, manifest.hash, manifest.size, whole, size, made[-1].id, *change
-        )
-
-    async def _describe(self, differ: Worker, made: Made, base: Entry) -> delta_making.Described:
+    async def _describe(self, differ: Worker, made: Made) -> delta_making.Described:
         """The new version's manifest, and its delta in ``work``."""
-        node, bench, trained = self._node, self._bench, made.trained
-        place = bench.weights.held.paths(base.id)[0].parent
+        node, trained, base = self._node, made.trained, made.base
+        place = self._bench.weights.held.paths(base.id)[0].parent
         given = (trained.tensors, trained.checksum, self.whole, weights_payload(base).size)
         try:
             found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)

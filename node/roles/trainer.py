@@ -1,7 +1,7 @@
 """The trainer role: gathers accepted rollouts and trains, one step after the other, while each version is published.
 
 1. It trains on submissions that the majority of the due validators accepted, each once, with a policy lag from 0 to
-   ``async_level``, whatever their senders did. When a batch is full: ``node.roles.gathering``.
+   ``async_level``, whatever their senders did. When a batch is full: ``node.roles.rollout_pool``.
 2. The child drops groups without signal; where none has any, the version that follows has unchanged weights.
 3. A step starts from what the child has just made, published or not, so training waits neither for weights to travel
    nor for peers to store them; the next batch comes in meanwhile. It is one version ahead of the log at most: what a
@@ -30,9 +30,9 @@ import trio
 
 from node.roles import trainer_evaluation
 from node.roles.engine_client import load_timeout
-from node.roles.gathering import Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
+from node.roles.rollout_pool import Gathering
 from node.roles.workbench import Workbench
 from node.weights.held import payload as weights_payload
 from node.workers import torchrun
@@ -97,7 +97,7 @@ class _Life:
         self._nursery = nursery
         self._recipe = node.domain.recipe
         self._checkpoints = node.directory.trainer
-        self._gathering = Gathering(bench)
+        self._gathering = Gathering(node, bench.blobs, bench.pool)
         self._publication: Publication | None = None
         """The version that is on its way into the log."""
         self._holds: Publication | Entry | None = None
@@ -260,7 +260,7 @@ class _Life:
                 base = await self._published(before)
             if answer is not None and base is not None:
                 times = (trained_at - started, waited, blocked + trio.current_time() - trained_at)
-                publication.go(Made(answer, trained_at, *map(milliseconds, times)), base)
+                publication.go(Made(answer, base, trained_at, *map(milliseconds, times)))
                 self._publication = self._holds = publication
                 self._idle_since = self._progress_at = trio.current_time()
                 node.health.clear("training")

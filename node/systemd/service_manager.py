@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -48,9 +48,8 @@ class Manager:
     patience: float = SEND_PATIENCE
 
     @classmethod
-    def take(cls, environment: MutableMapping[str, str] | None = None) -> Manager:
+    def take(cls, environment: MutableMapping[str, str] = os.environ) -> Manager:
         """The manager that the environment names, and no longer names afterwards."""
-        environment = os.environ if environment is None else environment
         address = _address(environment.pop("NOTIFY_SOCKET", ""))
         microseconds = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "")
@@ -94,9 +93,8 @@ class Manager:
             await trio.sleep(pause)
 
 
-def is_journal(stream: TextIO, environment: MutableMapping[str, str] | None = None) -> bool:
+def is_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``stream`` leads straight to the journal: ``JOURNAL_STREAM`` is its device and inode, systemd.exec(5)."""
-    environment = os.environ if environment is None else environment
     device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
     try:
         found = os.fstat(stream.fileno())
@@ -107,10 +105,8 @@ def is_journal(stream: TextIO, environment: MutableMapping[str, str] | None = No
 
 def priority(level: int) -> int:
     """syslog(3)'s priority of a level of ``logging``."""
-    for least, number in ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6)):
-        if level >= least:
-            return number
-    return 7
+    numbers = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (level, 7))
+    return next(number for least, number in numbers if level >= least)
 
 
 def for_journal(text: str, level: int) -> str:
