@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from typing import Final
 
 import trio
 
-from node.api.control_requests import Panel
 from node.api.control_socket import ControlSocket
 from node.api.pulls import Pulls
 from node.config import Config
@@ -42,14 +42,13 @@ from node.net.host import PortBusy, open_network
 from node.peers import peers_file, twins
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
-from node.roles import cheats, inference, relay, trainer, validator
-from node.roles.elector_part import ElectorPart
+from node.roles import cheats, inference, trainer, validator
 from node.roles.engine_client import chosen
 from node.roles.engines import Engines, OpenTasks
 from node.roles.role_manager import Lives, RoleManager
 from node.roles.rollout_pool import Pool
-from node.roles.term_watch import TermWatch
-from node.roles.workbench import Workbench
+from node.roles.term_watch import ElectorPart
+from node.roles.workbench import Evaluations
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
@@ -85,7 +84,8 @@ class Machinery:
 
 
 class Parts:
-    """The parts of one node, each made with what it uses; nothing runs yet. Made within trio.
+    """The parts of one node, each made with what it uses; nothing runs yet. Made within trio. Roles see them as a
+    ``Workbench``, requests as a ``Panel``.
 
     ``boot`` counts the starts of this data directory; ``stop`` ends the daemon; ``lives`` replaces what it does in its
     roles.
@@ -123,50 +123,23 @@ class Parts:
         )
         self.pool = Pool(node, self.blobs, self.presences)
         self.metrics = metrics.Metrics()
-        self.bench = Workbench(
-            node,
-            self.own,
-            self.presences,
-            self.blobs,
-            self.versions,
-            self.weights,
-            self.pool,
-            Engines(
-                node,
-                self.own,
-                self.blobs,
-                self.weights.held.paths,
-                open_worker=machinery.open_worker,
-                tasks=machinery.tasks,
-            ),
-            self.metrics,
-        )
+        open_worker, tasks = machinery.open_worker, machinery.tasks
+        self.engines = Engines(node, self.own, self.blobs, open_worker=open_worker, tasks=tasks)
+        self.evaluations = Evaluations()
+        self.failed_audits: Counter[bytes] = Counter()
         self.roles = RoleManager(node, self.own, self.presences, self._lives() if lives is None else lives)
-        self.watch = TermWatch(node, self.presences)
-        self.elector = ElectorPart(node, self.sync, self.watch)
+        self.elector = ElectorPart(node, self.sync, self.presences)
         self.pulls = Pulls(node, self.weights)
-        self.panel = Panel(
-            node,
-            self.own,
-            self.presences,
-            self.versions,
-            self.weights,
-            self.bulk,
-            self.pool,
-            self.pulls,
-            self.elector,
-            self.bench.evaluations,
-            stop,
-        )
-        self.control = ControlSocket(self.panel)
+        self.stop = stop
+        self.control = ControlSocket(self)
         self._machinery = machinery
 
     def _lives(self) -> Lives:
         return {
-            "trainer": partial(trainer.run, self.bench),
-            "relay": partial(relay.run, self.node, self.weights),
-            "validator": partial(validator.run, self.bench),
-            "inference": partial(inference.run, self.bench),
+            "trainer": partial(trainer.run, self),
+            "relay": partial(offers.push, self.node, self.weights),
+            "validator": partial(validator.run, self),
+            "inference": partial(inference.run, self),
         }
 
     def serve(self) -> None:
@@ -206,7 +179,9 @@ class Parts:
             "sending and fetching weights": self.bulk.run,  # last: a child's start takes a core for a moment
         }
         if self.manager.address is not None:
-            services["feeding the watchdog"] = partial(watchdog.run, node, own, weights, self.roles, self.manager)
+            progress = partial(watchdog.progress, node.log, self.roles)
+            status = partial(watchdog.status_line, node, own, weights)
+            services["feeding the watchdog"] = partial(self.manager.feed, progress, status)
         return services
 
     async def keep(self, services: Mapping[str, Service]) -> None:
@@ -228,7 +203,7 @@ class Parts:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.keep, services)
                 node.logger.info("%s serves at %s", node.config.name, ", ".join(node.network.addresses))
-                self.manager.ready(watchdog.status_line(node, self.own, self.weights))
+                self.manager.send(READY=1, STATUS=watchdog.status_line(node, self.own, self.weights))
                 await twins.refuse_copy(node, self.presences)
                 nursery.start_soon(self.keep, late)
                 await twins.refuse_twin(node, self.presences)
@@ -271,17 +246,17 @@ async def main(
 
         def stop() -> None:
             on_stop()
-            manager.stopping()
+            manager.send(STOPPING=1, STATUS="stopping")
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(stop_on_signal, stop, on_stop)
         domain = joining.held(directory)
         if domain is None:
-            manager.status("asks for the domain's genesis")
+            manager.send(STATUS="asks for the domain's genesis")
             domain = await joining.fetch(identity, directory, config.bootstrap, GENESIS_PATIENCE)
         _refuse_unfit(config, domain)
         known = _known_addresses(directory, config.bootstrap)
-        manager.status("reads the log")
+        manager.send(STATUS="reads the log")
         async with (
             open_log_store(directory.log_database, domain) as store,
             open_checkers() as checkers,

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final, Union
 
 import msgspec
 import trio
 
-from node.api import amend_requests, control_requests, recovery_requests, status, weight_requests
-from node.api.control_requests import Answer, Handler, Panel, Request
+from node.api import amend_requests, recovery_requests, status, weight_requests
+from node.api.control_requests import Answer, Panel, Request
 from node.errors import UserError, innermost
 from protocol.errors import Error
 
@@ -25,41 +25,48 @@ MAX_LINE: Final = 64 << 10
 STOPPING: Final = {"stopping": True}
 
 
-async def _leave(panel: Panel, request: control_requests.LeaveDomain) -> Answer:
-    panel.own.leaving = True
-    panel.own.announce()
-    return {"leaving": True}
+class LeaveDomain(Request, tag="leave"):
+    """End the node's part in its domain; a status tells when it has left."""
+
+    async def answer(self, panel: Panel) -> Answer:
+        panel.own.leaving = True
+        panel.own.announce()
+        return {"leaving": True}
 
 
-async def _pause_at(panel: Panel, request: control_requests.PauseAt) -> Answer:
-    panel.own.pause_at_step = request.step
-    return {"pause_at_step": request.step}
+class PauseAt(Request, tag="pause_at"):
+    """End work at this step; 0: go on."""
+
+    step: Annotated[int, msgspec.Meta(ge=0)]
+
+    async def answer(self, panel: Panel) -> Answer:
+        panel.own.pause_at_step = self.step
+        return {"pause_at_step": self.step}
 
 
-async def _stop(panel: Panel, request: control_requests.Stop) -> Answer:
-    return STOPPING
+class Stop(Request, tag="stop"):
+    """End the daemon."""
+
+    async def answer(self, panel: Panel) -> Answer:
+        return STOPPING
 
 
-HANDLERS: Final[dict[type[Request], Handler]] = {
-    **status.HANDLERS,
-    **weight_requests.HANDLERS,
-    **amend_requests.HANDLERS,
-    **recovery_requests.HANDLERS,
-    control_requests.LeaveDomain: _leave,
-    control_requests.PauseAt: _pause_at,
-    control_requests.Stop: _stop,
-}
+REQUESTS: Final[Sequence[type[Request]]] = (
+    *(LeaveDomain, PauseAt, Stop, status.Status, status.Peers, status.Roles, status.Credits),
+    *(weight_requests.ListWeights, weight_requests.CleanWeights, weight_requests.PullWeights),
+    *(amend_requests.ShowAmendments, amend_requests.SignAmendment, amend_requests.SubmitAmendment),
+    *(recovery_requests.ShowRecovery, recovery_requests.CloseFeed, recovery_requests.RebindFeed),
+)
 
 
 class ControlSocket:
-    """Serves one node by ``handlers``. ``open`` it once; then ``run`` it, again where it failed."""
+    """Serves one node's answers to ``requests``. ``open`` it once; then ``run`` it, again where it failed."""
 
-    def __init__(self, panel: Panel, handlers: Mapping[type[Request], Handler] = HANDLERS) -> None:
+    def __init__(self, panel: Panel, requests: Sequence[type[Request]] = REQUESTS) -> None:
         self._panel = panel
-        self._handlers = handlers
         self._listener: trio.SocketListener | None = None
-        kinds: Any = handlers.keys()
-        self._decoder = msgspec.json.Decoder(_union(*kinds))
+        kinds: Any = Union[tuple(requests)]  # noqa: UP007  which they are is known only now
+        self._decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(kinds)
 
     async def open(self) -> None:
         """Put the socket in its place. Raises ``UserError`` where something is in the way, and ``OSError``."""
@@ -83,15 +90,11 @@ class ControlSocket:
             await self.open()
         assert self._listener is not None
         listener, self._listener = self._listener, None
-        await trio.serve_listeners(self._handle, [listener])
-
-    async def _handle(self, stream: trio.SocketStream) -> None:
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await self._converse(stream)
+        await trio.serve_listeners(self._converse, [listener])
 
     async def _converse(self, stream: trio.SocketStream) -> None:
         buffer = b""
-        async with stream:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async for part in stream:
                 buffer += part
                 while b"\n" in buffer:
@@ -106,8 +109,7 @@ class ControlSocket:
     async def answer(self, line: bytes) -> Answer:
         """What is answered to one line; ``error`` says what was wrong with it, or what failed."""
         try:
-            request = self._decoder.decode(line)
-            return await self._handlers[type(request)](self._panel, request)
+            return await self._decoder.decode(line).answer(self._panel)
         except msgspec.ValidationError as error:
             return {"error": f"unknown request: {error}"}
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -117,10 +119,3 @@ class ControlSocket:
             if not isinstance(cause, Error | OSError | trio.TooSlowError):
                 self._panel.node.logger.error("control socket: a bug", exc_info=cause)
             return {"error": " ".join(str(cause).split()) or type(cause).__name__}
-
-
-def _union(*kinds: type[Request]) -> Any:
-    union: Any = kinds[0]
-    for kind in kinds[1:]:
-        union |= kind
-    return union

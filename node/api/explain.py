@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from node.api.control_requests import Panel
@@ -115,13 +116,7 @@ def last_rejection(ledger: Ledger, author: bytes) -> dict[str, Any] | None:
         return None
     for entry, status in reversed(ledger.decisions()):
         if entry.author == author and status.outcome != "accepted":
-            return {
-                "seq": entry.seq,
-                "outcome": status.outcome,
-                "severity": status.severity,
-                "reason": status.reason,
-                "words": words(status.reason),
-            }
+            return {"seq": entry.seq, **asdict(status), "words": words(status.reason)}
     return None
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from protocol.credit.ledger import Ledger
 from protocol.credit.reputation import Account
 from protocol.records import Step
+
+AS_IT_IS: Final = (
+    *("lag_max", "accepted", "rejected", "trained", "tokens"),
+    *("train_ms", "wait_ms", "publish_ms", "blocked_ms"),
+)
+"""What a row says of a step in the entry's own words."""
 
 
 def role_rows(ledger: Ledger) -> list[dict[str, Any]]:
@@ -56,13 +62,5 @@ def step_row(step: Step) -> dict[str, Any]:
         "step": step.number,
         "reward": step.reward / 1e6,
         "lag_mean": step.lag_mean / 1e6,
-        "lag_max": step.lag_max,
-        "accepted": step.accepted,
-        "rejected": step.rejected,
-        "trained": step.trained,
-        "tokens": step.tokens,
-        "train_ms": step.train_ms,
-        "wait_ms": step.wait_ms,
-        "publish_ms": step.publish_ms,
-        "blocked_ms": step.blocked_ms,
+        **{name: getattr(step, name) for name in AS_IT_IS},
     }

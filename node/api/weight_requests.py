@@ -10,12 +10,11 @@ version, or tells how far it is: asked again and again by the command that shows
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import trio
 
-from node.api import control_requests
-from node.api.control_requests import Answer, Handler, Panel, Request
+from node.api.control_requests import Answer, Panel, Request
 from node.store.version_store import VersionStore
 from node.weights import retention
 from node.weights.held import payload
@@ -24,20 +23,33 @@ from protocol.log.entry import Entry
 from protocol.weights.delta import DeltaManifest
 
 
-async def _list(panel: Panel, request: control_requests.ListWeights) -> Answer:
-    node = panel.node
-    entries, lineage = node.log.ledger.lineage(), panel.weights.held.lineage()
-    rows = await trio.to_thread.run_sync(objects, entries, panel.versions, lineage)
-    room = await trio.to_thread.run_sync(retention.room, panel.versions)
-    return {**room, "domain": node.domain.id.hex(), "applied": panel.weights.deltas.applied, "objects": rows}
+class ListWeights(Request, tag="weights"):
+    """What is on the disk and why."""
+
+    async def answer(self, panel: Panel) -> Answer:
+        node = panel.node
+        entries, lineage = node.log.ledger.lineage(), panel.weights.held.lineage()
+        rows = await trio.to_thread.run_sync(objects, entries, panel.versions, lineage)
+        room = await trio.to_thread.run_sync(retention.room, panel.versions)
+        return {**room, "domain": node.domain.id.hex(), "applied": panel.weights.deltas.applied, "objects": rows}
 
 
-async def _clean(panel: Panel, request: control_requests.CleanWeights) -> Answer:
-    return {**await panel.weights.held.clean(dry_run=request.dry_run)}
+class CleanWeights(Request, tag="weights-gc"):
+    """Delete what nothing keeps."""
+
+    dry_run: bool
+
+    async def answer(self, panel: Panel) -> Answer:
+        return {**await panel.weights.held.clean(dry_run=self.dry_run)}
 
 
-async def _pull(panel: Panel, request: control_requests.PullWeights) -> Answer:
-    return await panel.pulls.answer(request.version)
+class PullWeights(Request, tag="weights-pull"):
+    """Begin to fetch a version, or tell how far it is."""
+
+    version: int | str
+
+    async def answer(self, panel: Panel) -> Answer:
+        return await panel.pulls.answer(self.version)
 
 
 def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.RetentionBasis) -> list[dict[str, Any]]:
@@ -50,7 +62,8 @@ def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Re
         held = store.open(digest)
         if held is None:
             continue
-        kind, announced, term = named.get(digest, (_kind(held.listing), [], None))
+        unnamed = "delta" if isinstance(held.listing, DeltaManifest) else "version"
+        kind, announced, term = named.get(digest, (unnamed, [], None))
         numbers = [payload(entry).number for entry in announced]
         if digest == lineage.genesis and not numbers:  # not published yet
             numbers = [0]
@@ -69,10 +82,6 @@ def objects(entries: Iterable[Entry], store: VersionStore, lineage: retention.Re
     return sorted(rows, key=lambda row: (-max(row["numbers"], default=-1), row["kind"] != "version", row["digest"]))
 
 
-def _kind(listing: object) -> str:
-    return "delta" if isinstance(listing, DeltaManifest) else "version"
-
-
 def _named(lineage: Iterable[Entry]) -> dict[bytes, tuple[str, list[Entry], int]]:
     """Kind, entries and term by digest. Weights that were announced again have several entries, and numbers."""
     found: dict[bytes, tuple[str, list[Entry], int]] = {}
@@ -83,10 +92,3 @@ def _named(lineage: Iterable[Entry]) -> dict[bytes, tuple[str, list[Entry], int]
                 entries = found[digest][1] if digest in found else []
                 found[digest] = (kind, [*entries, entry], made.term)
     return found
-
-
-HANDLERS: Final[dict[type[Request], Handler]] = {
-    control_requests.ListWeights: _list,
-    control_requests.CleanWeights: _clean,
-    control_requests.PullWeights: _pull,
-}

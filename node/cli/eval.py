@@ -115,7 +115,7 @@ async def _measure(
         async with TaskService(plan.rows) as service, open_sampler(setup, recipe, size) as sampler:
             asked = await held_out.draw(plan, service)
             answers = [await _answers(version, sampler, service, asked) for version in held]
-            engine = sampler.engine
+            engine = sampler.kind
     except WorkerError as error:
         if error.kind == "user":
             raise UserError(str(error)) from None

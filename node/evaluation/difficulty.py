@@ -38,8 +38,8 @@ from node import __version__
 from node.config import MAX_SAMPLES
 from node.domain import founding
 from node.errors import UserError
-from node.evaluation.version_answers import Progress, Question, QuestionAnswers, Sampler, answer, open_sampler, sampling
-from node.roles.engine_client import Setup
+from node.evaluation.version_answers import Progress, Question, QuestionAnswers, answer, at_once, open_sampler, sampling
+from node.roles.engine_client import Engine, Setup
 from node.store.hashing import hash_bytes
 from node.tasks import task_sets
 from node.tasks.task_service import TaskService
@@ -55,7 +55,7 @@ MAX_ITEMS: Final = 1_000_000
 
 Row = Mapping[str, Any]
 OpenTasks = Callable[[Sequence[Row]], AbstractAsyncContextManager[TaskService]]
-OpenSampler = Callable[[Setup, Recipe, int], AbstractAsyncContextManager[Sampler]]
+OpenSampler = Callable[[Setup, Recipe, int], AbstractAsyncContextManager[Engine]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +260,9 @@ async def profile(
             if missing:
                 async with open_sampler(model.setup, recipe, Manifest.parse(data).size) as sampler:
                     await sampler.load(model.manifest, model.whole)
-                    for start in range(0, len(missing), sampler.at_once):
-                        places = missing[start : start + sampler.at_once]
+                    together = at_once(sampler.recipe)
+                    for start in range(0, len(missing), together):
+                        places = missing[start : start + together]
                         batch = [Question(*place, _seed(wanted, *place)) for place in places]
                         record.add(await answer(sampler, tasks, batch))
                         progress(len(asked) - len(missing) + start + len(batch), len(asked))

@@ -21,20 +21,19 @@ from node.errors import UserError
 from node.log.offline_proof import find_entry
 from node.log.offline_verification import verify
 from node.roles import auditing
-from node.roles.engine_client import LOAD_TIMEOUT, Prefill, load_timeout
+from node.roles.engine_client import Engine, Setup, open_child
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.version_store import VersionStore
 from node.tasks.task_service import TaskService
-from node.workers.child_messages import ConfigureEngine, LoadVersion
-from node.workers.child_process import WorkerError, open_worker
+from node.workers.child_messages import ConfigureEngine
+from node.workers.child_process import WorkerError
 from proofs.audit import AuditResult
 from protocol.credit.verdict_draws import check_draw
 from protocol.domain import Domain
-from protocol.errors import PeerError
+from protocol.errors import LocalError, PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict, Weights
-from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Submission
 from protocol.work.schedule import audit_share, audited_groups
 
@@ -101,17 +100,17 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
         )
     case = auditing.Case(domain, rollout_entry.author, rollout, share, standing, ledger.replica.thresholds_at(height))
 
-    def all_of(submission: Submission) -> range:
-        return range(len(submission.groups))
+    whole = everything
+
+    def replayed(submission: Submission) -> range:
+        return range(len(submission.groups) if whole else 0)
 
     try:
         async with _children(directory, domain, versions.paths(weights.manifest)) as (engine, tasks):
-            first = all_of if everything else auditing.nothing_more
-            result = await auditing.examine(case, data, verdict.draw, engine, tasks, first)
-            whole = everything
-            if not everything and result.outcome != verdict.outcome:
-                result = await auditing.examine(case, data, verdict.draw, engine, tasks, all_of)
+            result = await auditing.examine(case, data, verdict.draw, engine, tasks, replayed)
+            if not whole and result.outcome != verdict.outcome:
                 whole = True
+                result = await auditing.examine(case, data, verdict.draw, engine, tasks, replayed)
     except WorkerError as error:
         raise UserError(f"it cannot be replayed here: {error}", "see farflung doctor") from None
     confirmed = (result.outcome, result.severity) == (verdict.outcome, verdict.severity)
@@ -121,20 +120,20 @@ async def replay(directory: DataDirectory, wanted: str, *, everything: bool = Fa
 @asynccontextmanager
 async def _children(
     directory: DataDirectory, domain: Domain, paths: tuple[Path, Path]
-) -> AsyncIterator[tuple[Prefill, TaskService]]:
+) -> AsyncIterator[tuple[Engine, TaskService]]:
     rows = pinned_files.task_rows(directory, domain)
-    async with open_worker("node.workers.engine_child", name="engine") as worker, TaskService(rows) as tasks:
-        request = ConfigureEngine(
-            config=str(pinned_files.path(directory, domain.model.config)),
-            tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
-            recipe=domain.recipe,
-        )
-        ready = await worker.call(request, timeout=LOAD_TIMEOUT)
+    request = ConfigureEngine(
+        config=str(pinned_files.path(directory, domain.model.config)),
+        tokenizer=str(pinned_files.path(directory, domain.model.tokenizer)),
+        recipe=domain.recipe,
+    )
+    async with open_child(Setup(request, "torch", directory.work), 0) as engine, TaskService(rows) as tasks:
         try:
-            manifest = Manifest.parse(paths[0].read_bytes())
+            await engine.load(*paths)
         except (OSError, PeerError) as error:
             raise UserError(f"{paths[0]}: {error}") from None
-        load = LoadVersion(str(paths[0]), str(paths[1]))
-        if await worker.call(load, timeout=load_timeout(manifest.size)) != manifest.checksum:
-            raise UserError(f"{paths[1]}: not the version's tensors", "delete it, and the node fetches it again")
-        yield Prefill(worker, ready), tasks
+        except LocalError:
+            raise UserError(
+                f"{paths[1]}: not the version's tensors", "delete it, and the node fetches it again"
+            ) from None
+        yield engine, tasks

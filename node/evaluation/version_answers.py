@@ -9,22 +9,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
-import trio
 from msgspec.structs import replace as replace_fields
 
-from node.roles.engine_client import WORK_SPEED, WORK_TIMEOUT, Setup, load_timeout, open_child
+from node.roles.engine_client import Engine, Setup, open_child
 from node.tasks.task_service import TaskService
-from node.workers.child_messages import GenerateGroups, LoadVersion, WrittenGroup
-from node.workers.child_process import OpenWorker, Worker, open_worker
+from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Recipe
-from protocol.errors import LocalError
-from protocol.weights.manifest import Manifest
 from protocol.work import schedule
 from protocol.work.rollout import FINISH_END
 
@@ -64,62 +59,39 @@ def sampling(recipe: Recipe, samples: int, *, greedy: bool = False) -> Recipe:
     return replace(recipe, group_size=samples, temperature=temperature)
 
 
-class Sampler:
-    """A child that writes answers with the version loaded last. Made by ``open_sampler``.
-
-    ``engine`` is "torch" or "vllm", ``pid`` the child's process id, ``at_once`` how many questions it answers together.
-    """
-
-    def __init__(self, engine: str, worker: Worker, recipe: Recipe) -> None:
-        self.engine = engine
-        self.recipe = recipe
-        self.pid = worker.pid
-        self.at_once = max(1, SEQUENCES // recipe.group_size)
-        self._worker = worker
-
-    async def load(self, manifest: Path, whole: Path) -> None:
-        """Load the version of a manifest's file and a file of raw tensors. Raises ``WorkerError`` and ``OSError``."""
-        described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
-        timeout = load_timeout(described.size)
-        if await self._worker.call(LoadVersion(str(manifest), str(whole)), timeout=timeout) != described.checksum:
-            raise LocalError("the engine loaded other tensors than the manifest describes")
-
-    async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> list[WrittenGroup]:
-        """One group of answers to each prompt. Raises ``WorkerError``."""
-        tokens = len(prompts) * self.recipe.group_size * self.recipe.max_response_tokens
-        timeout = WORK_TIMEOUT + tokens / WORK_SPEED
-        return (await self._worker.call(GenerateGroups(list(prompts), list(seeds)), timeout=timeout)).groups
-
-
-@asynccontextmanager
-async def open_sampler(
+def open_sampler(
     setup: Setup, recipe: Recipe, size: int, *, open_worker: OpenWorker = open_worker
-) -> AsyncIterator[Sampler]:
-    """A sampler that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
+) -> AbstractAsyncContextManager[Engine]:
+    """An engine that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
     ``setup`` is a running node's (``node.roles.engines.Engines.setup``) or made from files. Raises ``WorkerError``.
     """
     following = replace(setup, configured=replace_fields(setup.configured, recipe=recipe))
-    async with open_child(following, size, open_worker=open_worker) as (engine, worker, _):
-        yield Sampler(engine, worker, recipe)
+    return open_child(following, size, open_worker=open_worker)
+
+
+def at_once(recipe: Recipe) -> int:
+    """How many questions an engine that follows ``recipe`` answers together."""
+    return max(1, SEQUENCES // recipe.group_size)
 
 
 async def answer(
-    sampler: Sampler, tasks: TaskService, questions: Sequence[Question], progress: Progress = lambda *_: None
+    engine: Engine, tasks: TaskService, questions: Sequence[Question], progress: Progress = lambda *_: None
 ) -> list[QuestionAnswers]:
     """What the loaded version answers to ``questions``, in their order. Raises ``WorkerError``."""
     found: list[QuestionAnswers] = []
-    for start in range(0, len(questions), sampler.at_once):
-        found += await _answer(sampler, tasks, questions[start : start + sampler.at_once])
+    together = at_once(engine.recipe)
+    for start in range(0, len(questions), together):
+        found += await _answer(engine, tasks, questions[start : start + together])
         progress(len(found), len(questions))
     return found
 
 
-async def _answer(sampler: Sampler, tasks: TaskService, batch: Sequence[Question]) -> list[QuestionAnswers]:
+async def _answer(engine: Engine, tasks: TaskService, batch: Sequence[Question]) -> list[QuestionAnswers]:
     texts = await tasks.questions([(question.task, question.item) for question in batch])
     seeds = [question.seed for question in batch]
-    prompts = [schedule.prompt(text, seed, sampler.recipe) for text, seed in zip(texts, seeds, strict=True)]
-    groups = await sampler.write(prompts, seeds)
+    prompts = [schedule.prompt(text, seed, engine.recipe) for text, seed in zip(texts, seeds, strict=True)]
+    groups = (await engine.generate(prompts, seeds)).groups
     flat = [
         (question.task, question.item, one.text)
         for question, group in zip(batch, groups, strict=True)

@@ -44,9 +44,13 @@ class Failure:
     times: int
     pause: float
 
+    @property
+    def why(self) -> str:
+        """The error in words."""
+        return str(self.error) or type(self.error).__name__
+
     def __str__(self) -> str:
-        why = str(self.error) or type(self.error).__name__
-        return f"{self.name} stopped: {why}; it starts again in {self.pause:.0f} s"
+        return f"{self.name} stopped: {self.why}; it starts again in {self.pause:.0f} s"
 
 
 async def keep(

@@ -39,9 +39,9 @@ class OwnState:
     generating: bool = False
     """It writes rollouts (inference)."""
     tokens_generated: int = 0
-    """Since it started (engine)."""
+    """Since it started (inference)."""
     tokens_per_second: int = 0
-    """Of the newest groups (engine)."""
+    """Of the newest groups (inference)."""
     changed: trio.Event = field(default_factory=trio.Event)
     """Set once something is to be announced (presences wait for it and renew it)."""
 

@@ -25,10 +25,6 @@ MAX_RECENT: Final = 64
 """Own presences that are remembered: of more intervals than a presence lives, at five an interval at most."""
 
 
-def _memory_mb() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-
-
 class Presences:
     """Publishes ours every interval and at once when something worth telling changed."""
 
@@ -105,7 +101,7 @@ class Presences:
             versions=tuple(own.versions[:8]),
             arriving=tuple(own.arriving[:MAX_ARRIVING]),
             cpus=os.cpu_count() or 1,
-            memory_mb=_memory_mb(),
+            memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
             gpu_mb=0,
             tokens_per_second=own.tokens_per_second,
             bandwidth_kbps=0,

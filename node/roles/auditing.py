@@ -6,13 +6,13 @@ the validator's draw and the version's weights; so whoever has these gets the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
-from node.workers.child_messages import ReplayedGroup
+from node.roles.engine_client import Engine
+from node.tasks.task_service import TaskService
 from proofs import audit, checks
 from proofs.audit import AuditResult
 from protocol.credit.sequential_test import Standing
@@ -20,7 +20,7 @@ from protocol.domain import Domain, Thresholds
 from protocol.errors import PeerError
 from protocol.records import Rollout
 from protocol.work import schedule
-from protocol.work.rollout import Group, Submission, unpack
+from protocol.work.rollout import Submission, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +35,19 @@ class Case:
     thresholds: Thresholds
 
 
-class Replayer(Protocol):
-    """An engine that holds the version."""
-
-    end_token: int
-    vocabulary: int
-
-    async def encode(self, prompts: Sequence[str]) -> list[bytes]:
-        """The tokens of each prompt."""
-
-    async def replay(self, groups: Sequence[tuple[bytes, Group]], clip: int) -> list[ReplayedGroup]:
-        """Replay (seed, group) pairs."""
-
-
-class Scoring(Protocol):
-    """The domain's tasks."""
-
-    async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
-        """The questions of (task, item) pairs."""
-
-    async def score(self, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
-        """The rewards of responses."""
-
-    async def confirm(self, items: Sequence[tuple[int, int, str]], claimed: Sequence[int]) -> list[int | None]:
-        """The rewards, where they are lower than claimed with more patience."""
-
-
-def nothing_more(submission: Submission) -> Collection[int]:
-    """No group but those that the draw picks."""
-    return ()
-
-
 async def examine(
     case: Case,
     data: bytes,
     draw: bytes,
-    engine: Replayer,
-    tasks: Scoring,
-    suspect: Callable[[Submission], Collection[int]] = nothing_more,
+    engine: Engine,
+    tasks: TaskService,
+    suspect: Callable[[Submission], Collection[int]] = lambda submission: (),
 ) -> AuditResult:
-    """Judge the file ``data``. ``suspect`` names groups that look like others' (``proofs.duplicates``), called in a
-    thread: they are replayed beside those that the draw picks. Raises ``WorkerError`` where a child fails."""
+    """Judge the file ``data``; ``engine`` holds the version.
+
+    ``suspect`` names groups that look like others' (``proofs.duplicates``), called in a thread: they are replayed
+    beside those that the draw picks. Raises ``WorkerError`` where a child fails.
+    """
     domain, rollout = case.domain, case.rollout
     try:
         # In a thread, like whatever looks at each token: the largest file has millions of them.
@@ -121,7 +93,7 @@ async def examine(
     return audit.audit_rewards(submission, rewards, before)
 
 
-async def _score(tasks: Scoring, flat: list[tuple[int, int, str]], claimed: list[int]) -> list[int | None]:
+async def _score(tasks: TaskService, flat: list[tuple[int, int, str]], claimed: list[int]) -> list[int | None]:
     """The rewards; a claim is called false only after it was tried again with more patience. One is enough."""
     rewards = await tasks.score(flat)
     for place, (item, claim) in enumerate(zip(flat, claimed, strict=True)):

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import trio
 
-from protocol.constants import MILLION
 from protocol.weights.manifest import Manifest
 
 WRONG_WEIGHTS: Final = "wrong-weights"
@@ -20,11 +19,6 @@ FORGED_REWARD: Final = "forged-reward"
 CHEATS: Final = (WRONG_WEIGHTS, FORGED_REWARD)
 
 _NOISE = 0.05
-
-
-def forged(rewards: list[list[int]]) -> list[list[int]]:
-    """Full marks for everything."""
-    return [[MILLION for _ in group] for group in rewards]
 
 
 async def perturbed(folder: Path, weights: bytes, manifest: Path, whole: Path) -> Path:

@@ -48,13 +48,17 @@ AUTO_BYTES = 64 << 20
 """Weights of fewer bytes are generated with by torch, which starts in three seconds and takes little memory."""
 
 
-class Prefill:
-    """A configured child that holds a version, for whoever judges."""
+class Engine:
+    """A configured child that holds one version at most. ``kind`` is "torch" or "vllm", ``recipe`` what it follows."""
 
-    def __init__(self, worker: Worker, ready: EngineReady) -> None:
-        self._worker = worker
+    def __init__(self, kind: str, worker: Worker, ready: EngineReady, recipe: Recipe) -> None:
+        self.kind = kind
+        self.pid = worker.pid
         self.end_token = ready.end_token
         self.vocabulary = ready.vocabulary
+        self.recipe = recipe
+        self._worker = worker
+        self._loaded: tuple[Path, Path] | None = None
 
     async def encode(self, prompts: Sequence[str]) -> list[bytes]:
         """The tokens of each prompt as little-endian u32."""
@@ -66,52 +70,27 @@ class Prefill:
         tokens = sum(len(response.tokens) for _, group in groups for response in group.responses)
         return await self._worker.call(request, timeout=WORK_TIMEOUT + tokens / WORK_SPEED)
 
-
-class Engine(Prefill):
-    """Speaks to the child; holds at most one version at a time.
-
-    ``paths`` gives the manifest's and the raw tensors' files of a version; ``wrote(tokens, seconds)`` is called for
-    what was generated.
-    """
-
-    def __init__(
-        self,
-        worker: Worker,
-        ready: EngineReady,
-        recipe: Recipe,
-        paths: Callable[[bytes], tuple[Path, Path]],
-        wrote: Callable[[int, float], None],
-    ) -> None:
-        super().__init__(worker, ready)
-        self._recipe = recipe
-        self._paths = paths
-        self._wrote = wrote
-        self._loaded: tuple[bytes, Path] | None = None
-
-    async def load(self, weights: bytes, raw: Path | None = None) -> None:
-        """Load a version that is held; ``raw`` puts another file under its manifest (a devnet's cheat does).
+    async def load(self, manifest: Path, whole: Path, *, other: bool = False) -> None:
+        """Load the version of a manifest's file and a file of raw tensors; ``other`` where these are not the manifest's
+        (a devnet's cheat does that). Raises ``WorkerError`` and ``OSError``.
 
         The engine's own tensors must give the manifest's checksum: a reload that silently kept old ones is an error.
         """
-        manifest, whole = self._paths(weights)
-        wanted = (weights, raw or whole)
-        if self._loaded == wanted:
+        if self._loaded == (manifest, whole):
             return
         self._loaded = None
         described = await trio.to_thread.run_sync(Manifest.parse, await trio.Path(manifest).read_bytes())
-        request = LoadVersion(str(manifest), str(wanted[1]))
+        request = LoadVersion(str(manifest), str(whole))
         checksum = await self._worker.call(request, timeout=load_timeout(described.size))
-        if raw is None and checksum != described.checksum:
+        if not other and checksum != described.checksum:
             raise LocalError("the engine loaded other tensors than the manifest describes")
-        self._loaded = wanted
+        self._loaded = manifest, whole
 
     async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> WrittenGroups:
         """One group a prompt."""
-        recipe = self._recipe
-        timeout = WORK_TIMEOUT + len(prompts) * recipe.group_size * recipe.max_response_tokens / WORK_SPEED
-        written = await self._worker.call(GenerateGroups(list(prompts), list(seeds)), timeout=timeout)
-        self._wrote(written.tokens, written.seconds)
-        return written
+        tokens = len(prompts) * self.recipe.group_size * self.recipe.max_response_tokens
+        request = GenerateGroups(list(prompts), list(seeds))
+        return await self._worker.call(request, timeout=WORK_TIMEOUT + tokens / WORK_SPEED)
 
 
 def load_timeout(size: int) -> float:
@@ -156,8 +135,8 @@ async def open_child(
     *,
     open_worker: OpenWorker = open_worker,
     vllm: bool | None = None,
-) -> AsyncIterator[tuple[str, Worker, EngineReady]]:
-    """The child that generates with a model of ``size`` bytes: which it is, and its answer to being configured.
+) -> AsyncIterator[Engine]:
+    """The child that generates with a model of ``size`` bytes.
 
     ``started`` is called with its process id before it is configured. "auto" falls back on torch where vLLM cannot run
     the model. ``vllm``: whether it is installed, where that is known.
@@ -165,22 +144,20 @@ async def open_child(
     found = chosen(setup.engine, size, installed=vllm_start.installed() if vllm is None else vllm)
     async with AsyncExitStack() as stack:
         try:
-            worker, ready = await _start(stack, found, setup, started, open_worker)
+            engine = await _start(stack, found, setup, started, open_worker)
         except WorkerError as error:
             if found == "torch" or setup.engine != "auto" or error.kind != "user":
                 raise
             logger.info("torch generates: %s", error)
-            found = "torch"
-            worker, ready = await _start(stack, found, setup, started, open_worker)
-        yield found, worker, ready
+            engine = await _start(stack, "torch", setup, started, open_worker)
+        yield engine
 
 
 async def _start(
-    stack: AsyncExitStack, engine: str, setup: Setup, started: Callable[[int], None], open_worker: OpenWorker
-) -> tuple[Worker, EngineReady]:
-    """A child of ``engine`` and its answer to being configured."""
+    stack: AsyncExitStack, kind: str, setup: Setup, started: Callable[[int], None], open_worker: OpenWorker
+) -> Engine:
     prefix = MODEST if setup.modest else ()
-    if engine == "torch":
+    if kind == "torch":
         opened = open_worker("node.workers.engine_child", name="engine", prefix=prefix)
         timeout = LOAD_TIMEOUT
     else:
@@ -189,4 +166,4 @@ async def _start(
         timeout = VLLM_START_TIMEOUT
     worker = await stack.enter_async_context(opened)
     started(worker.pid)
-    return worker, await worker.call(setup.configured, timeout=timeout)
+    return Engine(kind, worker, await worker.call(setup.configured, timeout=timeout), setup.configured.recipe)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import trio
@@ -28,15 +27,13 @@ OpenTasks = Callable[[Sequence[Mapping[str, Any]]], AbstractAsyncContextManager[
 
 
 class Engines:
-    """Opens children. ``paths`` gives the manifest's and the raw tensors' files of a version that is held; processes
-    are started by ``open_worker`` and ``tasks``."""
+    """Opens children; their processes are started by ``open_worker`` and ``tasks``."""
 
     def __init__(
         self,
         node: Node,
         own: OwnState,
         blobs: BlobExchange,
-        paths: Callable[[bytes], tuple[Path, Path]],
         *,
         open_worker: OpenWorker = open_worker,
         tasks: OpenTasks = TaskService,
@@ -44,7 +41,6 @@ class Engines:
         self._node = node
         self._own = own
         self._blobs = blobs
-        self._paths = paths
         self._tasks = tasks
         self.open_worker = open_worker
 
@@ -84,15 +80,10 @@ class Engines:
         def started(pid: int) -> None:
             self._own.children["engine"] = pid
 
-        def wrote(tokens: int, seconds: float) -> None:
-            self._own.tokens_generated += tokens
-            if seconds > 0:
-                self._own.tokens_per_second = int(tokens / seconds)
-
         size = await self.model_bytes(setup.engine)
         try:
-            async with open_child(setup, size, started, open_worker=self.open_worker) as (_, worker, ready):
-                yield Engine(worker, ready, self._node.domain.recipe, self._paths, wrote)
+            async with open_child(setup, size, started, open_worker=self.open_worker) as engine:
+                yield engine
         finally:
             self._own.children.pop("engine", None)
 
@@ -103,18 +94,8 @@ class Engines:
             items = None
             if task.items is not None:
                 items = await self._blobs.fetch(task.items.hash, task.items.size, timeout=60)
-            path = None if task.data is None else str(await self._blobs.path(task.data.hash, task.data.size))
-            table.append(
-                {
-                    "kind": task.kind,
-                    "name": task.name,
-                    "weight": task.weight,
-                    "parameters": task.parameters,
-                    "version": task.version,
-                    "data": path,
-                    "items": items,
-                }
-            )
+            path = None if task.data is None else await self.file(task.data)
+            table.append({**asdict(task), "data": path, "items": items})
         return table
 
     @asynccontextmanager

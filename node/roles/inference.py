@@ -10,12 +10,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import trio
 
 from node.roles import cheats
 from node.roles.engine_client import Engine
-from node.roles.role_figures import lengths
 from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
 from node.weights.held import payload as weights_payload
@@ -26,7 +27,7 @@ from protocol.domain import Recipe
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step
 from protocol.work import schedule
-from protocol.work.rollout import Group, Response, Submission, unpack
+from protocol.work.rollout import FINISH_END, Group, Response, Submission, unpack
 
 BACKLOG = 2
 """Batches of groups that may stand announced and unused. One is being trained on while the next fills up."""
@@ -92,10 +93,11 @@ class InferenceLife:
         node, bench, recipe = self._node, self._bench, self._recipe
         self._newest_used = weights_payload(version).number
         cheat = node.config.devnet.cheat
-        raw = None
-        if cheat == cheats.WRONG_WEIGHTS:
-            raw = await cheats.perturbed(node.directory.work, version.id, *bench.weights.held.paths(version.id))
-        await self._engine.load(version.id, raw)
+        manifest, whole = bench.weights.held.paths(version.id)
+        wrong = cheat == cheats.WRONG_WEIGHTS
+        if wrong:
+            whole = await cheats.perturbed(node.directory.work, version.id, manifest, whole)
+        await self._engine.load(manifest, whole, other=wrong)
         first = node.log.ledger.next_counter(node.id, version.id)
         counters = range(first, first + recipe.groups_per_submission)
         seeds = [schedule.seed(node.domain.id, version.id, node.id, c) for c in counters]
@@ -103,11 +105,14 @@ class InferenceLife:
         questions = await self._tasks.questions(items)
         prompts = [schedule.prompt(question, s, recipe) for question, s in zip(questions, seeds, strict=True)]
         written = await self._engine.generate(prompts, seeds)
+        bench.own.tokens_generated += written.tokens
+        if written.seconds > 0:
+            bench.own.tokens_per_second = int(written.tokens / written.seconds)
         began = time.monotonic()
         rewards = await self._score(items, written.groups)
         scoring = time.monotonic() - began
         if cheat == cheats.FORGED_REWARD:
-            rewards = cheats.forged(rewards)
+            rewards = [[MILLION] * len(group) for group in rewards]
         groups = tuple(
             _group(counter, group, scores)
             for counter, group, scores in zip(counters, written.groups, rewards, strict=True)
@@ -158,3 +163,13 @@ def _group(counter: int, group: WrittenGroup, rewards: list[int]) -> Group:
         for one, reward in zip(group.responses, rewards, strict=True)
     )
     return Group(counter, unpack(group.prompt), responses, group.proofs)
+
+
+def lengths(responses: Sequence[Response]) -> dict[str, Any]:
+    """How long responses are, in tokens, and the share of those that ended by themselves."""
+    counts = [len(response.tokens) for response in responses]
+    return {
+        "length_mean": sum(counts) / len(counts),
+        "length_max": max(counts),
+        "ended": sum(response.finish == FINISH_END for response in responses) / len(responses),
+    }

@@ -10,15 +10,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from typing import Any, Final
 
 import trio
 
 from node.context import Node
-from node.roles import role_figures
-from node.roles.gathering import Gathered, amount
+from node.roles.inference import lengths
+from node.roles.rollout_pool import Gathered
 from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
 from node.weights import delta_making
@@ -30,22 +31,25 @@ from protocol.constants import MILLION
 from protocol.credit.ledger import Ledger
 from protocol.log.entry import Entry
 from protocol.records import Blob, Step, StepBlob, Verdict, Weights
+from protocol.work.rollout import Response
 
 DELTA = "next.delta"
 MAX_REJECTED = 2**31 - 1
 """The most that a step entry can say; anybody may announce a great many responses."""
+LEARNER: Final = (
+    *("loss", "grad_norm", "entropy", "reference_kl", "behaviour_kl", "clip_share", "ratio_mean", "importance_mean"),
+    *("learning_rate", "updates", "groups_used", "groups_dropped"),
+)
+"""What is taken over from the trainer child's answer (``node.workers.learner``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What training made: the child's ``answer``, and the files of the version and of its ``checkpoint``.
-
-    ``trained_at`` is when it was done, by trio's clock; the times are as in ``protocol.records.Step``.
-    """
+    """What training made of ``base``, which is published: the child's answer, and when (``trained_at``, by trio's
+    clock); the times are as in ``protocol.records.Step``."""
 
     trained: Trained
-    whole: Path
-    checkpoint: Path
+    base: Entry
     trained_at: float
     train_ms: int
     wait_ms: int
@@ -53,19 +57,22 @@ class Made:
 
 
 class Publication:
-    """One version, numbered ``number``, on its way from the trainer into the log; ``batch`` is what made it."""
+    """One version, numbered ``number``, on its way from the trainer into the log; ``batch`` is what made it. The child
+    writes its files, ``whole`` and ``checkpoint``; what of them is not kept goes with it."""
 
-    def __init__(self, bench: Workbench, number: int, batch: Sequence[Gathered], checkpoints: Path) -> None:
+    def __init__(self, bench: Workbench, number: int, batch: Sequence[Gathered]) -> None:
         self.number = number
         self.batch = batch
+        self.checkpoints = bench.node.directory.trainer
+        self.whole = bench.node.directory.work / f"{number}.bin"
+        self.checkpoint = self.checkpoints / f"{number}.part"
         self.entry: Entry | None = None
         """The ``weights`` entry, once it is there; None at the end where the version was thrown away."""
         self.over = trio.Event()
         self.over_at = 0.0
         self._node = bench.node
         self._bench = bench
-        self._checkpoints = checkpoints
-        self._made: tuple[Made, Entry] | None = None
+        self._made: Made | None = None
         self._ready = trio.Event()
 
     async def run(self) -> None:
@@ -74,65 +81,71 @@ class Publication:
             async with delta_making.open_child(self._bench.engines.open_worker) as differ:
                 await self._ready.wait()
                 if self._made is not None:
-                    self.entry = await self._publish(differ, *self._made)
+                    self.entry = await self._publish(differ, self._made)
         finally:
-            if self.entry is None and self._made is not None:
-                for file in (self._made[0].whole, self._made[0].checkpoint):
-                    file.unlink(missing_ok=True)
+            if self._made is not None:
+                self._discard()
             self.over_at = trio.current_time()
             self.over.set()
 
-    def go(self, made: Made, base: Entry) -> None:
-        """It was made from ``base``, which is published."""
-        self._made = made, base
+    def go(self, made: Made) -> None:
+        """It was made."""
+        self._made = made
         self._ready.set()
 
     def drop(self) -> None:
         """It was not made, or what it was made from is not to be."""
+        self._discard()  # at once: the next one may have the same number
         self._ready.set()
 
-    async def _publish(self, differ: Worker, made: Made, base: Entry) -> Entry | None:
-        node, bench = self._node, self._bench
+    def _discard(self) -> None:
+        for file in (self.whole, self.checkpoint):
+            file.unlink(missing_ok=True)
+
+    async def _publish(self, differ: Worker, made: Made) -> Entry | None:
+        node, bench, base = self._node, self._bench, made.base
         if overtaken(bench, base):
             return None
-        described = await self._describe(differ, made, base)
+        described = await self._describe(differ, made)
         manifest = described.manifest
         data = await trio.to_thread.run_sync(manifest.encode)
         digest = await bench.blobs.put(data)
         bench.weights.held.expect(manifest, described.delta)
-        await trio.to_thread.run_sync(bench.versions.adopt, data, made.whole)
+        await trio.to_thread.run_sync(bench.versions.adopt, data, self.whole)
         delta = await self._adopt_delta(described)
         await give_to_second_holder(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
         grant = node.log.ledger.grant()
         if grant is None or overtaken(bench, base):
             return None
-        made.checkpoint.replace(self._checkpoints / f"{digest.hex()}.safetensors")
+        self.checkpoint.replace(self.checkpoints / f"{digest.hex()}.safetensors")
         # Before the entry is: it makes the old checkpoint useless.
-        await trio.to_thread.run_sync(sync_directory, self._checkpoints)
+        await trio.to_thread.run_sync(sync_directory, self.checkpoints)
         blob = StepBlob(tuple((g.entry.id, self._accepting(g.entry)) for g in self.batch)).encode()
-        step = self._step(made, grant.term, base, await bench.blobs.put(blob), len(blob))
-        entries = await node.log.append(step, self._weights(step, described, Blob(digest, len(data)), delta))
+        step = self._step(made, grant.term, await bench.blobs.put(blob), len(blob))
+        change = (None, 0) if delta is None else (delta.hash, delta.size)
+        weights = partial(Weights, step.term, step.number, base.id, digest, len(data), manifest.whole, manifest.size)
+        entries = await node.log.append(step, lambda before: weights(before[-1].id, *change))
         responses = [r for g in self.batch for group in g.submission.groups for r in group.responses]
-        bench.metrics.record("step", **role_figures.of_step(step, made.trained.metrics, responses))
+        bench.metrics.record("step", **step_figures(step, made.trained.metrics, responses))
         bench.pool.add_step(entries[0], StepBlob.parse(blob))
         bench.weights.held.note(entries[1])
-        for path in self._checkpoints.glob("*.safetensors"):
+        for path in self.checkpoints.glob("*.safetensors"):
             if path.stem != digest.hex():
                 path.unlink(missing_ok=True)
         return entries[1]
 
-    def _step(self, made: Made, term: int, base: Entry, blob: bytes, blob_size: int) -> Step:
+    def _step(self, made: Made, term: int, blob: bytes, blob_size: int) -> Step:
         responses = [(r, g.lag) for g in self.batch for group in g.submission.groups for r in group.responses]
         return Step(
             term=term,
             number=self.number,
-            base=base.id,
+            base=made.base.id,
             blob=blob,
             blob_size=blob_size,
             reward=sum(r.reward for r, _ in responses) // len(responses),
             lag_mean=sum(lag for _, lag in responses) * MILLION // len(responses),
             lag_max=max(lag for _, lag in responses),
-            groups=amount(self.batch).groups,
+            groups=sum(len(g.submission.groups) for g in self.batch),
             accepted=len(responses),
             rejected=in_a_step(rejected_since(self._node.log.ledger)),
             trained=made.trained.trained,
@@ -143,21 +156,11 @@ class Publication:
             blocked_ms=made.blocked_ms,
         )
 
-    def _weights(
-        self, step: Step, described: delta_making.Described, manifest: Blob, delta: Blob | None
-    ) -> Callable[[Sequence[Entry]], Weights]:
-        """The payload of the ``weights`` entry, given the entries before it: the last is the step's."""
-        whole, size = described.manifest.whole, described.manifest.size
-        change = (None, 0) if delta is None else (delta.hash, delta.size)
-        return lambda made: Weights(
-            step.term, step.number, step.base, manifest.hash, manifest.size, whole, size, made[-1].id, *change
-        )
-
-    async def _describe(self, differ: Worker, made: Made, base: Entry) -> delta_making.Described:
+    async def _describe(self, differ: Worker, made: Made) -> delta_making.Described:
         """The new version's manifest, and its delta in ``work``."""
-        node, bench, trained = self._node, self._bench, made.trained
-        place = bench.weights.held.paths(base.id)[0].parent
-        given = (trained.tensors, trained.checksum, made.whole, weights_payload(base).size)
+        node, trained, base = self._node, made.trained, made.base
+        place = self._bench.weights.held.paths(base.id)[0].parent
+        given = (trained.tensors, trained.checksum, self.whole, weights_payload(base).size)
         try:
             found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
         except WorkerError as error:
@@ -211,3 +214,27 @@ def in_a_step(rejected: int) -> int:
 def milliseconds(seconds: float) -> int:
     """Seconds as a step entry says them."""
     return max(0, int(seconds * 1000))
+
+
+def step_figures(step: Step, learned: Mapping[str, Any], responses: Sequence[Response]) -> dict[str, Any]:
+    """The row in ``metrics.jsonl`` of a step that was committed; ``learned`` are the trainer child's metrics."""
+    train = step.train_ms / 1000
+    return {
+        "version": step.number,
+        "term": step.term,
+        "reward": step.reward / MILLION,
+        "groups": step.groups,
+        "responses": step.accepted,
+        "responses_rejected": step.rejected,
+        "responses_trained": step.trained,
+        "tokens": step.tokens,
+        "tokens_per_second": step.tokens / train if train else None,
+        "lag_mean": step.lag_mean / MILLION,
+        "lag_max": step.lag_max,
+        **lengths(responses),
+        "training_seconds": train,
+        "waiting_seconds": step.wait_ms / 1000,
+        "blocked_seconds": step.blocked_ms / 1000,
+        "publishing_seconds": step.publish_ms / 1000,
+        **{name: learned[name] for name in LEARNER if name in learned},
+    }

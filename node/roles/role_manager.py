@@ -82,7 +82,9 @@ class RoleManager:
                     return "none"
                 continue
             if own.leaving:
-                if await self._leave():
+                can = not own.left and node.log.ready.is_set() and node.log.own_seq >= 0
+                if can and await self._append(Leave(), "the leave entry cannot be made"):
+                    own.left = True
                     return "none"
                 continue
             grant = node.log.ledger.grant()
@@ -95,26 +97,17 @@ class RoleManager:
                 wanted = "none"
             if not self._stability.stable(wanted, trio.current_time()) or wanted == own.role:
                 continue
-            try:
-                await node.log.append(Role(wanted), timeout=APPEND_TIMEOUT)
-            except (Error, OSError) as error:
-                node.health.warn("role entry", f"the role {wanted} cannot be taken: {error}")
-                continue
-            node.health.clear("role entry")
-            return wanted
+            if await self._append(Role(wanted), f"the role {wanted} cannot be taken"):
+                return wanted
 
-    async def _leave(self) -> bool:
-        """Append ``leave``, once; False where the log does not take it yet."""
-        node = self._node
-        if self._own.left or not node.log.ready.is_set() or node.log.own_seq < 0:
-            return False
+    async def _append(self, record: Role | Leave, problem: str) -> bool:
+        """Whether the log took it; ``problem`` says what is the matter where it did not."""
         try:
-            await node.log.append(Leave(), timeout=APPEND_TIMEOUT)
+            await self._node.log.append(record, timeout=APPEND_TIMEOUT)
         except (Error, OSError) as error:
-            node.health.warn("role entry", f"the leave entry cannot be made: {error}")
+            self._node.health.warn("role entry", f"{problem}: {error}")
             return False
-        node.health.clear("role entry")
-        self._own.left = True
+        self._node.health.clear("role entry")
         return True
 
     async def _live(self, role: str) -> None:
@@ -125,9 +118,8 @@ class RoleManager:
             if failure.times < MAX_FAILURES:
                 return False
             own.unfit[role] = trio.current_time() + UNFIT
-            why = str(failure.error) or type(failure.error).__name__
-            text = f"the {role} role failed {failure.times} times in a row ({why}) and is left to others for a while"
-            node.health.warn(f"{role} role", text)
+            text = f"the {role} role failed {failure.times} times in a row ({failure.why}) and is left to others"
+            node.health.warn(f"{role} role", f"{text} for a while")
             return True
 
         await supervisor.keep(

@@ -1,15 +1,20 @@
-"""The accepted rollouts that no step has used yet: what the trainer draws from and inference nodes look at.
+"""The accepted rollouts that no step has used yet: what inference nodes look at and the trainer's steps are made of.
 
-It follows the ledger's decisions and the blobs of the lineage's steps, each once.
-
-A batch is full (``Amount``) with ``groups_per_step`` groups with a signal. It is also full with ``GATHER_FACTOR`` times
-as many groups of any kind: where no task teaches anything any more, nobody gathers without end.
+1. The pool follows the ledger's decisions and the blobs of the lineage's steps, each once.
+2. A batch is full (``Amount``) with ``groups_per_step`` groups with a signal. It is also full with ``GATHER_FACTOR``
+   times as many groups of any kind: where no task teaches anything any more, nobody gathers without end.
+3. A submission serves one step, and only while its policy lag is from 0 to ``async_level``. The oldest versions go
+   first.
+4. Groups without a signal are the trainer's to drop, and nobody else's.
+5. A submission that its author made up is refused for good, one that nobody gives is asked for again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import trio
 
@@ -23,6 +28,9 @@ from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Step, StepBlob
 from protocol.work import schedule
+from protocol.work.rollout import Submission
+
+FETCH_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +179,99 @@ def amount(rollout: Entry) -> Amount:
     """What a ``rollout`` entry announces."""
     assert isinstance(rollout.payload, Rollout)
     return Amount(rollout.payload.groups, rollout.payload.signal)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """One accepted submission on its way into a step."""
+
+    entry: Entry
+    lag: int
+    path: Path
+    submission: Submission
+
+
+class Gathering:
+    """Fills one batch after the other."""
+
+    def __init__(self, node: Node, blobs: BlobExchange, pool: Pool) -> None:
+        self._node = node
+        self._blobs = blobs
+        self._pool = pool
+        self._recipe = node.domain.recipe
+        self._batch: dict[bytes, Gathered] = {}
+        self._refused: set[bytes] = set()
+
+    @property
+    def amount(self) -> Amount:
+        """How much is in the batch."""
+        batch = [gathered.submission for gathered in self._batch.values()]
+        return Amount(sum(len(each.groups) for each in batch), sum(each.signal for each in batch))
+
+    @property
+    def full(self) -> bool:
+        """Whether a step can be made of it."""
+        return self.amount.fills(1, self._recipe)
+
+    async def fill(self, number: int) -> bool:
+        """Take in what was accepted since the last look, for a step from version ``number``; True once it is full."""
+        await self._pool.update()
+        usable = self._pool.usable(number)
+        # What was gathered for another base, or before a step that another trainer made, may be too old or used by now.
+        self._batch = {i: replace(g, lag=usable[i][1]) for i, g in self._batch.items() if i in usable}
+        for entry, lag in usable.values():
+            if self.full:
+                break
+            await self.take(entry, lag)
+        return self.full
+
+    async def keep_filling(self, number: int) -> None:
+        """Go on filling it, for ever: the batch of the next step comes in while this one is trained.
+
+        Where the disk refuses, it ends: that is to be told when no training would be lost by it.
+        """
+        seen = 0
+        with suppress(OSError):
+            while True:
+                if not self.full:
+                    await self.fill(number)
+                seen = await self._node.log.wait_change(seen, timeout=0.5)
+
+    async def take(self, entry: Entry, lag: int) -> None:
+        """Fetch one accepted submission into the batch, where that can be."""
+        node = self._node
+        if entry.id in self._batch or entry.id in self._refused:
+            return
+        rollout = entry.payload
+        assert isinstance(rollout, Rollout)
+        try:
+            # The validators fetched it to judge it, and hold it; its author may be busy or gone.
+            peers = [*node.log.ledger.verdicts(entry.id), entry.author]
+            data = await self._blobs.fetch(rollout.submission, rollout.size, peers, timeout=FETCH_TIMEOUT)
+            submission = await trio.to_thread.run_sync(Submission.parse, data, self._recipe)
+        except PeerError as error:
+            self._refused.add(entry.id)
+            node.network.blame(entry.author, error)
+            return
+        except Unreachable:
+            return
+        self._batch[entry.id] = Gathered(entry, lag, self._blobs.store.path(rollout.submission), submission)
+
+    def hand_out(self) -> list[Gathered]:
+        """The batch, for a step; the next one begins empty."""
+        batch = list(self._batch.values())
+        self._batch.clear()
+        self._pool.take(g.entry.id for g in batch)
+        return batch
+
+    def give_back(self, batch: Sequence[Gathered]) -> None:
+        """The step was thrown away for no fault of these."""
+        self._pool.give_back(g.entry.id for g in batch)
+
+    def refuse(self, batch: Sequence[Gathered]) -> None:
+        """Never to be tried again."""
+        self._refused.update(g.entry.id for g in batch)
+
+    def refused(self, number: int) -> bool:
+        """Whether a step from version ``number`` could use what is not to be tried again: others count on it."""
+        return not self._refused.isdisjoint(self._pool.usable(number))

@@ -11,12 +11,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import trio
 
 from node.context import Node
-from node.log.elector import Elector
+from node.health import supervisor
+from node.log.elector import Elector, open_elector
+from node.log.replication import LogSync
 from node.peers.presences import Presences
 from protocol.errors import Error
 from protocol.log import elector_state as rules
@@ -119,3 +122,33 @@ class TermWatch:
         if candidate is None:
             node.health.warn("term", "no node that is present is willing to train")
         return candidate
+
+
+class ElectorPart:
+    """An elector's part of a node, from the moment on when it is one: its cuts and its watch over the trainer's office.
+
+    ``elector`` is there where this node is, or once was, one of the domain's electors.
+    """
+
+    def __init__(self, node: Node, sync: LogSync, presences: Presences) -> None:
+        self._node = node
+        self._sync = sync
+        self.watch = TermWatch(node, presences)
+        self.elector: Elector | None = None
+
+    async def open(self) -> None:
+        """Make the elector where this node is one. Raises ``UserError`` where its stored state is damaged."""
+        node, replica = self._node, self._node.log.replica
+        if self.elector is None and node.id in replica.electors_at(len(replica.cuts) + 1):
+            self.elector = await open_elector(node.log, node.identity, self._sync, objection=self.watch.objection)
+
+    async def run(self) -> None:
+        """Do an elector's work once this node is one, for ever."""
+        node, seen = self._node, 0
+        await self.open()
+        while self.elector is None:
+            seen = await node.log.wait_change(seen, timeout=60)
+            await self.open()
+        async with trio.open_nursery() as nursery:
+            for name, part in (("cuts", self.elector.run), ("terms", partial(self.watch.run, self.elector))):
+                nursery.start_soon(supervisor.keep, name, part, node.health, node.logger)

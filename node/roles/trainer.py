@@ -1,7 +1,7 @@
 """The trainer role: gathers accepted rollouts and trains, one step after the other, while each version is published.
 
 1. It trains on submissions that the majority of the due validators accepted, each once, with a policy lag from 0 to
-   ``async_level``, whatever their senders did. When a batch is full: ``node.roles.gathering``.
+   ``async_level``, whatever their senders did. When a batch is full: ``node.roles.rollout_pool``.
 2. The child drops groups without signal; where none has any, the version that follows has unchanged weights.
 3. A step starts from what the child has just made, published or not, so training waits neither for weights to travel
    nor for peers to store them; the next batch comes in meanwhile. It is one version ahead of the log at most: what a
@@ -22,16 +22,17 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from node.roles import trainer_evaluation
 from node.roles.engine_client import load_timeout
-from node.roles.gathering import Gathered, Gathering
 from node.roles.inference import BACKLOG
 from node.roles.publishing import Made, Publication, in_office, milliseconds
+from node.roles.rollout_pool import Gathering
 from node.roles.workbench import Workbench
 from node.weights.held import payload as weights_payload
 from node.workers import torchrun
@@ -78,15 +79,13 @@ async def _open_trainer(bench: Workbench) -> AsyncIterator[Worker]:
     """The trainer child: one process, or as many as the configuration says, started through torchrun."""
     node, open_worker = bench.node, bench.engines.open_worker
     processes = node.config.trainer.processes
-    if processes == 1:
-        async with open_worker("node.workers.trainer_child", name="trainer") as worker:
-            yield worker
-        return
-    with tempfile.TemporaryDirectory(prefix="ranks-", dir=node.directory.work) as folder:
-        launcher = torchrun.command(sys.executable, processes, Path(folder))
-        async with open_worker(
-            "node.workers.trainer_child", name="trainer", prefix=launcher, launched=True, arguments=[folder]
-        ) as worker:
+    start = partial(open_worker, "node.workers.trainer_child", name="trainer")
+    with ExitStack() as stack:
+        if processes > 1:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-", dir=node.directory.work))
+            launcher = torchrun.command(sys.executable, processes, Path(folder))
+            start = partial(start, prefix=launcher, launched=True, arguments=[folder])
+        async with start() as worker:
             yield worker
 
 
@@ -98,7 +97,7 @@ class _Life:
         self._nursery = nursery
         self._recipe = node.domain.recipe
         self._checkpoints = node.directory.trainer
-        self._gathering = Gathering(bench)
+        self._gathering = Gathering(node, bench.blobs, bench.pool)
         self._publication: Publication | None = None
         """The version that is on its way into the log."""
         self._holds: Publication | Entry | None = None
@@ -251,18 +250,17 @@ class _Life:
         before, started = self._publication, trio.current_time()
         waited, blocked = self._idle(started)
         batch = self._gathering.hand_out()
-        whole, checkpoint = node.directory.work / f"{number + 1}.bin", self._checkpoints / f"{number + 1}.part"
-        publication = Publication(self._bench, number + 1, batch, self._checkpoints)
+        publication = Publication(self._bench, number + 1, batch)
         self._nursery.start_soon(publication.run)
         self._holds = None
         try:
-            answer = await self._train(number, batch, whole, checkpoint)
+            answer = await self._train(publication)
             trained_at = trio.current_time()
             if before is not None:
                 base = await self._published(before)
             if answer is not None and base is not None:
                 times = (trained_at - started, waited, blocked + trio.current_time() - trained_at)
-                publication.go(Made(answer, whole, checkpoint, trained_at, *map(milliseconds, times)), base)
+                publication.go(Made(answer, base, trained_at, *map(milliseconds, times)))
                 self._publication = self._holds = publication
                 self._idle_since = self._progress_at = trio.current_time()
                 node.health.clear("training")
@@ -274,8 +272,6 @@ class _Life:
             if self._publication is not publication:
                 publication.drop()
                 self._gathering.give_back(batch)
-                for file in (whole, checkpoint):
-                    file.unlink(missing_ok=True)
 
     async def _published(self, before: Publication) -> Entry | None:
         """The entry of a version that is on its way, once it is there; None where it was thrown away."""
@@ -283,12 +279,13 @@ class _Life:
         self._look_after_publication()
         return before.entry
 
-    async def _train(self, number: int, batch: list[Gathered], whole: Path, checkpoint: Path) -> Trained | None:
+    async def _train(self, publication: Publication) -> Trained | None:
         """The child's answer, None where the step had to be stopped. The next batch comes in meanwhile."""
         answer: Trained | TrainingStopped | WorkerError
-        request = TrainStep([str(g.path) for g in batch], str(whole), str(checkpoint))
+        number, batch = publication.number, publication.batch
+        request = TrainStep([str(g.path) for g in batch], str(publication.whole), str(publication.checkpoint))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._gathering.keep_filling, number + 1)
+            nursery.start_soon(self._gathering.keep_filling, number)
             try:
                 answer = await self._worker.call(request, timeout=TRAIN_TIMEOUT)
             except WorkerError as error:
@@ -297,7 +294,7 @@ class _Life:
         if isinstance(answer, WorkerError):
             raise answer
         if isinstance(answer, TrainingStopped):
-            self._node.health.warn("training", f"a step from version {number} was thrown away: {answer.reason}")
+            self._node.health.warn("training", f"a step from version {number - 1} was thrown away: {answer.reason}")
             self._gathering.refuse(batch)
             return None
         return answer

@@ -18,22 +18,26 @@ from typing import Any, Final
 
 import trio
 
-from node.errors import innermost
 from node.evaluation import held_out
 from node.evaluation.held_out import Plan, QuestionSource
-from node.evaluation.version_answers import Question, Sampler, open_sampler, sampling
+from node.evaluation.version_answers import Question, open_sampler, sampling
+from node.health import supervisor
+from node.health.supervisor import Failure, RestartPolicy
 from node.net.requests import Unreachable
+from node.roles.engine_client import Engine
 from node.roles.workbench import Workbench
 from node.tasks.task_service import TaskService
 from node.weights.held import payload
-from protocol.errors import Error
 from protocol.log.entry import Entry
 
 CHILD: Final = "evaluation"
-FIRST_PAUSE: Final = 5.0
-MAX_PAUSE: Final = 300.0
+POLICY: Final = RestartPolicy(pause=5.0, longest=300.0)
 LOOK: Final = 0.2
 """Seconds after which a version that was published counts as held at the latest."""
+
+
+def _words(failure: Failure) -> str:
+    return f"a version was not evaluated: {failure.why}; again in {failure.pause:.0f} s"
 
 
 async def run(bench: Workbench) -> None:
@@ -41,38 +45,26 @@ async def run(bench: Workbench) -> None:
     node = bench.node
     if not node.config.trainer.eval_every:
         return
-    pause = FIRST_PAUSE
-    life = _Life(bench)
     try:
-        while True:
-            done = life.count
-            try:
-                await life.run()
-            except* Exception as group:
-                error = innermost(group)
-                why = str(error) or type(error).__name__
-                pause = FIRST_PAUSE if life.count > done else min(2 * pause, MAX_PAUSE)
-                node.health.warn("evaluation", f"a version was not evaluated: {why}; again in {pause:.0f} s")
-                if not isinstance(error, Error | OSError | trio.TooSlowError):
-                    node.logger.error("evaluation: a bug", exc_info=error)
-            bench.evaluations.under_way = False
-            await trio.sleep(pause)
+        await supervisor.keep(CHILD, _Life(bench).run, node.health, node.logger, policy=POLICY, words=_words)
     finally:
-        bench.evaluations.under_way = False
-        node.health.clear("evaluation")
+        node.health.clear(CHILD)
 
 
 class _Life:
     def __init__(self, bench: Workbench) -> None:
-        self._node = node = bench.node
+        self._node = bench.node
         self._bench = bench
-        self._every = node.config.trainer.eval_every
         self._last = -1
-        self.count = 0
-        """Versions evaluated."""
 
     async def run(self) -> None:
         """Evaluate what is due, until something fails."""
+        try:
+            await self._evaluate_all()
+        finally:
+            self._bench.evaluations.under_way = False
+
+    async def _evaluate_all(self) -> None:
         node, bench, config = self._node, self._bench, self._node.config.trainer
         await self._due()  # nothing is started before there is a version
         plan = await trio.to_thread.run_sync(
@@ -110,22 +102,17 @@ class _Life:
         return found
 
     def _newest_due(self) -> Entry | None:
-        held = set(self._bench.weights.held.ids())
+        held, every = set(self._bench.weights.held.ids()), self._node.config.trainer.eval_every
         for entry in reversed(self._node.log.ledger.lineage()):
             number = payload(entry).number
             if number <= self._last:
                 break
-            if number % self._every == 0 and entry.id in held:
+            if number % every == 0 and entry.id in held:
                 return entry
         return None
 
     async def _evaluate(
-        self,
-        version: Entry,
-        plan: Plan,
-        questions: list[Question],
-        sampler: Sampler,
-        service: TaskService,
+        self, version: Entry, plan: Plan, questions: list[Question], sampler: Engine, service: TaskService
     ) -> None:
         node, bench, number = self._node, self._bench, payload(version).number
         began = time.monotonic()
@@ -136,14 +123,13 @@ class _Life:
         scores = await held_out.evaluate(plan, questions, sampler, service)
         seconds = round(time.monotonic() - began, 3)
         self._last = number
-        self.count += 1
         rows: list[dict[str, Any]] = [held_out.figures(score) for score in scores]
         for row in rows:
             bench.metrics.record(
                 "eval", version=number, samples=plan.samples, greedy=int(plan.greedy), seconds=seconds, **row
             )
         bench.evaluations.rows.append({"version": number, "id": version.id.hex(), "seconds": seconds, "scores": rows})
-        node.health.clear("evaluation")
+        node.health.clear(CHILD)
         if rows:
             told = (number, rows[-1]["pass_rate"], rows[-1]["pass_rate_low"], rows[-1]["pass_rate_high"])
             node.logger.info("version %d passes %.3f (%.3f to %.3f) of the held-out questions", *told)

@@ -27,7 +27,6 @@ from node.workers.child_process import WorkerError
 from proofs import audit, checks, duplicates
 from protocol import identity
 from protocol.constants import MILLION
-from protocol.domain import Thresholds
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.records import Rollout, Verdict
@@ -133,14 +132,11 @@ class _Fetches:
             # The whole has as long as a verdict may wait: a peer that sends drop by drop holds a place no longer.
             with trio.fail_after(self._node.domain.timings.verdict_wait_ms / 1000):
                 found = await self._bench.blobs.fetch(rollout.submission, rollout.size, peers, timeout=10)
-        except trio.TooSlowError:
-            self._arrived[entry.id] = Unreachable("it arrives too slowly")
+                self._arrived[entry.id] = found
+        except (Unreachable, PeerError, trio.TooSlowError) as error:
+            late = Unreachable("it arrives too slowly")
+            self._arrived[entry.id] = late if isinstance(error, trio.TooSlowError) else error
             self._not_before[entry.id] = trio.current_time() + RETRY
-        except (Unreachable, PeerError) as error:
-            self._arrived[entry.id] = error
-            self._not_before[entry.id] = trio.current_time() + RETRY
-        else:
-            self._arrived[entry.id] = found
         del self._running[entry.id]
         self._news.set()
 
@@ -202,12 +198,12 @@ class _Life:
             return checks.result("missing") if late else None
         try:
             await bench.weights.hold(version, timeout=HOLD_TIMEOUT)
-            await self._engine.load(rollout.weights)
+            await self._engine.load(*bench.weights.held.paths(rollout.weights))
         except (Unreachable, PeerError, trio.TooSlowError) as error:
             node.logger.info("a version to audit with is not here: %s", error or "it took too long")
             return checks.result("undecidable") if late else None
         try:
-            return await self._audit(entry, rollout, data, draw)
+            return await self._audit(entry, rollout, version, data, draw)
         except WorkerError as error:
             bench.failed_audits[entry.id] += 1
             if bench.failed_audits[entry.id] >= ATTEMPTS:
@@ -217,15 +213,18 @@ class _Life:
                 raise  # the children begin anew with the role
             return None
 
-    async def _audit(self, entry: Entry, rollout: Rollout, data: bytes, draw: bytes) -> audit.AuditResult:
-        ledger = self._node.log.ledger
+    async def _audit(
+        self, entry: Entry, rollout: Rollout, version: Entry, data: bytes, draw: bytes
+    ) -> audit.AuditResult:
+        ledger, replica = self._node.log.ledger, self._node.log.replica
         case = auditing.Case(
             domain=self._node.domain,
             author=entry.author,
             rollout=rollout,
             share=ledger.audited_share(entry),
             standing=ledger.standing(entry.author, rollout.weights),
-            thresholds=self._thresholds(rollout),
+            # Those in force at the cut that the version anchors on.
+            thresholds=replica.thresholds_at(replica.height(version.anchor) or 0),
         )
 
         def alike(submission: Submission) -> Collection[int]:
@@ -235,10 +234,3 @@ class _Life:
         if found.reason == "malformed":
             self._node.network.blame(entry.author, PeerError("a malformed submission"))
         return found
-
-    def _thresholds(self, rollout: Rollout) -> Thresholds:
-        """Those in force at the cut that the version anchors on."""
-        replica = self._node.log.replica
-        version = self._node.log.ledger.weights(rollout.weights)
-        height = None if version is None else replica.height(version.anchor)
-        return replica.thresholds_at(height or 0)

@@ -1,10 +1,10 @@
-"""What the roles of a node work with, made by ``node.daemon`` and the same for each of them."""
+"""What the roles of a node work with: a view of its parts (``node.daemon.Parts``), the same for each of them."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from node.context import Node
 from node.net.blob_exchange import BlobExchange
@@ -29,8 +29,7 @@ class Evaluations:
     """An evaluation of a version that is due is under way, or about to be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workbench:
+class Workbench(Protocol):
     """One node's."""
 
     node: Node
@@ -42,6 +41,6 @@ class Workbench:
     pool: Pool
     engines: Engines
     metrics: Metrics
-    evaluations: Evaluations = field(default_factory=Evaluations)
-    failed_audits: Counter[bytes] = field(default_factory=Counter)
+    evaluations: Evaluations
+    failed_audits: Counter[bytes]
     """How often a child failed on a submission, by its ``rollout`` entry: the role may begin anew in between."""

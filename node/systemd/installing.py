@@ -153,7 +153,9 @@ def install(
     elif code := _join(place, program, owner, address, yes=yes):
         return code
     _make(place.unit.parent, 0o755, None)
-    _write(place.unit, render(template(), place, program, version), 0o644)
+    with os_errors(place.unit, "cannot be written", "check its rights and the room"):
+        place.unit.write_text(render(template(), place, program, version), encoding="utf-8")
+        place.unit.chmod(0o644)
     _systemctl(place, "daemon-reload")
     _systemctl(place, "enable", UNIT)
     _say("starting the service; this returns when it serves")
@@ -183,7 +185,8 @@ def remove(place: ServicePlace, *, purge: bool) -> None:
         _delete(place.unit.with_name(UNIT + ".d"))
         if _manager_runs(place):
             _systemctl(place, "daemon-reload")
-    _refuse_running(place.data)
+    if DataDirectory(place.data).holder() is not None:  # one that was started by hand
+        raise UserError(f"{place.data}: a daemon still runs on it", "stop it, then try again")
     if purge:
         _delete(place.data)
         if place.config is not None:
@@ -344,12 +347,6 @@ def _make(folder: Path, mode: int, owner: tuple[int, int] | None) -> None:
                 os.chown(folder, *owner)
 
 
-def _write(path: Path, text: str, mode: int) -> None:
-    with os_errors(path, "cannot be written", "check its rights and the room"):
-        path.write_text(text, encoding="utf-8")
-        path.chmod(mode)
-
-
 def _delete(path: Path) -> None:
     try:
         if path.is_dir() and not path.is_symlink():
@@ -358,9 +355,3 @@ def _delete(path: Path) -> None:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{error.filename or path}: cannot be removed ({error.strerror})", "check its rights") from None
-
-
-def _refuse_running(data: Path) -> None:
-    """Raise ``UserError`` while a daemon that was started by hand uses the folder."""
-    if DataDirectory(data).holder() is not None:
-        raise UserError(f"{data}: a daemon still runs on it", "stop it, then try again")

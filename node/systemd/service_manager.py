@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -48,17 +48,19 @@ class Manager:
     patience: float = SEND_PATIENCE
 
     @classmethod
-    def take(cls, environment: MutableMapping[str, str] | None = None) -> Manager:
+    def take(cls, environment: MutableMapping[str, str] = os.environ) -> Manager:
         """The manager that the environment names, and no longer names afterwards."""
-        environment = os.environ if environment is None else environment
         address = _address(environment.pop("NOTIFY_SOCKET", ""))
         microseconds = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "")
         wanted = microseconds.isascii() and microseconds.isdigit() and pid in ("", str(os.getpid()))
         return cls(address, int(microseconds) / 1e6 if wanted and address is not None else 0.0)
 
-    def tell(self, **values: str | int) -> bool:
-        """Send ``KEY=value`` lines; whether the manager took them. Blocks for ``patience`` seconds at most."""
+    def send(self, **values: str | int) -> bool:
+        """Send ``KEY=value`` lines; whether the manager took them. Blocks for ``patience`` seconds at most.
+
+        ``READY=1``: what depends on the daemon may start; ``STATUS`` is the line that ``systemctl status`` shows.
+        """
         if self.address is None:
             return False
         lines = [f"{key}={' '.join(str(value).split())}" for key, value in values.items()]
@@ -70,18 +72,6 @@ class Manager:
             logger.debug("the service manager did not take %s: %s", ", ".join(values), error)
             return False
         return True
-
-    def ready(self, status: str) -> None:
-        """The daemon serves: what depends on it may start."""
-        self.tell(READY=1, STATUS=status)
-
-    def status(self, text: str) -> None:
-        """One line about the present state, which ``systemctl status`` shows."""
-        self.tell(STATUS=text)
-
-    def stopping(self) -> None:
-        """The daemon is about to end."""
-        self.tell(STOPPING=1, STATUS="stopping")
 
     async def feed(self, progress: Callable[[float], Awaitable[str | None]], status: Callable[[], str]) -> None:
         """Feed the watchdog for ever, each time only where ``progress`` says that there was some.
@@ -97,17 +87,14 @@ class Manager:
             still = await progress(pause)
             if still is not None:
                 logger.error("nothing is told to the watchdog: %s", still)
-                self.status(f"stands still: {still}")
-            elif self.watchdog_seconds:
-                self.tell(WATCHDOG=1, STATUS=status())
+                self.send(STATUS=f"stands still: {still}")
             else:
-                self.status(status())
+                self.send(**({"WATCHDOG": 1} if self.watchdog_seconds else {}), STATUS=status())
             await trio.sleep(pause)
 
 
-def is_journal(stream: TextIO, environment: MutableMapping[str, str] | None = None) -> bool:
+def is_journal(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``stream`` leads straight to the journal: ``JOURNAL_STREAM`` is its device and inode, systemd.exec(5)."""
-    environment = os.environ if environment is None else environment
     device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
     try:
         found = os.fstat(stream.fileno())
@@ -118,10 +105,8 @@ def is_journal(stream: TextIO, environment: MutableMapping[str, str] | None = No
 
 def priority(level: int) -> int:
     """syslog(3)'s priority of a level of ``logging``."""
-    for least, number in ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6)):
-        if level >= least:
-            return number
-    return 7
+    numbers = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (level, 7))
+    return next(number for least, number in numbers if level >= least)
 
 
 def for_journal(text: str, level: int) -> str:

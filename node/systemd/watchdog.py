@@ -6,7 +6,6 @@ store answers), and the role manager's own loop turns. A role that fails or wait
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 import trio
@@ -15,17 +14,11 @@ from node.context import Node
 from node.log.replicated_log import LogService
 from node.peers.own_state import OwnState
 from node.roles.role_manager import RoleManager
-from node.systemd.service_manager import Manager
 from node.weights.following import WeightsService
 from node.weights.held import payload
 
 ROLES_LIMIT: Final = 60.0
 """Seconds between two turns of the role manager's loop beyond which it stands still: ending a role takes some."""
-
-
-async def run(node: Node, own: OwnState, weights: WeightsService, roles: RoleManager, manager: Manager) -> None:
-    """Feed the watchdog for ever; returns at once where no service manager listens."""
-    await manager.feed(partial(progress, node.log, roles), partial(status_line, node, own, weights))
 
 
 async def progress(log: LogService, roles: RoleManager, patience: float) -> str | None:

@@ -15,8 +15,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,9 +54,18 @@ class Queue:
         self._bound()
         self._filled.set()
 
-    async def wait(self) -> None:
-        """Return when there is a row."""
+    @asynccontextmanager
+    async def oldest(self) -> AsyncIterator[list[Row]]:
+        """The oldest rows, at most a batch, once there are any; they come back where the block fails."""
         await self._filled.wait()
+        rows = self.take()
+        try:
+            yield rows
+        except BaseException:
+            self._rows.extendleft(reversed(rows))
+            self._bound()
+            self._filled.set()
+            raise
 
     def take(self) -> list[Row]:
         """The oldest rows, at most a batch."""
@@ -64,13 +73,6 @@ class Queue:
         if not self._rows:
             self._filled = trio.Event()
         return rows
-
-    def give_back(self, rows: Sequence[Row]) -> None:
-        """Put back what ``take`` gave and could not be used."""
-        self._rows.extendleft(reversed(rows))
-        self._bound()
-        if self._rows:
-            self._filled.set()
 
     def _bound(self) -> None:
         while len(self._rows) > self._most:
@@ -108,18 +110,13 @@ class Metrics:
         queue, lost = self._own, 0
         try:
             while True:
-                await queue.wait()
-                rows = queue.take()
                 try:
-                    await trio.to_thread.run_sync(append, path, rows)
+                    async with queue.oldest() as rows:
+                        await trio.to_thread.run_sync(append, path, rows)
                 except OSError as error:
-                    queue.give_back(rows)
                     gone = f", {queue.lost} lost so far" if queue.lost > lost else ""
                     health.warn("metrics", f"{path}: cannot be written ({error.strerror}); metrics wait{gone}")
                     await trio.sleep(RETRY)
-                except BaseException:
-                    queue.give_back(rows)
-                    raise
                 else:
                     health.clear("metrics")
                     lost = queue.lost

@@ -12,12 +12,15 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
 
 from node import __version__
 from node.context import Node
+from node.health import supervisor
+from node.health.supervisor import Failure, RestartPolicy
 from node.peers.own_state import OwnState
 from node.telemetry.metrics import Metrics, Queue, Row
 from node.weights.following import WeightsService
@@ -30,7 +33,7 @@ from node.workers.child_messages import (
     TrackerRow,
     WandBRun,
 )
-from node.workers.child_process import OpenWorker, Worker, WorkerError, open_worker
+from node.workers.child_process import OpenWorker, open_worker
 
 MODULE: Final = "node.workers.tracker_child"
 OPEN_TIMEOUT: Final = 180.0
@@ -38,8 +41,7 @@ OPEN_TIMEOUT: Final = 180.0
 LOG_TIMEOUT: Final = 60.0
 FINISH_TIMEOUT: Final = 0.8
 """What a daemon that stops has left for it (``node.daemon.STOP_SECONDS``)."""
-FIRST_PAUSE: Final = 5.0
-MAX_PAUSE: Final = 300.0
+POLICY: Final = RestartPolicy(pause=5.0, longest=300.0)
 SAMPLE_EVERY: Final = 60.0
 
 PASSED: Final = ("HOME", "NETRC", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
@@ -101,42 +103,31 @@ async def run(
         queues = [(tracker, stack.enter_context(metrics.follow())) for tracker in trackers(node)]
         async with trio.open_nursery() as nursery:
             for tracker, queue in queues:
-                nursery.start_soon(_track, node, tracker, queue, open_worker)
+                name, feed = f"tracking {tracker.name}", partial(_track, node, tracker, queue, open_worker)
+                words = partial(_words, tracker.name)
+                keep = partial(supervisor.keep, name, feed, node.health, node.logger, policy=POLICY, words=words)
+                nursery.start_soon(keep)
             nursery.start_soon(_sample, node, own, metrics, weights)
 
 
+def _words(name: str, failure: Failure) -> str:
+    why = failure.why.removeprefix(f"{name}: open: ")
+    return f"{name} gets no metrics, metrics.jsonl has them: {why}"
+
+
 async def _track(node: Node, tracker: Tracker, queue: Queue, open_worker: OpenWorker) -> None:
-    topic = f"tracking {tracker.name}"
-    pause = FIRST_PAUSE
-    while True:
-        try:
-            async with open_worker(MODULE, name=tracker.name, environment=tracker.environment) as worker:
-                await worker.call(OpenTracker(tracker.wanted), timeout=OPEN_TIMEOUT)
-                node.health.clear(topic)
-                pause = FIRST_PAUSE
-                await _feed(worker, queue)
-        except WorkerError as error:
-            why = str(error).removeprefix(f"{tracker.name}: open: ")
-            node.health.warn(topic, f"{tracker.name} gets no metrics, metrics.jsonl has them: {why}")
-        await trio.sleep(pause)
-        pause = min(2 * pause, MAX_PAUSE)
-
-
-async def _feed(worker: Worker, queue: Queue) -> None:
     """Hand rows over until the child fails; what it did not take stays in the queue."""
-    try:
-        while True:
-            await queue.wait()
-            rows = queue.take()
-            try:
-                await worker.call(LogRows(list(map(tracked, rows))), timeout=LOG_TIMEOUT)
-            except BaseException:
-                queue.give_back(rows)
-                raise
-    finally:
-        if worker.alive:
-            with trio.CancelScope(shield=True):
-                await worker.call(FinishTracker(), timeout=FINISH_TIMEOUT)
+    async with open_worker(MODULE, name=tracker.name, environment=tracker.environment) as worker:
+        await worker.call(OpenTracker(tracker.wanted), timeout=OPEN_TIMEOUT)
+        node.health.clear(f"tracking {tracker.name}")
+        try:
+            while True:
+                async with queue.oldest() as rows:
+                    await worker.call(LogRows(list(map(tracked, rows))), timeout=LOG_TIMEOUT)
+        finally:
+            if worker.alive:
+                with trio.CancelScope(shield=True):
+                    await worker.call(FinishTracker(), timeout=FINISH_TIMEOUT)
 
 
 async def _sample(node: Node, own: OwnState, metrics: Metrics, weights: WeightsService) -> None:

@@ -4,6 +4,8 @@
    that it holds it nor that it is arriving; to each again after ``AGAIN`` presence intervals.
 2. An offer makes its relay a holder at once, of what it says it has when it is asked: no presence need have arrived.
 3. Only a relay may offer, and few offers are remembered, so that they cost others nothing.
+4. Fetching and serving are every node's (``node.weights.following``). That others ask a relay first and leave it a head
+   start, and that it offers what it has, is all of that role: it needs no child process.
 
 Wire (canonical codec), on ``/farflung/offer/1``: ``[weights entry id]``; the answer is empty.
 """

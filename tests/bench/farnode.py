@@ -69,7 +69,7 @@ class Control:
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     await self._obey(nursery, *line.decode().split(" "))
-            self._parts.panel.stop()
+            self._parts.stop()
 
     async def _obey(self, nursery: trio.Nursery, command: str, *words: str) -> None:
         if command == "publish":

@@ -152,7 +152,7 @@ class Running:
 
     @property
     def bench(self) -> Workbench:
-        return self.parts.bench
+        return self.parts
 
     @property
     def elector(self) -> Elector:

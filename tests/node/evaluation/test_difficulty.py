@@ -17,10 +17,10 @@ import pytest
 from node.errors import UserError
 from node.evaluation import difficulty
 from node.evaluation.difficulty import AnsweringModel, Band, Profile, ProfileWanted, pass_at
-from node.evaluation.version_answers import Progress
+from node.evaluation.version_answers import SEQUENCES, Progress
 from node.roles.engine_client import Setup
 from node.tasks import task_sets
-from node.workers.child_messages import ConfigureEngine, WrittenGroup, WrittenResponse
+from node.workers.child_messages import ConfigureEngine, WrittenGroup, WrittenGroups, WrittenResponse
 from node.workers.child_process import WorkerError
 from protocol.domain import Recipe
 from tests.node.fake_children import WHOLE_0, manifest_of
@@ -56,6 +56,9 @@ def test_the_bounds_are_kept() -> None:
     assert not Band(2, Fraction(0), Fraction("0.49")).keeps(1, 4)
 
 
+TEN_AT_ONCE = replace(RECIPE, group_size=SEQUENCES // 10)
+
+
 @dataclass
 class Children:
     """What writes and scores answers, ten questions at a time. Item n is answered right n mod 5 times of 4; of item 13
@@ -69,8 +72,7 @@ class Children:
     calls: int = 0
     dies: int = -1
     rows: list[Any] = field(default_factory=list)
-    at_once: int = 10
-    recipe: Recipe = RECIPE
+    recipe: Recipe = TEN_AT_ONCE
 
     async def load(self, manifest: Path, whole: Path) -> None:
         self.loads += 1
@@ -78,7 +80,7 @@ class Children:
     async def questions(self, items: Sequence[tuple[int, int]]) -> list[str]:
         return [f"{task} {item}" for task, item in items]
 
-    async def write(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> list[WrittenGroup]:
+    async def generate(self, prompts: Sequence[str], seeds: Sequence[bytes]) -> WrittenGroups:
         if self.calls == self.dies:
             raise WorkerError("engine: generate: the child was ended by signal SIGKILL", "died")
         self.calls += 1
@@ -87,7 +89,7 @@ class Children:
             task, item = prompt.split()[:2]
             self.asked.append((int(task), int(item)))
         responses = [WrittenResponse(bytes(4), bytes(4), 1, str(number)) for number in range(4)]
-        return [WrittenGroup(b"", responses, b"") for _ in prompts]
+        return WrittenGroups([WrittenGroup(b"", responses, b"") for _ in prompts], 0, 0.0)
 
     async def score(self, items: Sequence[tuple[int, int, str]]) -> list[int | None]:
         return [self._reward(item, int(text)) for _, item, text in items]

@@ -10,13 +10,21 @@ from typing import cast
 import pytest
 import trio
 
-from node.evaluation.version_answers import Question, QuestionAnswers, Sampler, answer, sampling
+from node.evaluation.version_answers import Question, QuestionAnswers, answer, sampling
+from node.roles.engine_client import Engine
 from node.tasks.task_service import TaskService
-from node.workers.child_messages import GenerateGroups, LoadVersion, WrittenGroup, WrittenGroups, WrittenResponse
+from node.workers.child_messages import (
+    EngineReady,
+    GenerateGroups,
+    LoadVersion,
+    WrittenGroup,
+    WrittenGroups,
+    WrittenResponse,
+)
 from node.workers.child_process import Worker
 from protocol.errors import LocalError
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH, pack
-from tests.node.fake_children import WHOLE_0, checksum, manifest_of
+from tests.node.fake_children import END, VOCABULARY, WHOLE_0, checksum, manifest_of
 from tests.protocol.builders import RECIPE, digest
 
 
@@ -67,9 +75,10 @@ class Service:
         return [None if task else int(text.rpartition("/")[2]) for task, _, text in items]
 
 
-def opened(samples: int) -> tuple[Sampler, Child]:
+def opened(samples: int) -> tuple[Engine, Child]:
     child = Child(samples)
-    return Sampler("torch", cast("Worker", child), sampling(RECIPE, samples)), child
+    ready = EngineReady(END, VOCABULARY)
+    return Engine("torch", cast("Worker", child), ready, sampling(RECIPE, samples)), child
 
 
 async def test_answers_come_in_the_questions_order_with_what_they_earned() -> None:
@@ -100,9 +109,10 @@ async def test_other_tensors_than_the_manifests_are_noticed(tmp_path: Path) -> N
     manifest.write_bytes(manifest_of(WHOLE_0).encode())
     whole.write_bytes(WHOLE_0)
     await sampler.load(manifest, whole)
-    whole.write_bytes(b"\1" + WHOLE_0[1:])
+    altered = tmp_path / "altered"
+    altered.write_bytes(b"\1" + WHOLE_0[1:])
     with pytest.raises(LocalError, match="other tensors"):
-        await sampler.load(manifest, whole)
+        await sampler.load(manifest, altered)
 
 
 def test_a_greedy_recipe_leaves_noise_nothing_to_decide() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from node.roles.auditing import Case, examine, nothing_more
+from node.roles.auditing import Case, examine
+from node.roles.engine_client import Engine
+from node.tasks.task_service import TaskService
 from node.workers.child_messages import ReplayedGroup
 from proofs.audit import AuditResult
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay
@@ -36,7 +38,7 @@ MADE = submission()
 
 
 @dataclass
-class Engine:
+class Measuring:
     """Measures what ``bad`` says of a group (by counter), and exactness of others."""
 
     bad: dict[int, GroupReplay] = field(default_factory=dict)
@@ -78,7 +80,7 @@ def case(share: int = MILLION, standing: Standing = NEWCOMER) -> Case:
 
 
 async def judge(
-    engine: Engine,
+    engine: Measuring,
     *,
     about: Case | None = None,
     made: Submission = MADE,
@@ -90,17 +92,18 @@ async def judge(
         assert threading.current_thread() is not threading.main_thread()  # it looks at every token
         return alike
 
-    return await examine(about or case(), made.encode(), draw, engine, Tasks(), suspect if alike else nothing_more)
+    children = (cast("Engine", engine), cast("TaskService", Tasks()))
+    return await examine(about or case(), made.encode(), draw, *children, *([suspect] if alike else []))
 
 
 async def test_a_share_of_the_groups_is_replayed_by_the_draw() -> None:
-    engine = Engine()
+    engine = Measuring()
     drawn = schedule.audited_groups(bytes(64), GROUPS, MILLION // 8)
     found = await judge(engine, about=case(MILLION // 8))
     assert (found.reason, found.audited, engine.replayed) == ("ok", 1, list(drawn))
     other = next(index for index in range(GROUPS) if index not in drawn)
-    assert (await judge(Engine({other: BAD}), about=case(MILLION // 8))).reason == "ok"  # it was not drawn
-    engine = Engine({other: BAD})
+    assert (await judge(Measuring({other: BAD}), about=case(MILLION // 8))).reason == "ok"  # it was not drawn
+    engine = Measuring({other: BAD})
     assert (await judge(engine)).reason == "sampling"
     assert sorted(engine.replayed) == list(range(GROUPS))
 
@@ -109,11 +112,11 @@ async def test_one_hopeless_group_is_enough() -> None:
     """Files of rubbish cost an eighth of an audit: the first group is one that their author cannot foresee."""
     for draw in (bytes(64), bytes(63) + b"\1", bytes(63) + b"\2"):
         (first,) = schedule.audited_groups(draw, GROUPS, 0)
-        engine = Engine(dict.fromkeys(range(GROUPS), BAD))
+        engine = Measuring(dict.fromkeys(range(GROUPS), BAD))
         found = await judge(engine, draw=draw)
         assert (found.reason, found.audited, engine.replayed) == ("sampling", 1, [first])
         # One group that is a little off says nothing about the others.
-        engine = Engine({first: GroupReplay(8, 2, 2 * MILLION, 1_000, 5_001, 32, 0, 0, 0)})
+        engine = Measuring({first: GroupReplay(8, 2, 2 * MILLION, 1_000, 5_001, 32, 0, 0, 0)})
         found = await judge(engine, draw=draw)
         assert (found.reason, found.audited, engine.replayed[0]) == ("borderline", GROUPS, first)
 
@@ -121,13 +124,13 @@ async def test_one_hopeless_group_is_enough() -> None:
 async def test_what_looks_like_anothers_is_replayed_beside_the_draw() -> None:
     drawn = schedule.audited_groups(bytes(64), GROUPS, MILLION // 8)
     first, second, *_ = (index for index in range(GROUPS) if index not in drawn)
-    engine = Engine()
+    engine = Measuring()
     found = await judge(engine, about=case(MILLION // 8), alike={first})
     assert (found.reason, engine.replayed) == ("ok", [*drawn, first])  # it was right: a coincidence
-    found = await judge(Engine({first: BAD}), about=case(MILLION // 8), alike={first})
+    found = await judge(Measuring({first: BAD}), about=case(MILLION // 8), alike={first})
     assert (found.severity, found.reason, found.audited) == ("hard", "copied", 2)
     # Another group's failure is no copying.
-    engine = Engine({drawn[0]: BAD})
+    engine = Measuring({drawn[0]: BAD})
     assert (await judge(engine, about=case(MILLION // 8), alike={second})).reason == "sampling"
 
 
@@ -136,14 +139,14 @@ async def test_prompts_of_all_groups_are_checked() -> None:
     other = next(index for index in range(GROUPS) if index not in drawn)
     groups = list(MADE.groups)
     groups[other] = replace(groups[other], prompt=(1,))
-    engine = Engine()
+    engine = Measuring()
     found = await judge(engine, about=case(MILLION // 8), made=submission(groups=tuple(groups)))
     assert (found.reason, engine.replayed) == ("wrong-prompt", [])
 
 
 async def test_a_standing_that_convicts_rejects_whatever_comes() -> None:
-    assert (await judge(Engine(), about=case(standing=Standing(0, CONVICTS - 1, 0)))).reason == "ok"
-    found = await judge(Engine(), about=case(standing=Standing(0, CONVICTS, 0)))
+    assert (await judge(Measuring(), about=case(standing=Standing(0, CONVICTS - 1, 0)))).reason == "ok"
+    found = await judge(Measuring(), about=case(standing=Standing(0, CONVICTS, 0)))
     assert (found.severity, found.reason) == ("hard", "drift")
 
 
@@ -153,4 +156,5 @@ async def test_a_standing_that_convicts_rejects_whatever_comes() -> None:
 )
 async def test_files_that_are_not_what_was_announced(made: Submission, reason: str) -> None:
     data = MADE.encode() + b"\0" if reason == "malformed" else made.encode()
-    assert (await examine(case(), data, bytes(64), Engine(), Tasks())).reason == reason
+    children = (cast("Engine", Measuring()), cast("TaskService", Tasks()))
+    assert (await examine(case(), data, bytes(64), *children)).reason == reason

@@ -19,10 +19,6 @@ def test_the_configuration_knows_the_same_cheats() -> None:
     assert set(config.CHEATS) == {"", *cheats.CHEATS}
 
 
-def test_full_marks_for_everything() -> None:
-    assert cheats.forged([[0, 1_000_000, 3], [0]]) == [[1_000_000] * 3, [1_000_000]]
-
-
 async def test_noise_of_five_percent_of_each_tensors_deviation(tmp_path: Path) -> None:
     generator = np.random.default_rng(1)
     small = generator.normal(3.0, 0.01, 10_000).astype("<f4")

@@ -16,7 +16,7 @@ from node.roles.engine_client import (
     AUTO_BYTES,
     LOAD_TIMEOUT,
     WORK_SPEED,
-    Prefill,
+    Engine,
     Setup,
     chosen,
     claimed,
@@ -71,38 +71,26 @@ async def test_a_version_is_loaded_once_and_compared_with_its_manifest(
         version = await cluster.stage(t="trainer", v="validator", i="inference")
         running = cluster.running["t"]
         async with running.bench.engines.open() as opened:
-            await opened.load(version.id)
-            await opened.load(version.id)
+            manifest, whole = running.weights.held.paths(version.id)
+            await opened.load(manifest, whole)
+            await opened.load(manifest, whole)
             assert faults.count("engine", "load") == 1
             # A cheat's file is loaded unseen, and the real one anew after it.
             other = tmp_path / "other.bin"
             other.write_bytes(b"\0" * 64)
-            await opened.load(version.id, other)
-            await opened.load(version.id)
+            await opened.load(manifest, other, other=True)
+            await opened.load(manifest, whole)
             assert faults.count("engine", "load") == 3
             newest = await cluster.announce("t", b"\1" + WHOLE_0[1:], version)
-            whole = running.weights.held.paths(newest.id)[1]
+            manifest, whole = running.weights.held.paths(newest.id)
             right = whole.read_bytes()
             whole.write_bytes(b"\2" + right[1:])  # the disk altered it
             with pytest.raises(LocalError, match="other tensors"):
-                await opened.load(newest.id)
+                await opened.load(manifest, whole)
             # It is not taken for loaded afterwards.
             whole.write_bytes(right)
-            await opened.load(newest.id)
+            await opened.load(manifest, whole)
             assert faults.count("engine", "load") == 5
-
-
-async def test_speed_is_measured(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
-    async with open_cluster(tmp_path, faults) as cluster:
-        running = await cluster.node("elector")
-        own = running.own
-        async with running.bench.engines.open() as opened:
-            written = await opened.generate(["1 + 1", "2 + 2"], [digest("a"), digest("b")])
-            assert len(written.groups) == 2
-            assert (own.tokens_generated, own.tokens_per_second) == (16, 32)
-            await opened.generate(["3"], [digest("c")])
-            assert own.tokens_generated == 24
-            assert await opened.encode(["ab"]) == [pack([97, 98])]
 
 
 def test_a_group_on_its_way_to_replay() -> None:
@@ -116,12 +104,14 @@ async def test_large_versions_and_long_responses_have_their_time() -> None:
     given: list[float] = []
 
     class Child:
+        pid = 1
+
         async def call(self, request: ReplayGroups, *, timeout: float) -> list[ReplayedGroup]:
             given.append(timeout)
             return []
 
     response = Response((3,) * 5000, (0,) * 5000, 0, 0)
-    judge = Prefill(cast("Worker", Child()), EngineReady(END, VOCABULARY))
+    judge = Engine("torch", cast("Worker", Child()), EngineReady(END, VOCABULARY), RECIPE)
     for responses in (1, 16):
         await judge.replay([(digest("seed"), Group(0, (1,), (response,) * responses, b""))], 1000)
     assert given[1] - given[0] == 15 * 5000 / WORK_SPEED
@@ -172,8 +162,8 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(tmp_path
 
     pids: list[int] = []
     setup = Setup(configured, engine, tmp_path)
-    async with open_child(setup, AUTO_BYTES, pids.append, open_worker=open_worker, vllm=True) as (found, _, ready):
-        assert (found, ready.end_token) == ("torch", END)
+    async with open_child(setup, AUTO_BYTES, pids.append, open_worker=open_worker, vllm=True) as opened:
+        assert (opened.kind, opened.end_token) == ("torch", END)
     modules = (
         ["node.workers.engine_child"] if engine == "torch" else ["node.workers.vllm_child", "node.workers.engine_child"]
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from node.roles import relay
+from node.weights import offers
 from tests.node.fake_children import WHOLE_0, Faults
 from tests.node.fakes import open_cluster
 
@@ -18,7 +18,7 @@ async def test_a_relay_lives_without_a_child_until_it_is_cancelled(
     async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("elector")
         with trio.move_on_after(1000) as scope:
-            await relay.run(running.node, running.weights)
+            await offers.push(running.node, running.weights)
         assert scope.cancelled_caught
         assert faults.calls == []
 

@@ -8,7 +8,7 @@ import pytest
 import trio.testing
 
 from node.config import WILLING
-from node.roles import role_figures
+from node.roles.publishing import step_figures
 from protocol.records import Step
 from protocol.work.rollout import FINISH_END, FINISH_LENGTH, Response
 from tests.node.fake_children import Faults
@@ -42,7 +42,7 @@ RESPONSES = [
 
 def test_a_steps_row_is_in_seconds_and_shares() -> None:
     learned = {"loss": -0.5, "grad_norm": 2.0, "clip_share": 0.1, "seconds": 9.9, "trained": 800, "groups_dropped": 14}
-    assert role_figures.of_step(STEP, learned, RESPONSES) == {
+    assert step_figures(STEP, learned, RESPONSES) == {
         "version": 9,
         "term": 3,
         "reward": 0.412,

@@ -33,7 +33,7 @@ async def watched(
 
 
 def watch(elector: Running) -> None:
-    elector.nursery.start_soon(elector.parts.watch.run, elector.elector)
+    elector.nursery.start_soon(elector.parts.elector.watch.run, elector.elector)
 
 
 def grant(running: Running) -> Grant | None:

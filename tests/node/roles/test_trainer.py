@@ -10,9 +10,8 @@ import trio
 import trio.testing
 
 from node.config import WILLING
-from node.roles.gathering import Gathering
 from node.roles.publishing import in_a_step, rejected_since
-from node.roles.rollout_pool import Amount, amount
+from node.roles.rollout_pool import Amount, Gathering, amount
 from node.workers.child_process import WorkerError
 from protocol.constants import GATHER_FACTOR, MILLION
 from protocol.records import Rollout, Step, StepBlob, Weights
@@ -400,7 +399,7 @@ async def test_what_the_author_hands_out_instead_is_his_fault_alone(
         stored = cluster.running["c"].blobs.put(file)
         (entry,) = await author.log.append(Rollout(version.id, 0, 2, 8, 16, stored, len(file), 2))
         await cluster.agree()
-        gathering = Gathering(running.bench)
+        gathering = Gathering(running.node, running.parts.blobs, running.pool)
         await gathering.take(entry, 0)
         await gathering.take(entry, 0)
         assert gathering.amount == Amount()

@@ -104,7 +104,7 @@ async def test_a_child_that_dies_is_a_warning_and_the_version_is_evaluated_after
         await trio.sleep(2)
         assert "SIGKILL; again in" in running.warnings["evaluation"]
         assert not evaluations.under_way
-        await trio.sleep(3 * trainer_evaluation.FIRST_PAUSE)
+        await trio.sleep(3 * trainer_evaluation.POLICY.pause)
         assert [found["version"] for found in evaluations.rows] == [0]
         assert running.warnings == {}
 

@@ -45,21 +45,21 @@ def manager(channel: socket.socket, **more: str) -> Manager:
 
 def test_the_manager_hears_of_a_life(listener: socket.socket) -> None:
     one = manager(listener)
-    one.status("reads the log")
-    one.ready("relay, 3 peers")
-    one.stopping()
+    one.send(STATUS="reads the log")
+    one.send(READY=1, STATUS="relay, 3 peers")
+    one.send(STOPPING=1, STATUS="stopping")
     assert told(listener) == ["STATUS=reads the log", "READY=1\nSTATUS=relay, 3 peers", "STOPPING=1\nSTATUS=stopping"]
 
 
 def test_an_abstract_socket_is_found() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind(f"\0farflung-test-{os.getpid()}")
-        assert Manager.take({"NOTIFY_SOCKET": f"@farflung-test-{os.getpid()}"}).tell(READY=1)
+        assert Manager.take({"NOTIFY_SOCKET": f"@farflung-test-{os.getpid()}"}).send(READY=1)
         assert told(channel) == ["READY=1"]
 
 
 def test_a_value_cannot_smuggle_in_another_line(listener: socket.socket) -> None:
-    manager(listener).status("one\nWATCHDOG=1\r\nMAINPID=1")
+    manager(listener).send(STATUS="one\nWATCHDOG=1\r\nMAINPID=1")
     assert told(listener) == ["STATUS=one WATCHDOG=1 MAINPID=1"]
 
 
@@ -78,7 +78,7 @@ def test_the_variables_are_taken_from_the_environment() -> None:
 def test_without_a_usable_socket_nothing_is_told(address: str) -> None:
     one = Manager.take({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000000"})
     assert one == Manager()
-    assert not one.tell(READY=1)
+    assert not one.send(READY=1)
 
 
 @pytest.mark.parametrize(("microseconds", "pid"), [("x", ""), ("-5", ""), ("²", ""), ("60000000", "1"), ("", "")])
@@ -88,15 +88,15 @@ def test_a_watchdog_that_is_not_for_this_process_is_none(microseconds: str, pid:
 
 
 def test_a_manager_that_is_gone_does_no_harm(tmp_path: Path) -> None:
-    assert not Manager(str(tmp_path / "nobody")).tell(READY=1)
+    assert not Manager(str(tmp_path / "nobody")).send(READY=1)
 
 
 def test_a_manager_that_reads_nothing_does_not_hold_the_daemon_up(
     listener: socket.socket,
 ) -> None:
     one = replace(manager(listener), patience=0.01)
-    assert one.tell(READY=1)
-    assert not all(one.tell(STATUS=f"{number}") for number in range(100_000))
+    assert one.send(READY=1)
+    assert not all(one.send(STATUS=f"{number}") for number in range(100_000))
 
 
 async def test_the_watchdog_is_fed_while_there_is_progress(

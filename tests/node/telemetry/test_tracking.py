@@ -173,7 +173,7 @@ async def test_what_is_not_installed_is_one_clear_line_and_loses_nothing(
             "(No module named 'tensorboard'): pip install …"
         )
         running.parts.metrics.record("step", version=2)
-        await trio.sleep(tracking.FIRST_PAUSE)  # somebody installed it
+        await trio.sleep(tracking.POLICY.pause)  # somebody installed it
         assert versions(calls) == [1, 2]
         assert health.warnings == {}
 
@@ -192,7 +192,7 @@ async def test_a_child_that_dies_is_started_again_and_gets_what_it_had(
         await trio.sleep(1)
         assert versions(calls) == []
         assert "SIGKILL" in running.node.health.warnings["tracking tensorboard"]
-        await trio.sleep(tracking.FIRST_PAUSE)
+        await trio.sleep(tracking.POLICY.pause)
         assert versions(calls) == [7]
         assert calls.count({}) == 2  # starts
         # Of a dead child nothing is asked at the end.

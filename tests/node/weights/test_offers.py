@@ -11,7 +11,6 @@ import trio
 import trio.testing
 
 from node.errors import Refused
-from node.roles import relay
 from node.weights import offers
 from node.weights.holders_of import MAX_OFFERED
 from protocol import codec
@@ -43,7 +42,7 @@ async def test_a_relay_offers_to_those_who_lag_and_to_no_others(
 
         for name, running in cluster.running.items():
             running.before_answering(offers.PROTOCOL, counter(name))
-        r.nursery.start_soon(relay.run, r.node, r.weights)
+        r.nursery.start_soon(offers.push, r.node, r.weights)
         await trio.sleep(1)
         assert (offered["i"], offered["v"]) == (1, 0)
         await trio.sleep(4 * cluster.domain.timings.presence_ms / 1000)
