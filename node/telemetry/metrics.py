@@ -45,9 +45,6 @@ class Queue:
         self._filled = trio.Event()
         self.lost = 0
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def put(self, row: Row) -> None:
         """Add the newest row."""
         self._rows.append(row)
