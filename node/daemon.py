@@ -13,7 +13,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -253,7 +253,9 @@ async def main(
             manager.send(STATUS="asks for the domain's genesis")
             domain = await joining.fetch(identity, directory, config.bootstrap, GENESIS_PATIENCE)
         _refuse_unfit(config, domain)
-        known = _known_addresses(directory, config.bootstrap)
+        known = {node_id(peer): addresses for peer, addresses in directory.known_peers().items()}
+        for address in config.bootstrap:
+            known.setdefault(node_id(address.rpartition("/")[2]), (address,))
         manager.send(STATUS="reads the log")
         async with (
             open_log_store(directory.log_database, domain) as store,
@@ -272,13 +274,6 @@ async def main(
             logger = logging.getLogger("farflung")
             node = Node(identity, domain, config, directory, network, log, Health(logger), logger)
             await Parts(node, directory.next_boot(), stop, machinery, manager).run()
-
-
-def _known_addresses(directory: DataDirectory, bootstrap: Iterable[str]) -> dict[bytes, tuple[str, ...]]:
-    known = {node_id(peer): addresses for peer, addresses in directory.known_peers().items()}
-    for address in bootstrap:
-        known.setdefault(node_id(address.rpartition("/")[2]), (address,))
-    return known
 
 
 def _refuse_unfit(config: Config, domain: Domain) -> None:

@@ -85,9 +85,7 @@ class InferenceLife:
             return None
         await bench.pool.update()
         batches = backlog(ledger, recipe) if number == newest else 1
-        if bench.pool.waiting(newest).fills(batches, recipe):
-            return None
-        return version
+        return None if bench.pool.waiting(newest).fills(batches, recipe) else version
 
     async def submit(self, version: Entry) -> None:
         """Make one submission and announce it."""

@@ -69,9 +69,8 @@ async def run(bench: Workbench) -> None:
         finally:
             bench.own.children.pop("trainer", None)
             bench.pool.give_all_back()  # what was under way ended with this
-            node.health.clear("office")
-            node.health.clear("founding")
-            node.health.clear("training")
+            for topic in ("office", "founding", "training"):
+                node.health.clear(topic)
 
 
 @asynccontextmanager

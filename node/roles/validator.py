@@ -70,7 +70,6 @@ class _Fetches:
     """The submissions that arrived, and those on their way: at most ``FETCHES`` at once, in the order of ``keep``."""
 
     def __init__(self, bench: Workbench, nursery: trio.Nursery) -> None:
-        self._node = bench.node
         self._bench = bench
         self._nursery = nursery
         self._running: dict[bytes, float] = {}
@@ -82,7 +81,7 @@ class _Fetches:
         """Let ``wait`` return when the log changes."""
         seen = 0
         while True:
-            seen = await self._node.log.wait_change(seen, timeout=60)
+            seen = await self._bench.node.log.wait_change(seen, timeout=60)
             self._news.set()
 
     async def wait(self, timeout: float) -> None:
@@ -128,10 +127,10 @@ class _Fetches:
     async def _fetch(self, entry: Entry) -> None:
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
-        peers = [entry.author, *(peer for peer in self._node.network.peers if peer != entry.author)]
+        peers = [entry.author, *(peer for peer in self._bench.node.network.peers if peer != entry.author)]
         try:
             # The whole has as long as a verdict may wait: a peer that sends drop by drop holds a place no longer.
-            with trio.fail_after(self._node.domain.timings.verdict_wait_ms / 1000):
+            with trio.fail_after(self._bench.node.domain.timings.verdict_wait_ms / 1000):
                 found = await self._bench.blobs.fetch(rollout.submission, rollout.size, peers, timeout=10)
                 self._arrived[entry.id] = found
         except (Unreachable, PeerError, trio.TooSlowError) as error:

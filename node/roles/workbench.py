@@ -10,6 +10,8 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from operator import setitem
 from typing import Any, Final, Protocol
 
 import trio
@@ -86,11 +88,7 @@ class Engines:
         setup = await self.setup(dtype)
         if not generates:
             setup = replace(setup, engine="torch")
-
-        def started(pid: int) -> None:
-            self.own.children["engine"] = pid
-
-        size = await self.model_bytes(setup.engine)
+        size, started = await self.model_bytes(setup.engine), partial(setitem, self.own.children, "engine")
         try:
             async with open_child(setup, size, started, open_worker=self.open_worker) as engine:
                 yield engine
