@@ -13,7 +13,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -44,11 +44,10 @@ from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles import cheats, inference, trainer, validator
 from node.roles.engine_client import chosen
-from node.roles.engines import Engines, OpenTasks
 from node.roles.role_manager import Lives, RoleManager
 from node.roles.rollout_pool import Pool
 from node.roles.term_watch import ElectorPart
-from node.roles.workbench import Evaluations
+from node.roles.workbench import Engines, Evaluations, OpenTasks
 from node.store.blob_store import BlobStore
 from node.store.data_directory import DataDirectory
 from node.store.log_store import open_log_store
@@ -123,8 +122,7 @@ class Parts:
         )
         self.pool = Pool(node, self.blobs, self.presences)
         self.metrics = metrics.Metrics()
-        open_worker, tasks = machinery.open_worker, machinery.tasks
-        self.engines = Engines(node, self.own, self.blobs, open_worker=open_worker, tasks=tasks)
+        self.engines = Engines(node, self.own, self.blobs, machinery.open_worker, machinery.tasks)
         self.evaluations = Evaluations()
         self.failed_audits: Counter[bytes] = Counter()
         self.roles = RoleManager(node, self.own, self.presences, self._lives() if lives is None else lives)
@@ -188,7 +186,7 @@ class Parts:
         """Run services for ever, whatever becomes of them."""
         async with trio.open_nursery() as nursery:
             for name, service in services.items():
-                nursery.start_soon(supervisor.keep, name, service, self.node.health, self.node.logger)
+                nursery.start_soon(supervisor.keep, name, service, self.node.health)
 
     async def run(self) -> None:
         """The node's life: its start, and then all services. Raises ``UserError`` where its user must mend something
@@ -255,7 +253,9 @@ async def main(
             manager.send(STATUS="asks for the domain's genesis")
             domain = await joining.fetch(identity, directory, config.bootstrap, GENESIS_PATIENCE)
         _refuse_unfit(config, domain)
-        known = _known_addresses(directory, config.bootstrap)
+        known = {node_id(peer): addresses for peer, addresses in directory.known_peers().items()}
+        for address in config.bootstrap:
+            known.setdefault(node_id(address.rpartition("/")[2]), (address,))
         manager.send(STATUS="reads the log")
         async with (
             open_log_store(directory.log_database, domain) as store,
@@ -274,13 +274,6 @@ async def main(
             logger = logging.getLogger("farflung")
             node = Node(identity, domain, config, directory, network, log, Health(logger), logger)
             await Parts(node, directory.next_boot(), stop, machinery, manager).run()
-
-
-def _known_addresses(directory: DataDirectory, bootstrap: Iterable[str]) -> dict[bytes, tuple[str, ...]]:
-    known = {node_id(peer): addresses for peer, addresses in directory.known_peers().items()}
-    for address in bootstrap:
-        known.setdefault(node_id(address.rpartition("/")[2]), (address,))
-    return known
 
 
 def _refuse_unfit(config: Config, domain: Domain) -> None:

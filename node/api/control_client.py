@@ -34,7 +34,7 @@ async def request(directory: DataDirectory, op: str, *, timeout: float, **argume
         with trio.fail_after(timeout), directory.socket_address() as address:
             async with await trio.open_unix_socket(address) as stream:
                 await stream.send_all(json.dumps({"op": op, **arguments}).encode() + b"\n")
-                answer = _decode(await _line(stream))
+                answer = await _answer(stream)
     except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
         raise Unavailable(f"{directory.path}: no daemon answers ({error})") from None
     except trio.TooSlowError:
@@ -44,19 +44,15 @@ async def request(directory: DataDirectory, op: str, *, timeout: float, **argume
     return answer
 
 
-async def _line(stream: trio.SocketStream) -> bytes:
+async def _answer(stream: trio.SocketStream) -> dict[str, Any]:
     received = bytearray()
     while not received.endswith(b"\n"):
         part = await stream.receive_some()
         if not part or len(received) > MAX_ANSWER_BYTES:
             raise trio.BrokenResourceError("the answer is no line")
         received += part
-    return bytes(received)
-
-
-def _decode(line: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(line)
+        answer = json.loads(received)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -156,9 +156,7 @@ def why_nothing(panel: Panel) -> str | None:
 
 def problems(status: Mapping[str, Any], needed: int) -> list[str]:
     """What is not in order, from a status' figures: lines for people. ``needed`` bytes are to be free."""
-    found: Sequence[tuple[bool, str]] = (
-        (status["peers"] == 0, "no peer is connected: see farflung peers"),
-        (status["disk_free"] < needed, f"the disk has {status['disk_free'] / 1e6:.0f} MB free: make room"),
-        (status["over"] is not None, status["over"] or ""),
-    )
-    return [text for wrong, text in found if wrong]
+    peers = None if status["peers"] else "no peer is connected: see farflung peers"
+    free = status["disk_free"]
+    room = None if free >= needed else f"the disk has {free / 1e6:.0f} MB free: make room"
+    return [text for text in (peers, room, status["over"]) if text]

@@ -36,15 +36,15 @@ def credits(ledger: Ledger) -> dict[str, Any]:
     rows = []
     endings = ledger.replica.endings
     for author, entry in ledger.accounts(final=True).items():
-        who = {"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)}
         owner = endings.owner(author)
-        ended = None if author not in endings.ended else "closed" if owner == author else "moved"
-        what = {
-            "ended": ended,
+        row = {
+            **{"node": author.hex(), "name": ledger.name(author), "role": ledger.standing_role(author)},
+            **account(entry, entry),
+            "ended": None if author not in endings.ended else "closed" if owner == author else "moved",
             "goes_on_as": None if owner == author else owner.hex(),
             "goes_on_for": [old.hex() for old in endings.lost(author)],
         }
-        rows.append({**who, **account(entry, entry), **what})
+        rows.append(row)
     return {"domain": ledger.domain.id.hex(), "nodes": sorted(rows, key=lambda row: (-row["credit"], row["node"]))}
 
 

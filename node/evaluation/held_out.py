@@ -24,8 +24,7 @@ from node.domain import task_tables
 from node.errors import UserError
 from node.evaluation import intervals
 from node.evaluation.intervals import Estimate
-from node.evaluation.version_answers import Progress, Question, QuestionAnswers, answer
-from node.roles.engine_client import Engine
+from node.evaluation.version_answers import Question, QuestionAnswers
 from node.store.hashing import hash_bytes
 from node.tasks.task_service import TaskService
 from protocol.constants import MILLION
@@ -190,17 +189,6 @@ async def draw(plan: Plan, service: TaskService) -> list[Question]:
             if len(texts) == plan.questions:
                 break
     return questions
-
-
-async def evaluate(
-    plan: Plan,
-    questions: Sequence[Question],
-    engine: Engine,
-    service: TaskService,
-    progress: Progress = lambda *_: None,
-) -> tuple[Score, ...]:
-    """The scores of the version that ``engine`` has loaded; see ``scores``. Raises ``WorkerError``."""
-    return scores(plan, await answer(engine, service, questions, progress))
 
 
 # What it comes to

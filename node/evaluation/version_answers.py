@@ -64,7 +64,7 @@ def open_sampler(
 ) -> AbstractAsyncContextManager[Engine]:
     """An engine that follows ``recipe`` (see ``sampling``) with a model of ``size`` bytes.
 
-    ``setup`` is a running node's (``node.roles.engines.Engines.setup``) or made from files. Raises ``WorkerError``.
+    ``setup`` is a running node's (``node.roles.workbench.Engines.setup``) or made from files. Raises ``WorkerError``.
     """
     following = replace(setup, configured=replace_fields(setup.configured, recipe=recipe))
     return open_child(following, size, open_worker=open_worker)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -57,7 +56,6 @@ async def keep(
     name: str,
     service: Service,
     health: Health,
-    logger: logging.Logger,
     *,
     policy: RestartPolicy = POLICY,
     words: Callable[[Failure], str] = str,
@@ -86,7 +84,7 @@ async def keep(
                 pause = policy.longest  # its owner has to do something
             failure = Failure(name, error, failures, pause)
             if not isinstance(error, Error | OSError | trio.TooSlowError):
-                logger.error("%s: a bug", name, exc_info=error)
+                health.log.error("%s: a bug", name, exc_info=error)
             if give_up(failure):
                 health.clear(name)
                 return

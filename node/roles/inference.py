@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -55,26 +57,25 @@ async def run(bench: Workbench) -> None:
             bench.own.generating = False
 
 
+@dataclass(slots=True)
 class InferenceLife:
     """Makes one submission after the other, while there is something to do."""
 
-    def __init__(self, bench: Workbench, engine: Engine, tasks: TaskService) -> None:
-        self._node = bench.node
-        self._bench = bench
-        self._engine = engine
-        self._tasks = tasks
-        self._recipe = bench.node.domain.recipe
-        self._newest_used = -1
+    bench: Workbench
+    engine: Engine
+    tasks: TaskService
+    newest_used: int = -1
+    """The number of the newest version that it generated with."""
 
     async def wanted(self) -> Entry | None:
         """The version to generate with now, or None while nothing is to be done."""
-        node, bench = self._node, self._bench
+        node, bench, recipe = self.bench.node, self.bench, self.bench.node.domain.recipe
         version = bench.weights.held.newest_held()
         newest = bench.weights.held.newest_number()
         if version is None:
             return None
         number = weights_payload(version).number
-        if number < self._newest_used or not schedule.usable(newest - number, self._recipe.async_level):
+        if number < self.newest_used or not schedule.usable(newest - number, recipe.async_level):
             return None
         if bench.own.paused() or not node.log.ready.is_set():
             return None
@@ -83,52 +84,47 @@ class InferenceLife:
         if not ledger.may_infer(node.id, version.id) or not bench.presences.can_decide(others):
             return None
         await bench.pool.update()
-        batches = backlog(ledger, self._recipe) if number == newest else 1
-        if bench.pool.waiting(newest).fills(batches, self._recipe):
-            return None
-        return version
+        batches = backlog(ledger, recipe) if number == newest else 1
+        return None if bench.pool.waiting(newest).fills(batches, recipe) else version
 
     async def submit(self, version: Entry) -> None:
         """Make one submission and announce it."""
-        node, bench, recipe = self._node, self._bench, self._recipe
-        self._newest_used = weights_payload(version).number
+        node, bench, recipe = self.bench.node, self.bench, self.bench.node.domain.recipe
+        self.newest_used = weights_payload(version).number
         cheat = node.config.devnet.cheat
         manifest, whole = bench.weights.held.paths(version.id)
         wrong = cheat == cheats.WRONG_WEIGHTS
         if wrong:
             whole = await cheats.perturbed(node.directory.work, version.id, manifest, whole)
-        await self._engine.load(manifest, whole, other=wrong)
+        await self.engine.load(manifest, whole, other=wrong)
         first = node.log.ledger.next_counter(node.id, version.id)
         counters = range(first, first + recipe.groups_per_submission)
         seeds = [schedule.seed(node.domain.id, version.id, node.id, c) for c in counters]
         items = [schedule.choose_task(s, [t.weight for t in node.domain.tasks]) for s in seeds]
-        questions = await self._tasks.questions(items)
+        questions = await self.tasks.questions(items)
         prompts = [schedule.prompt(question, s, recipe) for question, s in zip(questions, seeds, strict=True)]
-        written = await self._engine.generate(prompts, seeds)
+        written = await self.engine.generate(prompts, seeds)
         bench.own.tokens_generated += written.tokens
         if written.seconds > 0:
             bench.own.tokens_per_second = int(written.tokens / written.seconds)
         began = time.monotonic()
-        rewards = await self._score(items, written.groups)
+        pairs = zip(items, written.groups, strict=True)
+        rewards = iter(await self.tasks.score([(*item, one.text) for item, group in pairs for one in group.responses]))
         scoring = time.monotonic() - began
         if cheat == cheats.FORGED_REWARD:
-            rewards = [[MILLION] * len(group) for group in rewards]
-        groups = tuple(
-            _group(counter, group, scores)
-            for counter, group, scores in zip(counters, written.groups, rewards, strict=True)
-        )
+            rewards = itertools.repeat(MILLION)
+        groups = tuple(_group(counter, group, rewards) for counter, group in zip(counters, written.groups, strict=True))
         submission = Submission(node.domain.id, version.id, node.id, first, groups)
         data = await trio.to_thread.run_sync(submission.encode)
         digest = await bench.blobs.put(data)
-        tokens = sum(len(r.tokens) for g in groups for r in g.responses)
-        responses = sum(len(g.responses) for g in groups)
+        sent = [response for group in groups for response in group.responses]
+        tokens, responses = sum(len(response.tokens) for response in sent), len(sent)
         await node.log.append(
             Rollout(version.id, first, len(groups), responses, tokens, digest, len(data), submission.signal)
         )
-        sent = [response for group in groups for response in group.responses]
         bench.metrics.record(
             "generation",
-            version=self._newest_used,
+            version=self.newest_used,
             groups=len(groups),
             groups_with_signal=submission.signal,
             responses=responses,
@@ -141,13 +137,6 @@ class InferenceLife:
             **lengths(sent),
         )
 
-    async def _score(self, items: list[tuple[int, int]], groups: list[WrittenGroup]) -> list[list[int]]:
-        flat = [(*item, one.text) for item, group in zip(items, groups, strict=True) for one in group.responses]
-        scores = iter(await self._tasks.score(flat))
-        # An undecidable reward is sent as 0: the validator finds it undecidable as well and drops the submission
-        # without blame, so nothing is gained or lost by the value.
-        return [[next(scores) or 0 for _ in group.responses] for group in groups]
-
 
 def backlog(ledger: Ledger, recipe: Recipe) -> int:
     """Batches that may wait. More than ``async_level`` beyond the one that is wanted next would be too old."""
@@ -157,10 +146,12 @@ def backlog(ledger: Ledger, recipe: Recipe) -> int:
     return min(BACKLOG + slow, recipe.async_level + 1)
 
 
-def _group(counter: int, group: WrittenGroup, rewards: list[int]) -> Group:
+def _group(counter: int, group: WrittenGroup, rewards: Iterator[int | None]) -> Group:
+    # An undecidable reward is sent as 0: the validator finds it undecidable as well and drops the submission without
+    # blame, so nothing is gained or lost by the value.
     responses = tuple(
-        Response(unpack(one.tokens), unpack(one.logprobs), min(reward, MILLION), one.finish)
-        for one, reward in zip(group.responses, rewards, strict=True)
+        Response(unpack(one.tokens), unpack(one.logprobs), min(next(rewards) or 0, MILLION), one.finish)
+        for one in group.responses
     )
     return Group(counter, unpack(group.prompt), responses, group.proofs)
 

@@ -122,6 +122,5 @@ class RoleManager:
             node.health.warn(f"{role} role", f"{text} for a while")
             return True
 
-        await supervisor.keep(
-            SERVICE.format(role), self._lives[role], node.health, node.logger, policy=POLICY, give_up=leave_it
-        )
+        service = self._lives[role]
+        await supervisor.keep(SERVICE.format(role), service, node.health, policy=POLICY, give_up=leave_it)

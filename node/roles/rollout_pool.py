@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
@@ -191,34 +191,34 @@ class Gathered:
     submission: Submission
 
 
+@dataclass(slots=True)
 class Gathering:
     """Fills one batch after the other."""
 
-    def __init__(self, node: Node, blobs: BlobExchange, pool: Pool) -> None:
-        self._node = node
-        self._blobs = blobs
-        self._pool = pool
-        self._recipe = node.domain.recipe
-        self._batch: dict[bytes, Gathered] = {}
-        self._refused: set[bytes] = set()
+    node: Node
+    blobs: BlobExchange
+    pool: Pool
+    batch: dict[bytes, Gathered] = field(default_factory=dict)
+    unfit: set[bytes] = field(default_factory=set)
+    """What is not to be tried again."""
 
     @property
     def amount(self) -> Amount:
         """How much is in the batch."""
-        batch = [gathered.submission for gathered in self._batch.values()]
+        batch = [gathered.submission for gathered in self.batch.values()]
         return Amount(sum(len(each.groups) for each in batch), sum(each.signal for each in batch))
 
     @property
     def full(self) -> bool:
         """Whether a step can be made of it."""
-        return self.amount.fills(1, self._recipe)
+        return self.amount.fills(1, self.node.domain.recipe)
 
     async def fill(self, number: int) -> bool:
         """Take in what was accepted since the last look, for a step from version ``number``; True once it is full."""
-        await self._pool.update()
-        usable = self._pool.usable(number)
+        await self.pool.update()
+        usable = self.pool.usable(number)
         # What was gathered for another base, or before a step that another trainer made, may be too old or used by now.
-        self._batch = {i: replace(g, lag=usable[i][1]) for i, g in self._batch.items() if i in usable}
+        self.batch = {i: replace(g, lag=usable[i][1]) for i, g in self.batch.items() if i in usable}
         for entry, lag in usable.values():
             if self.full:
                 break
@@ -235,43 +235,43 @@ class Gathering:
             while True:
                 if not self.full:
                     await self.fill(number)
-                seen = await self._node.log.wait_change(seen, timeout=0.5)
+                seen = await self.node.log.wait_change(seen, timeout=0.5)
 
     async def take(self, entry: Entry, lag: int) -> None:
         """Fetch one accepted submission into the batch, where that can be."""
-        node = self._node
-        if entry.id in self._batch or entry.id in self._refused:
+        node = self.node
+        if entry.id in self.batch or entry.id in self.unfit:
             return
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
         try:
             # The validators fetched it to judge it, and hold it; its author may be busy or gone.
             peers = [*node.log.ledger.verdicts(entry.id), entry.author]
-            data = await self._blobs.fetch(rollout.submission, rollout.size, peers, timeout=FETCH_TIMEOUT)
-            submission = await trio.to_thread.run_sync(Submission.parse, data, self._recipe)
+            data = await self.blobs.fetch(rollout.submission, rollout.size, peers, timeout=FETCH_TIMEOUT)
+            submission = await trio.to_thread.run_sync(Submission.parse, data, self.node.domain.recipe)
         except PeerError as error:
-            self._refused.add(entry.id)
+            self.unfit.add(entry.id)
             node.network.blame(entry.author, error)
             return
         except Unreachable:
             return
-        self._batch[entry.id] = Gathered(entry, lag, self._blobs.store.path(rollout.submission), submission)
+        self.batch[entry.id] = Gathered(entry, lag, self.blobs.store.path(rollout.submission), submission)
 
     def hand_out(self) -> list[Gathered]:
         """The batch, for a step; the next one begins empty."""
-        batch = list(self._batch.values())
-        self._batch.clear()
-        self._pool.take(g.entry.id for g in batch)
+        batch = list(self.batch.values())
+        self.batch.clear()
+        self.pool.take(g.entry.id for g in batch)
         return batch
 
     def give_back(self, batch: Sequence[Gathered]) -> None:
         """The step was thrown away for no fault of these."""
-        self._pool.give_back(g.entry.id for g in batch)
+        self.pool.give_back(g.entry.id for g in batch)
 
     def refuse(self, batch: Sequence[Gathered]) -> None:
         """Never to be tried again."""
-        self._refused.update(g.entry.id for g in batch)
+        self.unfit.update(g.entry.id for g in batch)
 
     def refused(self, number: int) -> bool:
         """Whether a step from version ``number`` could use what is not to be tried again: others count on it."""
-        return not self._refused.isdisjoint(self._pool.usable(number))
+        return not self.unfit.isdisjoint(self.pool.usable(number))

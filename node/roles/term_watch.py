@@ -151,4 +151,4 @@ class ElectorPart:
             await self.open()
         async with trio.open_nursery() as nursery:
             for name, part in (("cuts", self.elector.run), ("terms", partial(self.watch.run, self.elector))):
-                nursery.start_soon(supervisor.keep, name, part, node.health, node.logger)
+                nursery.start_soon(supervisor.keep, name, part, node.health)

@@ -69,9 +69,8 @@ async def run(bench: Workbench) -> None:
         finally:
             bench.own.children.pop("trainer", None)
             bench.pool.give_all_back()  # what was under way ended with this
-            node.health.clear("office")
-            node.health.clear("founding")
-            node.health.clear("training")
+            for topic in ("office", "founding", "training"):
+                node.health.clear(topic)
 
 
 @asynccontextmanager
@@ -137,9 +136,8 @@ class _Life:
 
     def _paused(self) -> bool:
         """Whether no other step is wanted; one that is being published counts."""
-        node, bench = self._node, self._bench
-        made = node.log.ledger.step_count() + (self._publication is not None)
-        return bench.own.paused() or 0 < bench.own.pause_at_step <= made
+        made = self._node.log.ledger.step_count() + (self._publication is not None)
+        return 0 < self._bench.own.pause_at_step <= made
 
     async def _base_number(self) -> int | None:
         """The number of the version that the child holds and that the next step starts from; None where it has to
@@ -248,7 +246,9 @@ class _Life:
             return  # what it had made was thrown away at this moment
         base = self._holds if isinstance(self._holds, Entry) else None
         before, started = self._publication, trio.current_time()
-        waited, blocked = self._idle(started)
+        # The child stood still for want of rollouts, or while a version was published.
+        idle = started - self._idle_since
+        blocked = idle if before is not None else min(idle, max(0.0, self._published_at - self._idle_since))
         batch = self._gathering.hand_out()
         publication = Publication(self._bench, number + 1, batch)
         self._nursery.start_soon(publication.run)
@@ -259,7 +259,7 @@ class _Life:
             if before is not None:
                 base = await self._published(before)
             if answer is not None and base is not None:
-                times = (trained_at - started, waited, blocked + trio.current_time() - trained_at)
+                times = (trained_at - started, idle - blocked, blocked + trio.current_time() - trained_at)
                 publication.go(Made(answer, base, trained_at, *map(milliseconds, times)))
                 self._publication = self._holds = publication
                 self._idle_since = self._progress_at = trio.current_time()
@@ -298,14 +298,6 @@ class _Life:
             self._gathering.refuse(batch)
             return None
         return answer
-
-    def _idle(self, now: float) -> tuple[float, float]:
-        """Seconds that the child stood still until now: for want of rollouts, and while a version was published."""
-        idle = now - self._idle_since
-        if self._publication is not None:
-            return 0.0, idle
-        blocked = min(idle, max(0.0, self._published_at - self._idle_since))
-        return idle - blocked, blocked
 
     def _look_after_publication(self) -> None:
         """Take note of what became of the version that was on its way."""

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import trio
 
 from node.evaluation import held_out
 from node.evaluation.held_out import Plan, QuestionSource
-from node.evaluation.version_answers import Question, open_sampler, sampling
+from node.evaluation.version_answers import Question, answer, open_sampler, sampling
 from node.health import supervisor
 from node.health.supervisor import Failure, RestartPolicy
 from node.net.requests import Unreachable
@@ -46,26 +46,26 @@ async def run(bench: Workbench) -> None:
     if not node.config.trainer.eval_every:
         return
     try:
-        await supervisor.keep(CHILD, _Life(bench).run, node.health, node.logger, policy=POLICY, words=_words)
+        await supervisor.keep(CHILD, _Life(bench).run, node.health, policy=POLICY, words=_words)
     finally:
         node.health.clear(CHILD)
 
 
+@dataclass(slots=True)
 class _Life:
-    def __init__(self, bench: Workbench) -> None:
-        self._node = bench.node
-        self._bench = bench
-        self._last = -1
+    bench: Workbench
+    last: int = -1
+    """The newest version that was evaluated."""
 
     async def run(self) -> None:
         """Evaluate what is due, until something fails."""
         try:
             await self._evaluate_all()
         finally:
-            self._bench.evaluations.under_way = False
+            self.bench.evaluations.under_way = False
 
     async def _evaluate_all(self) -> None:
-        node, bench, config = self._node, self._bench, self._node.config.trainer
+        node, bench, config = self.bench.node, self.bench, self.bench.node.config.trainer
         await self._due()  # nothing is started before there is a version
         plan = await trio.to_thread.run_sync(
             partial(
@@ -94,7 +94,7 @@ class _Life:
 
     async def _due(self) -> Entry:
         """The newest version that is to be evaluated and is not yet, once there is one."""
-        node, bench, seen = self._node, self._bench, 0
+        node, bench, seen = self.bench.node, self.bench, 0
         while (found := self._newest_due()) is None:
             bench.evaluations.under_way = False
             seen = await node.log.wait_change(seen, timeout=LOOK)
@@ -102,10 +102,10 @@ class _Life:
         return found
 
     def _newest_due(self) -> Entry | None:
-        held, every = set(self._bench.weights.held.ids()), self._node.config.trainer.eval_every
-        for entry in reversed(self._node.log.ledger.lineage()):
+        held, every = set(self.bench.weights.held.ids()), self.bench.node.config.trainer.eval_every
+        for entry in reversed(self.bench.node.log.ledger.lineage()):
             number = payload(entry).number
-            if number <= self._last:
+            if number <= self.last:
                 break
             if number % every == 0 and entry.id in held:
                 return entry
@@ -114,15 +114,15 @@ class _Life:
     async def _evaluate(
         self, version: Entry, plan: Plan, questions: list[Question], sampler: Engine, service: TaskService
     ) -> None:
-        node, bench, number = self._node, self._bench, payload(version).number
+        node, bench, number = self.bench.node, self.bench, payload(version).number
         began = time.monotonic()
         try:
             await sampler.load(*bench.weights.held.paths(version.id))
         except Unreachable:
             return  # it went meanwhile; a newer one is due, or will be
-        scores = await held_out.evaluate(plan, questions, sampler, service)
+        scores = held_out.scores(plan, await answer(sampler, service, questions))
         seconds = round(time.monotonic() - began, 3)
-        self._last = number
+        self.last = number
         rows: list[dict[str, Any]] = [held_out.figures(score) for score in scores]
         for row in rows:
             bench.metrics.record(

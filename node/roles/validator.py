@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import trio
 
@@ -69,7 +70,6 @@ class _Fetches:
     """The submissions that arrived, and those on their way: at most ``FETCHES`` at once, in the order of ``keep``."""
 
     def __init__(self, bench: Workbench, nursery: trio.Nursery) -> None:
-        self._node = bench.node
         self._bench = bench
         self._nursery = nursery
         self._running: dict[bytes, float] = {}
@@ -81,7 +81,7 @@ class _Fetches:
         """Let ``wait`` return when the log changes."""
         seen = 0
         while True:
-            seen = await self._node.log.wait_change(seen, timeout=60)
+            seen = await self._bench.node.log.wait_change(seen, timeout=60)
             self._news.set()
 
     async def wait(self, timeout: float) -> None:
@@ -127,10 +127,10 @@ class _Fetches:
     async def _fetch(self, entry: Entry) -> None:
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
-        peers = [entry.author, *(peer for peer in self._node.network.peers if peer != entry.author)]
+        peers = [entry.author, *(peer for peer in self._bench.node.network.peers if peer != entry.author)]
         try:
             # The whole has as long as a verdict may wait: a peer that sends drop by drop holds a place no longer.
-            with trio.fail_after(self._node.domain.timings.verdict_wait_ms / 1000):
+            with trio.fail_after(self._bench.node.domain.timings.verdict_wait_ms / 1000):
                 found = await self._bench.blobs.fetch(rollout.submission, rollout.size, peers, timeout=10)
                 self._arrived[entry.id] = found
         except (Unreachable, PeerError, trio.TooSlowError) as error:
@@ -141,28 +141,27 @@ class _Fetches:
         self._news.set()
 
 
+@dataclass(slots=True)
 class _Life:
-    def __init__(self, bench: Workbench, engine: Engine, tasks: TaskService, fetches: _Fetches) -> None:
-        self._node = bench.node
-        self._bench = bench
-        self._engine = engine
-        self._tasks = tasks
-        self._fetches = fetches
-        self._first_seen: dict[bytes, float] = {}
-        self._index = duplicates.Index()
+    bench: Workbench
+    engine: Engine
+    tasks: TaskService
+    fetches: _Fetches
+    first_seen: dict[bytes, float] = field(default_factory=dict)
+    index: duplicates.Index = field(default_factory=duplicates.Index)
 
     async def judge(self, entry: Entry) -> None:
         """Append a verdict on one ``rollout`` entry, or leave it for the next round while it can still arrive."""
         rollout = entry.payload
         assert isinstance(rollout, Rollout)
-        draw = self._node.identity.sign(identity.DRAW, draw_message(rollout.submission, entry.id))
+        draw = self.bench.node.identity.sign(identity.DRAW, draw_message(rollout.submission, entry.id))
         began = time.monotonic()
         result = await self._examine(entry, rollout, draw)
         if result is None:
             return
-        self._bench.metrics.record(
+        self.bench.metrics.record(
             "verdict",
-            version=self._node.log.ledger.version_number(rollout.weights),
+            version=self.bench.node.log.ledger.version_number(rollout.weights),
             outcome=result.outcome,
             severity=result.severity,
             reason=result.reason,
@@ -172,33 +171,33 @@ class _Life:
             tokens=rollout.tokens,
             seconds=time.monotonic() - began,
         )
-        self._first_seen.pop(entry.id, None)
+        self.first_seen.pop(entry.id, None)
         if result.outcome == "rejected":
-            self._node.logger.info("rejected a submission of %s: %s", entry.author.hex()[:8], result.words)
-        await self._node.log.append(
+            self.bench.node.logger.info("rejected a submission of %s: %s", entry.author.hex()[:8], result.words)
+        await self.bench.node.log.append(
             Verdict(entry.id, result.outcome, result.severity, result.reason, result.score, draw, result.audited)
         )
-        self._bench.failed_audits.pop(entry.id, None)
+        self.bench.failed_audits.pop(entry.id, None)
 
     async def _examine(self, entry: Entry, rollout: Rollout, draw: bytes) -> audit.AuditResult | None:
         """The verdict, or None where it is too early for one."""
-        node, bench = self._node, self._bench
+        node, bench = self.bench.node, self.bench
         version = node.log.ledger.weights(rollout.weights)
         if version is None:
             return None
         if bench.weights.held.outdated(rollout.weights):
             return checks.result("late")
-        first_seen = self._first_seen.setdefault(entry.id, trio.current_time())
+        first_seen = self.first_seen.setdefault(entry.id, trio.current_time())
         late = trio.current_time() > first_seen + node.domain.timings.verdict_wait_ms / 1000
         try:
-            data = self._fetches.take(entry)
+            data = self.fetches.take(entry)
         except (Unreachable, PeerError) as error:
             if isinstance(error, PeerError):
                 node.network.blame(entry.author, error)
             return checks.result("missing") if late else None
         try:
             await bench.weights.hold(version, timeout=HOLD_TIMEOUT)
-            await self._engine.load(*bench.weights.held.paths(rollout.weights))
+            await self.engine.load(*bench.weights.held.paths(rollout.weights))
         except (Unreachable, PeerError, trio.TooSlowError) as error:
             node.logger.info("a version to audit with is not here: %s", error or "it took too long")
             return checks.result("undecidable") if late else None
@@ -216,9 +215,9 @@ class _Life:
     async def _audit(
         self, entry: Entry, rollout: Rollout, version: Entry, data: bytes, draw: bytes
     ) -> audit.AuditResult:
-        ledger, replica = self._node.log.ledger, self._node.log.replica
+        ledger, replica = self.bench.node.log.ledger, self.bench.node.log.replica
         case = auditing.Case(
-            domain=self._node.domain,
+            domain=self.bench.node.domain,
             author=entry.author,
             rollout=rollout,
             share=ledger.audited_share(entry),
@@ -228,9 +227,9 @@ class _Life:
         )
 
         def alike(submission: Submission) -> Collection[int]:
-            return {pair.group for pair in self._index.take(submission, entry.id)}
+            return {pair.group for pair in self.index.take(submission, entry.id)}
 
-        found = await auditing.examine(case, data, draw, self._engine, self._tasks, alike)
+        found = await auditing.examine(case, data, draw, self.engine, self.tasks, alike)
         if found.reason == "malformed":
-            self._node.network.blame(entry.author, PeerError("a malformed submission"))
+            self.bench.node.network.blame(entry.author, PeerError("a malformed submission"))
         return found

@@ -302,10 +302,9 @@ def _systemctl(place: ServicePlace, *words: str) -> None:
 
 def _last_words(place: ServicePlace) -> str:
     """The last line that the service itself wrote."""
-    match = [f"_SYSTEMD_USER_UNIT={UNIT}"] if place.user else [f"_SYSTEMD_UNIT={UNIT}"]
-    scope = ["--user"] if place.user else []
+    which = ["--user", f"_SYSTEMD_USER_UNIT={UNIT}"] if place.user else [f"_SYSTEMD_UNIT={UNIT}"]
     with suppress(UserError):
-        lines = _run(["journalctl", "-q", *scope, "-n", "1", "-o", "cat", *match], "no journal").strip().splitlines()
+        lines = _run(["journalctl", "-q", "-n", "1", "-o", "cat", *which], "no journal").strip().splitlines()
         if lines:
             return lines[-1].removeprefix("farflung: ")
     return "it left no line in the journal"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -26,13 +27,6 @@ SEND_PATIENCE: Final = 1.0
 """Seconds that a message may wait for room in the manager's socket."""
 SLOWEST_FEED: Final = 10.0
 """Seconds between two looks at the progress at most, so that the status line is fresh as well."""
-
-
-def _address(value: str) -> str | None:
-    """The socket address of a ``NOTIFY_SOCKET``: a path, or a name of Linux's abstract namespace; else None."""
-    if value.startswith("/"):
-        return value
-    return "\0" + value[1:] if value.startswith("@") and len(value) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,9 @@ class Manager:
     @classmethod
     def take(cls, environment: MutableMapping[str, str] = os.environ) -> Manager:
         """The manager that the environment names, and no longer names afterwards."""
-        address = _address(environment.pop("NOTIFY_SOCKET", ""))
+        # A path, or a name of Linux's abstract namespace.
+        named = re.fullmatch("/.*|@.+", environment.pop("NOTIFY_SOCKET", ""), re.DOTALL)
+        address = None if named is None else re.sub("^@", "\0", named[0])
         microseconds = environment.pop("WATCHDOG_USEC", "")
         pid = environment.pop("WATCHDOG_PID", "")
         wanted = microseconds.isascii() and microseconds.isdigit() and pid in ("", str(os.getpid()))
@@ -117,9 +113,6 @@ def for_journal(text: str, level: int) -> str:
 class JournalFormatter(logging.Formatter):
     """Records as the journal wants them: priority, name and message, no time."""
 
-    def __init__(self) -> None:
-        super().__init__("%(name)s: %(message)s")
-
     def format(self, record: logging.LogRecord) -> str:
         """The record's text, and its traceback, with the priority on each line."""
         return for_journal(super().format(record), record.levelno)
@@ -129,8 +122,6 @@ def log_handler(stream: TextIO | None = None) -> logging.Handler:
     """A handler for the daemon's log on ``stream`` (standard error), fit for the journal or for people."""
     stream = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(stream)
-    if is_journal(stream):
-        handler.setFormatter(JournalFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    people = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JournalFormatter("%(name)s: %(message)s") if is_journal(stream) else people)
     return handler

@@ -45,9 +45,6 @@ class Queue:
         self._filled = trio.Event()
         self.lost = 0
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def put(self, row: Row) -> None:
         """Add the newest row."""
         self._rows.append(row)
@@ -90,8 +87,9 @@ class Metrics:
 
     def record(self, kind: str, **figures: Any) -> None:
         """Note ``figures`` (numbers, texts, None) under a ``kind``."""
-        row = {"time": round(self._clock(), 3), "kind": kind}
-        row |= {name: _plain(value) for name, value in figures.items()}
+        row: Row = {"time": round(self._clock(), 3), "kind": kind}
+        for name, value in figures.items():
+            row[name] = None if isinstance(value, float) and not math.isfinite(value) else value
         for queue in (self._own, *self._readers):
             queue.put(row)
 
@@ -124,10 +122,6 @@ class Metrics:
             with suppress(OSError):
                 while rows := queue.take():  # a few lines at most, unless the disk is full
                     append(path, rows)
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append(path: Path, rows: Sequence[Row], most: int = FILE_BYTES) -> None:

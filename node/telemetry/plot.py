@@ -72,13 +72,11 @@ def plot(
     if not points:
         return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}: no data"></svg>'
     xs = [x for x, _ in points]
-    highest = max((y for _, y in points), default=0.0)
+    highest, x_low, x_high = max(y for _, y in points), min(xs), max(xs)
     if bars:
-        highest = max(sum(y for one in series for px, y in one.points if px == x) for x in set(xs))
-    y_ticks = ticks(0.0, highest)
-    x_low, x_high = min(xs), max(xs)
-    if bars:
+        highest = max(sum(y for px, y in points if px == x) for x in set(xs))
         x_low, x_high = x_low - 0.5, x_high + 0.5
+    y_ticks = ticks(0.0, highest)
     x_high = x_high if x_high > x_low else x_low + 1.0
     x_ticks = [t for t in ticks(x_low, x_high, 6) if x_low <= t <= x_high and (not whole_x or t == int(t))]
 

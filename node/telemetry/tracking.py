@@ -105,7 +105,7 @@ async def run(
             for tracker, queue in queues:
                 name, feed = f"tracking {tracker.name}", partial(_track, node, tracker, queue, open_worker)
                 words = partial(_words, tracker.name)
-                keep = partial(supervisor.keep, name, feed, node.health, node.logger, policy=POLICY, words=words)
+                keep = partial(supervisor.keep, name, feed, node.health, policy=POLICY, words=words)
                 nursery.start_soon(keep)
             nursery.start_soon(_sample, node, own, metrics, weights)
 

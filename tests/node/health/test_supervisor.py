@@ -53,7 +53,7 @@ def start(nursery: trio.Nursery, service: Service) -> Health:
     health = Health(logger)
 
     async def keep() -> None:
-        await supervisor.keep(NAME, service.run, health, logger, policy=POLICY)
+        await supervisor.keep(NAME, service.run, health, policy=POLICY)
 
     nursery.start_soon(keep)
     return health
@@ -185,7 +185,7 @@ async def test_it_is_given_up_where_its_owner_says_so(autojump_clock: trio.testi
 
     with trio.fail_after(60):
         await supervisor.keep(
-            NAME, service.run, health, logger, policy=POLICY, words=lambda f: f"{f.times} times", give_up=give_up
+            NAME, service.run, health, policy=POLICY, words=lambda f: f"{f.times} times", give_up=give_up
         )
     assert [failure.times for failure in told] == [1, 2, 3]
     assert service.pauses == [1, 2]
@@ -195,14 +195,14 @@ async def test_it_is_given_up_where_its_owner_says_so(autojump_clock: trio.testi
 async def test_the_words_are_its_owners(autojump_clock: trio.testing.MockClock) -> None:
     service, health = Service(OSError("x")), Health(logger)
     with trio.move_on_after(0.5):
-        await supervisor.keep(NAME, service.run, health, logger, words=lambda failure: f"{failure.error} it is")
+        await supervisor.keep(NAME, service.run, health, words=lambda failure: f"{failure.error} it is")
     assert health.warnings == {NAME: "x it is"}
 
 
 async def test_its_end_is_its_owners_to_say(autojump_clock: trio.testing.MockClock) -> None:
     service = Service()
     with trio.move_on_after(1) as scope:
-        await supervisor.keep(NAME, service.run, Health(logger), logger, policy=POLICY)
+        await supervisor.keep(NAME, service.run, Health(logger), policy=POLICY)
     assert scope.cancelled_caught
     assert not service.running
     assert len(service.begun) == 1

@@ -69,6 +69,9 @@ async def test_it_announces_what_the_seeds_prescribe_and_stops_at_the_backlog(
         assert just_full(rollouts, BACKLOG)
         assert [rollout.first_counter for rollout in rollouts] == list(range(0, 2 * len(rollouts), 2))
         assert not running.own.generating
+        # Each submission of the fake engine takes half a second.
+        assert running.own.tokens_generated == sum(rollout.tokens for rollout in rollouts)
+        assert running.own.tokens_per_second == 2 * rollouts[-1].tokens
         data = running.blobs.get(rollouts[1].submission) or b""
         assert len(data) == rollouts[1].size
         submission = Submission.parse(data, RECIPE)
