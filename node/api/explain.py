@@ -70,8 +70,8 @@ def waits_for(panel: Panel) -> list[str]:
     if panel.own.left:
         return []
     if not log.ready.is_set():
-        height, told = len(log.replica.cuts), log.height_claimed
-        return [log.waits_for(), *([f"the log to arrive: cut {height} of {told}"] if told > height else [])]
+        height, claimed = len(log.replica.cuts), log.height_claimed
+        return [log.waits_for(), *([f"the log to arrive: cut {height} of {claimed}"] if claimed > height else [])]
     if log.own_seq < 0:
         return ["the entry that it joins with"]
     if ledger.grant() is None:

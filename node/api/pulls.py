@@ -77,9 +77,9 @@ class Pulls:
         number, size = payload(entry).number, payload(entry).size
         if weights.held.outdated(entry.id):
             return {"error": f"version {number} is older than those that nodes keep"}
-        told = {"version": number, "size": size}
+        row = {"version": number, "size": size}
         if entry.id in weights.held.ids():
-            return {**told, "done": True, "have": size, "rate": 0, "peers": 0, "part": "whole"}
+            return {**row, "done": True, "have": size, "rate": 0, "peers": 0, "part": "whole"}
         pull = self._pulls.get(entry.id)
         now = trio.current_time()
         if pull is not None and pull.error is not None:
@@ -91,4 +91,4 @@ class Pulls:
             self._pulls[entry.id] = pull = _Pull(entry, now)
             self._send.send_nowait(pull)
         pull.asked = now
-        return {**told, "done": False, **weights.progress(entry)}
+        return {**row, "done": False, **weights.progress(entry)}

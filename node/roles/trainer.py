@@ -111,7 +111,7 @@ class _Life:
             leftover.unlink(missing_ok=True)
         seen = 0
         while True:
-            self._look_after_publication()
+            self._note_publication()
             if not await self._turn():
                 seen = await self._node.log.wait_change(seen, timeout=0.5)
 
@@ -241,7 +241,7 @@ class _Life:
     async def _step(self, number: int) -> None:
         """Train on the batch from version ``number``, and hand over what comes of it to be published."""
         node = self._node
-        self._look_after_publication()
+        self._note_publication()
         if self._holds is None:
             return  # what it had made was thrown away at this moment
         base = self._holds if isinstance(self._holds, Entry) else None
@@ -276,7 +276,7 @@ class _Life:
     async def _published(self, before: Publication) -> Entry | None:
         """The entry of a version that is on its way, once it is there; None where it was thrown away."""
         await before.over.wait()
-        self._look_after_publication()
+        self._note_publication()
         return before.entry
 
     async def _train(self, publication: Publication) -> Trained | None:
@@ -299,7 +299,7 @@ class _Life:
             return None
         return answer
 
-    def _look_after_publication(self) -> None:
+    def _note_publication(self) -> None:
         """Take note of what became of the version that was on its way."""
         publication = self._publication
         if publication is None or not publication.over.is_set():

@@ -131,5 +131,5 @@ class _Life:
         bench.evaluations.rows.append({"version": number, "id": version.id.hex(), "seconds": seconds, "scores": rows})
         node.health.clear(CHILD)
         if rows:
-            told = (number, rows[-1]["pass_rate"], rows[-1]["pass_rate_low"], rows[-1]["pass_rate_high"])
-            node.logger.info("version %d passes %.3f (%.3f to %.3f) of the held-out questions", *told)
+            figures = (number, rows[-1]["pass_rate"], rows[-1]["pass_rate_low"], rows[-1]["pass_rate_high"])
+            node.logger.info("version %d passes %.3f (%.3f to %.3f) of the held-out questions", *figures)

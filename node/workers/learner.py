@@ -141,9 +141,9 @@ class Learner:
         if self.limits.kl > 0 and planned:
             if reference is None:
                 raise ValueError("a recipe with a KL term needs the reference policy")
-            self._look(reference(), planned, "reference")
+            self._evaluate_before(reference(), planned, "reference")
         if len(steps) > 1:  # with a single one, the policy before the step is the one in its own forward pass
-            self._look(self.policy, planned, "old")
+            self._evaluate_before(self.policy, planned, "old")
         loss, norm = 0.0, 0.0
         for step in steps:
             found_loss, found_norm = self._update(step)
@@ -214,7 +214,7 @@ class Learner:
         return mine, max(map(len, parts)) - len(mine)
 
     @torch.no_grad()
-    def _look(self, policy: TrainedPolicy, passes: Sequence[_Pass], field: str) -> None:
+    def _evaluate_before(self, policy: TrainedPolicy, passes: Sequence[_Pass], field: str) -> None:
         """Compute the log-probabilities that ``policy`` gives the tokens, before anything is updated."""
         for each in passes:
             each.tokens = replace(each.tokens, **{field: policy(each.rows)})
