@@ -17,20 +17,14 @@ COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "credits",
-        _credits,
-        help=phrase,
-        description="List every node's credit and reputation, from final entries only. Credit is the sum of generated "
-        "(responses of accepted submissions), audited (a quarter of the responses it replayed, where its verdict was "
-        "that of the majority) and trained (responses of its training steps). Accepted, rejected, void and pending "
-        "count its submissions. Where no daemon runs, what the folder's own log says.",
-        json=True,
-    )
+    options.add_command(commands, "credits", _credits, help=phrase, json=True)
 
 
 def _credits(arguments: argparse.Namespace) -> int:
+    """List every node's credit and reputation, from final entries only. Credit is the sum of generated (responses of
+    accepted submissions), audited (a quarter of the responses it replayed, where its verdict was that of the majority)
+    and trained (responses of its training steps). Accepted, rejected, void and pending count its submissions. Where no
+    daemon runs, what the folder's own log says."""
     answer, code = daemon_or_log(options.existing_directory(arguments), "credits", credits)
     if arguments.json:
         options.print_json(answer)

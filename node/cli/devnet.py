@@ -18,16 +18,7 @@ from node.devnet.setup import Options, default_folder
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "devnet",
-        _devnet,
-        help=phrase,
-        description="Start several nodes as separate processes, let them train the starter model together, and write "
-        "report.html and summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 "
-        "when they did not, 130 after Ctrl-C.",
-        data_dir=False,
-    )
+    parser = options.add_command(commands, "devnet", _devnet, help=phrase, data_dir=False)
     parser.add_argument("--nodes", type=int, default=5, metavar="N", help="honest nodes, at least 4 (default: 5)")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="training steps (default: 60)")
     options.add_folder(parser, "--dir", help="the run's folder, new or empty (default: devnet/<UTC time>)")
@@ -72,6 +63,9 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 
 
 def _devnet(arguments: argparse.Namespace) -> int:
+    """Start several nodes as separate processes, let them train the starter model together, and write report.html and
+    summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 when they did not, 130
+    after Ctrl-C."""
     given = {field.name: getattr(arguments, field.name) for field in fields(Options) if field.name != "folder"}
     given["cheats"] = tuple(arguments.cheats)
     asked = Options(folder=(arguments.dir or default_folder()).absolute(), **given)

@@ -20,20 +20,16 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "doctor",
-        doctor,
-        help=phrase,
-        description="Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch "
-        "and its driver, sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this "
-        "node's key is in use elsewhere. Changes nothing. Exit code 1 where there is an error.",
-        json=True,
-    )
+    options.add_command(commands, "doctor", doctor, help=phrase, json=True)
 
 
 def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check]] | None = None) -> int:
-    """Carry out ``checks``, by default all, and show what they found."""
+    """Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch and its driver,
+    sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this node's key is in use
+    elsewhere. Changes nothing. Exit code 1 where there is an error.
+
+    Carry out ``checks``, by default all, and show what they found.
+    """
     logging.disable(logging.CRITICAL)  # what libraries have to say about peers that do not answer
     directory = options.data_directory(arguments)
     try:

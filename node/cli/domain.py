@@ -7,15 +7,15 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from node.cli import amend, options
 from node.cli.options import Values
 from node.errors import UserError
-
-if TYPE_CHECKING:
-    from protocol.domain import Domain
-    from protocol.records import Blob
+from node.store.durable_files import read_named, write_new
+from protocol.constants import MAX_GENESIS_BYTES
+from protocol.domain import Domain, parse_genesis
+from protocol.errors import PeerError
+from protocol.records import Blob
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
@@ -26,15 +26,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help=phrase,
         description="A domain is one model, its tasks and its rules.",
     )
-    create = options.add_command(
-        actions,
-        "create",
-        _create,
-        help="found a domain from a domain.toml",
-        description="Check a domain.toml (docs/OPERATING.md), convert its model, sign the genesis with this node's key "
-        "and put all of it into the data directory, which becomes the founder's. Prints the line to give to others.",
-        json=True,
-    )
+    create = options.add_command(actions, "create", _create, help="found a domain from a domain.toml", json=True)
     options.add_file(create, "file", metavar="domain.toml", help="the description of the domain")
     create.add_argument(
         "--private",
@@ -42,26 +34,20 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help="weights travel encrypted and only between nodes that joined, as private = true in the file",
     )
     options.add_file(create, "--out", help="write the signed genesis into this new file too")
-    show = options.add_command(
-        actions,
-        "show",
-        _show,
-        help="what a domain is",
-        description="Verify a signed genesis and show what it says: that of a file, else that of the data directory.",
-        json=True,
-    )
+    show = options.add_command(actions, "show", _show, help="what a domain is", json=True)
     options.add_file(show, "file", nargs="?", help="a signed genesis")
     amend.add_to(actions)
 
 
 def _create(arguments: argparse.Namespace) -> int:
+    """Check a domain.toml (docs/OPERATING.md), convert its model, sign the genesis with this node's key and put all of
+    it into the data directory, which becomes the founder's. Prints the line to give to others."""
     # Imported here, so that other commands start without loading what they do not use.
     import trio
 
     from node.config import resolve
     from node.domain import domain_toml, founding
     from node.net.address_text import own_addresses
-    from node.store.durable_files import write_new
 
     asked = domain_toml.load(arguments.file)
     for line in asked.notes:
@@ -100,11 +86,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from node.store.durable_files import read_named
-    from protocol.constants import MAX_GENESIS_BYTES
-    from protocol.domain import parse_genesis
-    from protocol.errors import PeerError
-
+    """Verify a signed genesis and show what it says: that of a file, else that of the data directory."""
     if arguments.file is not None:
         where = str(arguments.file)
         data = read_named(arguments.file, MAX_GENESIS_BYTES, "name a signed genesis")

@@ -32,16 +32,7 @@ from protocol.weights.manifest import Manifest
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "eval",
-        _eval,
-        help=phrase,
-        description="Ask versions of the domain's weights questions that training never draws, score the answers in "
-        "the tasks' sandbox, and show pass rate and reward with 95 % confidence intervals. Everybody asks every "
-        "version the same questions, so results can be compared; several --version are compared question by question.",
-        json=True,
-    )
+    parser = options.add_command(commands, "eval", _eval, help=phrase, json=True)
     parser.add_argument(
         "--tasks",
         metavar="FILE|NAMES",
@@ -74,6 +65,9 @@ def _version(text: str) -> int | str:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    """Ask versions of the domain's weights questions that training never draws, score the answers in the tasks'
+    sandbox, and show pass rate and reward with 95 % confidence intervals. Everybody asks every version the same
+    questions, so results can be compared; several --version are compared question by question."""
     directory = options.existing_directory(arguments)
     questions = QUESTIONS if arguments.questions is None else arguments.questions
     if not 1 <= questions <= MAX_QUESTIONS:

@@ -14,19 +14,13 @@ from protocol.identity import Identity, peer_id
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "init",
-        _init,
-        help=phrase,
-        description="Make a node's folder with its key and a farflung.toml that explains every key. What is there "
-        "already stays as it is.",
-        json=True,
-    )
+    parser = options.add_command(commands, "init", _init, help=phrase, json=True)
     options.add_config(parser)
 
 
 def _init(arguments: argparse.Namespace) -> int:
+    """Make a node's folder with its key and a farflung.toml that explains every key. What is there already stays as it
+    is."""
     directory = options.data_directory(arguments)
     options.configuration(arguments, directory, may_lack=True)
     path, _ = options.config_file(arguments, directory)

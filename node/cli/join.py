@@ -30,15 +30,7 @@ PATIENCE: Final = 15.0
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "join",
-        join,
-        help=phrase,
-        description="Ask the node at ADDRESS for its domain's signed genesis, show what this node would run, and ask "
-        "once. Then the node's folder belongs to that domain for good, remembers its peers, and the node runs; later "
-        "farflung run is enough.",
-    )
+    parser = options.add_command(commands, "join", join, help=phrase)
     parser.add_argument(
         "address",
         metavar="ADDRESS",
@@ -54,7 +46,11 @@ def join(
     inspect: Callable[[Invitation, float], Awaitable[DomainOffer]] | None = None,
     start: Callable[[DataDirectory, Config], None] | None = None,
 ) -> int:
-    """Join, by what the peer offers as ``inspect`` finds it, and ``start`` the daemon."""
+    """Ask the node at ADDRESS for its domain's signed genesis, show what this node would run, and ask once. Then the
+    node's folder belongs to that domain for good, remembers its peers, and the node runs; later farflung run is enough.
+
+    Join, by what the peer offers as ``inspect`` finds it, and ``start`` the daemon.
+    """
     wanted = invitation.parse(arguments.address)
     directory = options.data_directory(arguments)
     config = options.configuration(arguments, directory, may_lack=True)

@@ -24,35 +24,13 @@ from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdic
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(commands, "log", help=phrase, description="Commands on a log.")
-    verify = options.add_command(
-        actions,
-        "verify",
-        _verify,
-        help="check the whole log offline",
-        description="Check every signature, chain, payload rule and cut of the log in a data directory. The heads root "
-        "and each node's credit go to standard output, the same for any two nodes that hold the same log; "
-        "everything else goes to standard error. Exit code 1 where the log is not valid.",
-    )
+    verify = options.add_command(actions, "verify", _verify, help="check the whole log offline")
     options.add_folder(verify, "folder", nargs="?", metavar="DATA-DIR", help="the same as --data-dir")
-    show = options.add_command(
-        actions,
-        "show",
-        _show,
-        help="list entries",
-        description="List the entries of the log in the order of the cuts that cover them, those without one last.",
-        json=True,
-    )
+    show = options.add_command(actions, "show", _show, help="list entries", json=True)
     show.add_argument("--author", metavar="NODE", help="only this node's: the first digits of its id, or its name")
     show.add_argument("--kind", choices=sorted(KINDS), help="only entries of this kind")
     show.add_argument("--last", type=int, default=20, metavar="N", help="only the last N (default: 20; 0: all)")
-    export = options.add_command(
-        actions,
-        "export",
-        _export,
-        help="write the log as lines of JSON",
-        description="Write the whole log, one JSON object a line: the genesis, then cut by cut the entries that it "
-        "covers and the cut, then entries without one, grants and proofs of forks, each with its signed bytes in hex.",
-    )
+    export = options.add_command(actions, "export", _export, help="write the log as lines of JSON")
     options.add_file(export, "file", nargs="?", help="a new file (default: standard output)")
     log_proof.add_to(actions)
 
@@ -73,6 +51,9 @@ def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    """Check every signature, chain, payload rule and cut of the log in a data directory. The heads root and each node's
+    credit go to standard output, the same for any two nodes that hold the same log; everything else goes to standard
+    error. Exit code 1 where the log is not valid."""
     if arguments.folder is not None and arguments.data_dir is not None:
         raise UserError("the folder is given twice", "give it once")
     arguments.data_dir = arguments.folder or arguments.data_dir
@@ -86,6 +67,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    """List the entries of the log in the order of the cuts that cover them, those without one last."""
     if arguments.last < 0:
         raise UserError(f"--last {arguments.last}: a number of entries is not negative", "0 shows all")
     chosen: deque[Entry] = deque(maxlen=arguments.last or None)
@@ -123,6 +105,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    """Write the whole log, one JSON object a line: the genesis, then cut by cut the entries that it covers and the cut,
+    then entries without one, grants and proofs of forks, each with its signed bytes in hex."""
     directory = options.existing_directory(arguments)
     if arguments.file is None:
         return _write(directory, sys.stdout)

@@ -23,36 +23,16 @@ from protocol.log.quorum import quorum
 
 def add_to(actions: options.Parsers) -> None:
     """Add the actions to ``farflung log``."""
-    prove = options.add_command(
-        actions,
-        "prove",
-        _prove,
-        help="prove that an entry is final",
-        description="Write a file that proves that an entry is final to whoever knows the domain's id, with no network "
-        "and no log. Works beside a running daemon.",
-    )
+    prove = options.add_command(actions, "prove", _prove, help="prove that an entry is final")
     prove.add_argument("entry", metavar="ENTRY", help="the entry's id, or its first 8 or more digits")
     options.add_file(prove, "-o", "--out", help="the file to make (default: <first digits of the id>.proof)")
     check = options.add_command(
-        actions,
-        "check-proof",
-        _check,
-        help="check such a proof, without network and log",
-        description="Check a file made by farflung log prove, and say what it proves. Exit code 1 where it proves "
-        "nothing.",
-        data_dir=False,
-        json=True,
+        actions, "check-proof", _check, help="check such a proof, without network and log", data_dir=False, json=True
     )
     options.add_file(check, "file", help="the proof")
     check.add_argument("--domain", required=True, metavar="ID", help="the domain's id, 64 hexadecimal digits")
     checkpoint = options.add_command(
-        actions,
-        "checkpoint",
-        _checkpoint,
-        help="the newest checkpoint that the electors cosigned",
-        description="Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' "
-        "cosignatures, which other tools can verify.",
-        json=True,
+        actions, "checkpoint", _checkpoint, help="the newest checkpoint that the electors cosigned", json=True
     )
     checkpoint.add_argument(
         "--since",
@@ -63,6 +43,8 @@ def add_to(actions: options.Parsers) -> None:
 
 
 def _prove(arguments: argparse.Namespace) -> int:
+    """Write a file that proves that an entry is final to whoever knows the domain's id, with no network and no log.
+    Works beside a running daemon."""
     try:
         proof = prove(options.existing_directory(arguments), arguments.entry)
     except NotFinal as error:
@@ -77,6 +59,7 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    """Check a file made by farflung log prove, and say what it proves. Exit code 1 where it proves nothing."""
     try:
         domain = bytes.fromhex(arguments.domain)
     except ValueError:
@@ -101,6 +84,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
+    """Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' cosignatures, which
+    other tools can verify."""
     directory = options.existing_directory(arguments)
     found = published(directory)
     if found is None:

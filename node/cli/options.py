@@ -42,12 +42,15 @@ def add_command(
     run: Callable[[argparse.Namespace], int],
     *,
     help: str,
-    description: str | None = None,
     data_dir: bool = True,
     json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add the parser of a command, or of an action, that ``run`` carries out and returns the exit code of."""
-    parser = parsers.add_parser(name, help=help, description=description)
+    """Add the parser of a command, or of an action, that ``run`` carries out and returns the exit code of.
+
+    The first paragraph of what is written about ``run`` describes the command to its users.
+    """
+    about = " ".join((run.__doc__ or "").partition("\n\n")[0].split())
+    parser = parsers.add_parser(name, help=help, description=about or None)
     if data_dir:
         add_folder(
             parser,

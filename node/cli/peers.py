@@ -10,18 +10,12 @@ from node.cli.node_reading import ask_or_none
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "peers",
-        _peers,
-        help=phrase,
-        description="List the nodes that this one is connected to or hears. Where no daemon runs, the peers that the "
-        "node remembers for its next start.",
-        json=True,
-    )
+    options.add_command(commands, "peers", _peers, help=phrase, json=True)
 
 
 def _peers(arguments: argparse.Namespace) -> int:
+    """List the nodes that this one is connected to or hears. Where no daemon runs, the peers that the node remembers
+    for its next start."""
     directory = options.existing_directory(arguments)
     answer = ask_or_none(directory, "peers")
     if answer is None:

@@ -23,28 +23,11 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help=phrase,
         description="What shows that a submission came from the weights it names (docs/ATTACKS.md).",
     )
-    replay = options.add_command(
-        actions,
-        "replay",
-        _replay,
-        help="judge again what a validator judged",
-        description="Replay a verdict with the validator's own draw: check its signature, replay the groups that it "
-        "picks, and compare. Needs the log, the submission's file and the version, as validators and the trainer hold "
-        "them. Works beside a running daemon. Exit code 0 where the verdict comes out again, 1 where it does not.",
-        json=True,
-    )
+    replay = options.add_command(actions, "replay", _replay, help="judge again what a validator judged", json=True)
     replay.add_argument("verdict", metavar="VERDICT", help="the verdict entry's id, or its first 8 or more digits")
     replay.add_argument("--all", action="store_true", help="replay all groups, not only those that the draw picks")
     calibrate = options.add_command(
-        actions,
-        "calibrate",
-        _calibrate,
-        help="measure what limits a model needs",
-        description="Generate with a model as honest nodes do (with every engine that is installed) and as forgers do, "
-        "and write into the folder OUT: thresholds.toml, a [thresholds] section for a domain.toml; calibration.json, "
-        "all figures; report.html, with a ROC curve for each statistic and forger.",
-        data_dir=False,
-        json=True,
+        actions, "calibrate", _calibrate, help="measure what limits a model needs", data_dir=False, json=True
     )
     options.add_folder(calibrate, "model", metavar="MODEL", help="a Hugging Face folder")
     options.add_folder(calibrate, "-o", "--out", required=True, metavar="OUT", help="a new folder")
@@ -64,6 +47,9 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
+    """Replay a verdict with the validator's own draw: check its signature, replay the groups that it picks, and
+    compare. Needs the log, the submission's file and the version, as validators and the trainer hold them. Works beside
+    a running daemon. Exit code 0 where the verdict comes out again, 1 where it does not."""
     directory = options.existing_directory(arguments)
     found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
     values = _values(found)
@@ -123,6 +109,9 @@ def _lines(values: Values) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    """Generate with a model as honest nodes do (with every engine that is installed) and as forgers do, and write into
+    the folder OUT: thresholds.toml, a [thresholds] section for a domain.toml; calibration.json, all figures;
+    report.html, with a ROC curve for each statistic and forger."""
     wanted = limit_calibration.CalibrationWanted(
         **{field.name: getattr(arguments, field.name) for field in fields(limit_calibration.CalibrationWanted)}
     )

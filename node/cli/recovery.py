@@ -30,42 +30,17 @@ def add_to(actions: options.Parsers) -> None:
         help="show or forget the recovery key",
         description="The key that outlives this machine.",
     )
-    options.add_command(
-        steps,
-        "show",
-        _show,
-        help="show the recovery key as words",
-        description="Show the recovery key as 24 words. Anybody who has them can end this node.",
-        json=True,
-    )
-    forget = options.add_command(
-        steps,
-        "forget",
-        _forget,
-        help="remove the recovery key from this machine",
-        description="Remove the recovery key from the data directory, once its words are on paper: from then on nobody "
-        "can read it here, neither thieves nor you.",
-    )
+    options.add_command(steps, "show", _show, help="show the recovery key as words", json=True)
+    forget = options.add_command(steps, "forget", _forget, help="remove the recovery key from this machine")
     forget.add_argument("--yes", action="store_true", help="do not ask")
     close = options.add_command(
-        actions,
-        "close",
-        close_lost,
-        help="end a node whose key was stolen, with its recovery words",
-        description="Have this running node end the feed of another one, whose recovery words you have: nothing that "
-        "is signed with its key counts any more. What is final stays, and identity rebind can still move it. This "
-        "cannot be undone.",
+        actions, "close", close_lost, help="end a node whose key was stolen, with its recovery words"
     )
     close.add_argument(
         "node", nargs="?", metavar="NODE", help="the first digits of its id (default: the one of these words)"
     )
     rebind = options.add_command(
-        actions,
-        "rebind",
-        rebind_lost,
-        help="go on for a node that was lost, with its recovery words",
-        description="Have this running node take over the credit and the reputation of another one, whose recovery "
-        "words you have, and end that one's feed. This cannot be undone.",
+        actions, "rebind", rebind_lost, help="go on for a node that was lost, with its recovery words"
     )
     rebind.add_argument("node", metavar="NODE", help="the first digits of the old node's id")
     for parser in (close, rebind):
@@ -73,6 +48,7 @@ def add_to(actions: options.Parsers) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    """Show the recovery key as 24 words. Anybody who has them can end this node."""
     directory = options.existing_directory(arguments)
     key = directory.recovery()
     committed = _committed(directory, key.node)
@@ -99,6 +75,8 @@ def _committed(directory: DataDirectory, public: bytes) -> bool | None:
 
 
 def _forget(arguments: argparse.Namespace) -> int:
+    """Remove the recovery key from the data directory, once its words are on paper: from then on nobody can read it
+    here, neither thieves nor you."""
     directory = options.existing_directory(arguments)
     directory.recovery()
     if not arguments.yes:
@@ -113,7 +91,11 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 
 def close_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
-    """End the node that the words are the key of; a cut that covers the entry may take ``patience`` seconds."""
+    """Have this running node end the feed of another one, whose recovery words you have: nothing that is signed with
+    its key counts any more. What is final stays, and identity rebind can still move it. This cannot be undone.
+
+    End the node that the words are the key of; a cut that covers the entry may take ``patience`` seconds.
+    """
     directory, status, key, target = _prepare(arguments)
     if target["ended"] is not None:
         print(f"{_name(target)} ended already, with the cut of height {target['ended']}")
@@ -124,7 +106,11 @@ def close_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) 
 
 
 def rebind_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
-    """Have this node go on for the one that the words are the key of; a cut may take ``patience`` seconds."""
+    """Have this running node take over the credit and the reputation of another one, whose recovery words you have, and
+    end that one's feed. This cannot be undone.
+
+    Have this node go on for the one that the words are the key of; a cut may take ``patience`` seconds.
+    """
     directory, status, key, target = _prepare(arguments)
     if target["node"] == status["node"]:
         raise UserError("this node cannot take over from itself", "run the command on the new node")

@@ -11,18 +11,12 @@ from node.cli.node_reading import daemon_or_log
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "roles",
-        _roles,
-        help=phrase,
-        description="List the domain's nodes with the roles that they stand for in the log, and whether they are "
-        "there now. Where no daemon runs, what the folder's own log says.",
-        json=True,
-    )
+    options.add_command(commands, "roles", _roles, help=phrase, json=True)
 
 
 def _roles(arguments: argparse.Namespace) -> int:
+    """List the domain's nodes with the roles that they stand for in the log, and whether they are there now. Where no
+    daemon runs, what the folder's own log says."""
     answer, code = daemon_or_log(
         options.existing_directory(arguments),
         "roles",

@@ -13,18 +13,12 @@ from protocol.identity import peer_id
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "status",
-        _status,
-        help=phrase,
-        description="Show the node's role and why it has it, the version it holds, what it waits for, its peers, "
-        "credit and troubles. Exit code 0 where all is well, 1 where it does not run or something is not in order.",
-        json=True,
-    )
+    options.add_command(commands, "status", _status, help=phrase, json=True)
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    """Show the node's role and why it has it, the version it holds, what it waits for, its peers, credit and troubles.
+    Exit code 0 where all is well, 1 where it does not run or something is not in order."""
     from node.api.control_client import Unavailable
     from node.cli.node_reading import ask, lock_holder
 

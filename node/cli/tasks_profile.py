@@ -34,10 +34,6 @@ def add_to(actions: options.Parsers) -> None:
         "profile",
         _run,
         help="find the questions that are neither too easy nor too hard for a model",
-        description="Have a model answer each question several times, as inference nodes do, score the answers in the "
-        "tasks' sandbox, and write for each task the set of the questions whose pass@k lies in a band. A task names "
-        "such a file as its set, and the new domain then asks these questions only. Run it again with the same --out "
-        "to go on, to ask more items, or to choose another band.",
         json=True,
     )
     options.add_folder(parser, "-o", "--out", required=True, help="where the sets are written")
@@ -73,6 +69,10 @@ def _share(text: str) -> Fraction:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Have a model answer each question several times, as inference nodes do, score the answers in the tasks' sandbox,
+    and write for each task the set of the questions whose pass@k lies in a band. A task names such a file as its set,
+    and the new domain then asks these questions only. Run it again with the same --out to go on, to ask more items, or
+    to choose another band."""
     found: list[Profile]
     held = None
     if arguments.version is not None:  # asks the daemon, with a loop of its own

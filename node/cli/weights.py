@@ -22,46 +22,18 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help=phrase,
         description="Commands on weights.",
     )
-    options.add_command(
-        actions,
-        "ls",
-        _ls,
-        help="list what is on the disk",
-        description="List the versions and deltas on the disk, how much of each is here, and why it is kept.",
-        json=True,
-    )
-    gc = options.add_command(
-        actions,
-        "gc",
-        _gc,
-        help="delete what is not needed",
-        description="Delete what no rule keeps and, where the quota is exceeded or the reserve is not left, also what "
-        "the node can do without. A running node does the same by itself.",
-        json=True,
-    )
+    options.add_command(actions, "ls", _ls, help="list what is on the disk", json=True)
+    gc = options.add_command(actions, "gc", _gc, help="delete what is not needed", json=True)
     gc.add_argument("--dry-run", action="store_true", help="only tell what would go")
-    pull = options.add_command(
-        actions,
-        "pull",
-        _pull,
-        help="fetch a version now",
-        description="Have the running node fetch a version, and show how far it is. Exit code 1 where it does not "
-        "arrive.",
-    )
+    pull = options.add_command(actions, "pull", _pull, help="fetch a version now")
     pull.add_argument("version", type=int, nargs="?", default=-1, metavar="VERSION", help="default: the newest")
-    export = options.add_command(
-        actions,
-        "export",
-        _export,
-        help="write a version as a model directory",
-        description="Write a version with its configuration and tokenizer as a directory that transformers "
-        "loads as it is. Every byte is verified on the way.",
-    )
+    export = options.add_command(actions, "export", _export, help="write a version as a model directory")
     options.add_folder(export, "folder", help="a new or empty folder")
     export.add_argument("--version", type=int, default=-1, metavar="N", help="default: the newest that is here whole")
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    """List the versions and deltas on the disk, how much of each is here, and why it is kept."""
     found = held_versions.on_disk(options.existing_directory(arguments))
     if arguments.json:
         options.print_json(found)
@@ -85,6 +57,8 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _gc(arguments: argparse.Namespace) -> int:
+    """Delete what no rule keeps and, where the quota is exceeded or the reserve is not left, also what the node can do
+    without. A running node does the same by itself."""
     directory = options.existing_directory(arguments)
     if lock_holder(directory) is not None:
         found = ask(directory, "weights-gc", dry_run=arguments.dry_run)
@@ -107,12 +81,15 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
+    """Have the running node fetch a version, and show how far it is. Exit code 1 where it does not arrive."""
     found = held_versions.pull(options.existing_directory(arguments), arguments.version)
     options.note(f"version {found['version']} is here, whole and verified ({tables.size(found['size'])})")
     return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    """Write a version with its configuration and tokenizer as a directory that transformers loads as it is. Every byte
+    is verified on the way."""
     directory = options.existing_directory(arguments)
     chosen = export.choose(directory, arguments.version)
     with tables.progress("writing", "bar", "bytes", "rate", "left") as bar:
