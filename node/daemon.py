@@ -59,6 +59,7 @@ from node.weights import offers, second_holder
 from node.weights.bulk.bulk_process import BulkProcess, StartBulk, start_child
 from node.weights.bulk.token_exchange import TokenExchange
 from node.weights.following import WeightsService
+from node.weights.held import WeightsMeans
 from node.workers import vllm_start
 from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Domain
@@ -110,7 +111,7 @@ class Parts:
         self.versions = VersionStore(directory.versions, quota=quota, reserve=reserve)
         self.bulk = BulkProcess(node, self.own, start=machinery.start_bulk)
         self.tokens = TokenExchange(node, self.bulk)
-        self.weights = WeightsService(
+        means = WeightsMeans(
             node,
             self.own,
             self.presences,
@@ -118,8 +119,9 @@ class Parts:
             self.blobs,
             self.bulk,
             self.tokens,
-            open_worker=machinery.open_worker,
+            machinery.open_worker,
         )
+        self.weights = WeightsService(means)
         self.pool = Pool(node, self.blobs, self.presences)
         self.metrics = metrics.Metrics()
         self.engines = Engines(node, self.own, self.blobs, machinery.open_worker, machinery.tasks)

@@ -22,7 +22,7 @@ from node.roles.inference import lengths
 from node.roles.rollout_pool import Gathered
 from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
-from node.weights import delta_making
+from node.weights import delta_chain
 from node.weights.held import payload as weights_payload
 from node.weights.second_holder import give_to_second_holder
 from node.workers.child_messages import Trained
@@ -78,7 +78,7 @@ class Publication:
     async def run(self) -> None:
         """Publish it once it is made. The child that describes it starts while it is trained."""
         try:
-            async with delta_making.open_child(self._bench.engines.open_worker) as differ:
+            async with delta_chain.open_child(self._bench.engines.open_worker) as differ:
                 await self._ready.wait()
                 if self._made is not None:
                     self.entry = await self._publish(differ, self._made)
@@ -156,21 +156,21 @@ class Publication:
             blocked_ms=made.blocked_ms,
         )
 
-    async def _describe(self, differ: Worker, made: Made) -> delta_making.Described:
+    async def _describe(self, differ: Worker, made: Made) -> delta_chain.Described:
         """The new version's manifest, and its delta in ``work``."""
         node, trained, base = self._node, made.trained, made.base
         place = self._bench.weights.held.paths(base.id)[0].parent
         given = (trained.tensors, trained.checksum, self.whole, weights_payload(base).size)
         try:
-            found = await delta_making.describe(differ, *given, place, node.directory.work / DELTA)
+            found = await delta_chain.describe(differ, *given, place, node.directory.work / DELTA)
         except WorkerError as error:
             node.health.warn("delta", f"no delta was made of the newest version: {error}")
-            async with delta_making.open_child(self._bench.engines.open_worker) as other:
-                return await delta_making.describe(other, *given, None, node.directory.work / DELTA)
+            async with delta_chain.open_child(self._bench.engines.open_worker) as other:
+                return await delta_chain.describe(other, *given, None, node.directory.work / DELTA)
         node.health.clear("delta")
         return found
 
-    async def _adopt_delta(self, described: delta_making.Described) -> Blob | None:
+    async def _adopt_delta(self, described: delta_chain.Described) -> Blob | None:
         """Keep the delta, to serve it; None where there is none."""
         if described.delta is None:
             return None

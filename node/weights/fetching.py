@@ -15,25 +15,23 @@ from __future__ import annotations
 import errno
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 import trio
 
-from node.context import Node
 from node.errors import Busy, Refused, Unreachable
 from node.net.blob_exchange import fetch_chunk, fetch_haves
-from node.store.version_store import NoRoom, VersionStore
+from node.store.version_store import NoRoom
 from node.weights.bulk import bulk_messages as messages
-from node.weights.bulk.bulk_process import BulkProcess
-from node.weights.bulk.token_exchange import Route, TokenExchange
-from node.weights.delta_making import Rates
-from node.weights.held import HeldVersions, Notice
+from node.weights.bulk.token_exchange import Route
+from node.weights.held import HeldVersions, WeightsMeans
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
+from protocol.weights.delta import Speed
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import ChunkList
 
@@ -50,74 +48,60 @@ REDRAW_IDLE: Final = 5.0
 RELAYED: Final = 2
 """Requests to one peer over libp2p on behalf of the child, at a time: no peer's slowness keeps another's chunks away. A
 transfer asks at most ten peers in this way."""
+PeerSlots = WeakValueDictionary[bytes, trio.CapacityLimiter]
+"""These, for as long as somebody uses them."""
+
+MEASURABLE: Final = 4 << 20
+"""Bytes from which on a transfer tells a rate: the start of a smaller one is most of it."""
+WEIGHT: Final = 0.3
+"""Part of a measured rate that a new measurement replaces."""
+ASSUMED: Final = Speed(receive=12.5e6, hash=1e9, apply=0.5e9, start=0.5)
+"""Before anything is measured: 100 Mb/s, and a common processor."""
 
 AskHolders = Callable[[], Mapping[bytes, Holding]]
 """Who has an object, or a part of it, at the moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far an object is: chunks, bytes a second, and the peers that send now."""
-
-    have: int
-    total: int
-    rate: int = 0
-    peers: int = 0
-
-
-class PeerSlots:
-    """Bounds the requests to each peer, all transfers together."""
+class Rates:
+    """The speeds of this node, as far as they are measured: until then those of a common link and processor."""
 
     def __init__(self) -> None:
-        self._limiters: dict[bytes, trio.CapacityLimiter] = {}
+        self.speed = ASSUMED
 
-    def busy(self) -> list[bytes]:
-        """The peers that are being asked."""
-        return list(self._limiters)
+    def received(self, size: int, seconds: float) -> None:
+        """``size`` bytes were received and verified in so many seconds."""
+        if size >= MEASURABLE and seconds > 0:
+            self.speed = replace(self.speed, receive=_smoothed(self.speed.receive, size / seconds))
 
-    @asynccontextmanager
-    async def slot(self, peer: bytes) -> AsyncIterator[None]:
-        """One of the ``RELAYED`` slots of a peer."""
-        limiter = self._limiters.setdefault(peer, trio.CapacityLimiter(RELAYED))
-        try:
-            async with limiter:
-                yield
-        finally:
-            found = limiter.statistics()
-            if not found.borrowed_tokens and not found.tasks_waiting:
-                self._limiters.pop(peer, None)
+    def applied(self, size: int, seconds: float, start: float) -> None:
+        """A whole of ``size`` bytes was made in so many seconds by a child that took ``start`` seconds besides."""
+        if size >= MEASURABLE and seconds > 0:
+            rate = _smoothed(self.speed.apply, size / seconds)
+            # Hashing is the largest part of it; it is measured nowhere else, and never slower.
+            self.speed = replace(self.speed, apply=rate, hash=max(self.speed.hash, rate))
+        self.speed = replace(self.speed, start=_smoothed(self.speed.start, start))
+
+
+def _smoothed(old: float, new: float) -> float:
+    return (1 - WEIGHT) * old + WEIGHT * new
 
 
 class ObjectTransfer:
     """Brings one object, which was begun in the store, from those that ``ask_holders()`` names at each moment.
 
-    ``notice`` is given when something changed about holders, ``slots`` are shared by all transfers of a node.
+    ``slots`` bound the requests to each peer over libp2p: all transfers of a node share them.
     """
 
     def __init__(
-        self,
-        node: Node,
-        versions: VersionStore,
-        bulk: BulkProcess,
-        tokens: TokenExchange,
-        notice: Notice,
-        slots: PeerSlots,
-        listing: ChunkList,
-        ask_holders: AskHolders,
-        *,
-        stall: float,
+        self, means: WeightsMeans, slots: PeerSlots, listing: ChunkList, ask_holders: AskHolders, *, stall: float
     ) -> None:
-        self._node = node
-        self._versions = versions
-        self._bulk = bulk
-        self._tokens = tokens
-        self._notice = notice
+        self._means = means
         self._slots = slots
         self._listing = listing
         self._digest = listing.digest
         self._ask_holders = ask_holders
         self._stall = stall
-        self.progress = Progress(0, len(listing.chunks))
+        self.progress = messages.TransferProgress(self._digest, 0, len(listing.chunks))
         self.over = trio.Event()
         """For those who wait until it is, however it ended."""
         self._moved = 0.0
@@ -142,10 +126,10 @@ class ObjectTransfer:
 
         Raises ``Unreachable`` where it does not arrive, ``NoRoom`` and other ``OSError`` where the disk refuses.
         """
-        while not await trio.to_thread.run_sync(self._versions.complete, self._digest):
+        while not await trio.to_thread.run_sync(self._means.versions.complete, self._digest):
             with trio.move_on_after(self._stall):
-                await self._bulk.wait_up()
-            if not self._bulk.up:
+                await self._means.bulk.wait_up()
+            if not self._means.bulk.up:
                 self._why = "the process that fetches weights does not run"
                 raise self._missing()
             await self._by_child()
@@ -153,7 +137,7 @@ class ObjectTransfer:
     async def _by_child(self) -> None:
         """Return once it is done, or the child is gone."""
         self._rows, self._moved = [], trio.current_time()
-        with self._bulk.open_transfer(self._digest) as said, trio.CancelScope() as self._scope:
+        with self._means.bulk.open_transfer(self._digest) as said, trio.CancelScope() as self._scope:
             self._scope.deadline = self._moved + self._stall
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_holders, nursery)
@@ -190,8 +174,8 @@ class ObjectTransfer:
                 rows = self._drawn(rows, now)
             if rows != self._rows:
                 self._rows = rows
-                self._bulk.send(messages.SetHolders(self._digest, rows))
-            await self._notice.wait(REFRESH)
+                self._means.bulk.send(messages.SetHolders(self._digest, rows))
+            await self._means.notice.wait(REFRESH)
 
     def _drawn(self, rows: list[messages.HolderRow], now: float) -> list[messages.HolderRow]:
         """``MOST`` of the rows by chance: the author's, those that the child knows, and others. Some give way now and
@@ -207,22 +191,16 @@ class ObjectTransfer:
 
     async def _ask_route(self, peer: bytes) -> None:
         try:
-            route = await self._tokens.route(peer)
+            route = await self._means.tokens.route(peer)
         except (Unreachable, PeerError) as error:
             if isinstance(error, PeerError):
-                self._node.network.blame(peer, error)
+                self._means.node.network.blame(peer, error)
             self._routes[peer] = None
             self._ask_at[peer] = trio.current_time() + NO_ROUTE_SECONDS
         else:
             self._routes[peer] = route
             self._ask_at[peer] = route.until
-        self._notice.notify()
-
-    def _ask_again(self, peer: bytes) -> None:
-        if self._ask_at.get(peer, 0.0) < math.inf:
-            self._tokens.spoil(peer)
-            self._ask_at[peer] = 0.0
-            self._notice.notify()
+        self._means.notice.notify()
 
     # --- what the child says ------------------------------------------------------------------------------------------
 
@@ -232,19 +210,21 @@ class ObjectTransfer:
                 if have > self.progress.have:
                     self._moved = trio.current_time()
                     self._scope.deadline = self._moved + self._stall
-                self.progress = Progress(have, message.total, message.rate, message.peers)
+                self.progress = message
                 self._why = message.why
             case messages.TransferFailed(why=why):
                 self._why = why  # and nothing comes: it fails for that in time, and is not begun again and again
             case messages.DiskRefused(number=number, text=text):
                 self._refuse(number, text)
             case messages.HolderFault(node=node, text=text) if node in self._routes:
-                self._node.network.blame(node, PeerError(f"weights: {text}"))
-            case messages.TokenRefused(node=node) if node in self._routes:
-                self._ask_again(node)
-            case messages.HolderMisled(node=node) if node in self._routes:
-                self._tokens.misled(node)
-                self._ask_again(node)
+                self._means.node.network.blame(node, PeerError(f"weights: {text}"))
+            case messages.RouteFailed(node=node, misled=misled) if node in self._routes:
+                if misled:
+                    self._means.tokens.misled(node)
+                if self._ask_at.get(node, 0.0) < math.inf:
+                    self._means.tokens.spoil(node)
+                    self._ask_at[node] = 0.0
+                    self._means.notice.notify()
             case messages.WantFallback(node=node, index=index) if node in self._routes:
                 if 0 <= index < len(self._listing.chunks):
                     nursery.start_soon(self._relay_chunk, node, index)
@@ -262,19 +242,19 @@ class ObjectTransfer:
 
     async def _relay_haves(self, peer: bytes) -> None:
         try:
-            bitmap = await fetch_haves(self._node.network, peer, self._digest, len(self._listing.chunks))
+            bitmap = await fetch_haves(self._means.node.network, peer, self._digest, len(self._listing.chunks))
         except (Unreachable, PeerError):
             bitmap = b""
         finally:
             self._asking.discard(peer)
-        self._bulk.send(messages.GiveHaves(self._digest, peer, bitmap))
+        self._means.bulk.send(messages.GiveHaves(self._digest, peer, bitmap))
 
     async def _relay_chunk(self, peer: bytes, index: int) -> None:
-        async with self._slots.slot(peer):
+        async with self._slots.setdefault(peer, trio.CapacityLimiter(RELAYED)):
             outcome: messages.Outcome = "ok"
             try:
-                data = await fetch_chunk(self._node.network, peer, self._digest, index)
-                await trio.to_thread.run_sync(self._versions.write_chunk, self._digest, index, data)
+                data = await fetch_chunk(self._means.node.network, peer, self._digest, index)
+                await trio.to_thread.run_sync(self._means.versions.write_chunk, self._digest, index, data)
             except Busy:
                 outcome = "busy"
             except Refused:
@@ -286,53 +266,32 @@ class ObjectTransfer:
                 self._refuse(error.errno or 0, error.strerror or str(error))
             except PeerError as error:
                 outcome = "wrong"
-                self._node.network.blame(peer, error)
-            self._bulk.send(messages.GiveChunk(self._digest, peer, index, outcome))
+                self._means.node.network.blame(peer, error)
+            self._means.bulk.send(messages.GiveChunk(self._digest, peer, index, outcome))
 
 
 class Fetching:
     """Brings objects to one node. ``rates`` learns how fast they come."""
 
-    def __init__(
-        self,
-        node: Node,
-        versions: VersionStore,
-        bulk: BulkProcess,
-        tokens: TokenExchange,
-        held: HeldVersions,
-        notice: Notice,
-        rates: Rates,
-    ) -> None:
-        self._versions = versions
+    def __init__(self, means: WeightsMeans, held: HeldVersions) -> None:
+        self._means = means
         self._held = held
-        self._rates = rates
-        self._begin = partial(ObjectTransfer, node, versions, bulk, tokens, notice, PeerSlots())
+        self.rates = Rates()
+        self._begin = partial(ObjectTransfer, means, PeerSlots())
         self._transfers: dict[bytes, ObjectTransfer] = {}
-        self._making: dict[bytes, trio.Lock] = {}
+        self._making: WeakValueDictionary[bytes, trio.Lock] = WeakValueDictionary()
 
-    def progress(self, digest: bytes) -> Progress | None:
+    def progress(self, digest: bytes) -> messages.TransferProgress | None:
         """How far an object is that is on its way."""
         transfer = self._transfers.get(digest)
         return None if transfer is None else transfer.progress
 
-    @asynccontextmanager
-    async def alone(self, digest: bytes) -> AsyncIterator[None]:
-        """Be the only one that makes an object whole, once nobody else does.
+    def alone(self, digest: bytes) -> trio.Lock:
+        """What to hold while making an object whole: nobody else does then.
 
         A chunk that a delta has made right and another fetch still receives in place would be served meanwhile.
         """
-        lock = self._making.setdefault(digest, trio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            statistics = lock.statistics()
-            if not statistics.locked and not statistics.tasks_waiting and self._making.get(digest) is lock:
-                del self._making[digest]
-
-    def is_made(self, digest: bytes) -> bool:
-        """Whether somebody makes an object whole at the moment."""
-        return digest in self._making
+        return self._making.setdefault(digest, trio.Lock())
 
     async def bring(self, listing: ChunkList, ask_holders: AskHolders, *, stall: float = STALL) -> None:
         """Make an object whole in the store, from those that ``ask_holders()`` names at each moment.
@@ -345,14 +304,14 @@ class Fetching:
             await other.over.wait()  # what it leaves is in the store
         transfer = self._transfers[digest] = self._begin(listing, ask_holders, stall=stall)
         try:
-            with self._versions.pin(digest):
+            with self._means.versions.pin(digest):
                 before, began = await self.make_room(listing), trio.current_time()
                 await transfer.run()
         finally:
             del self._transfers[digest]
             transfer.over.set()
         came = (len(listing.chunks) - before) * CHUNK_BYTES
-        self._rates.received(min(listing.size, came), trio.current_time() - began)
+        self.rates.received(min(listing.size, came), trio.current_time() - began)
 
     async def make_room(self, listing: ChunkList) -> int:
         """Begin an object in the store, or take up what is there of it; how many of its chunks are.
@@ -361,12 +320,12 @@ class Fetching:
         """
 
         def inspect() -> tuple[list[bytes], int]:
-            held = self._versions.open(listing.digest)
-            return self._versions.held(), 0 if held is None else held.present()
+            held = self._means.versions.open(listing.digest)
+            return self._means.versions.held(), 0 if held is None else held.present()
 
         present, chunks = await trio.to_thread.run_sync(inspect)
         try:
-            await trio.to_thread.run_sync(partial(self._versions.begin, listing, self._held.spare(present)))
+            await trio.to_thread.run_sync(partial(self._means.versions.begin, listing, self._held.spare(present)))
         finally:
             await self._held.drop_gone()
         return chunks

@@ -11,20 +11,10 @@ import math
 
 import trio
 
-from node.context import Node
-from node.net.blob_exchange import BlobExchange
-from node.peers.own_state import OwnState
-from node.peers.presences import Presences
-from node.store.version_store import VersionStore
-from node.weights.bulk.bulk_process import BulkProcess
-from node.weights.bulk.token_exchange import TokenExchange
-from node.weights.checked_manifests import CheckedManifests
 from node.weights.delta_chain import DeltaChain
-from node.weights.delta_making import Rates
 from node.weights.fetching import Fetching
-from node.weights.held import HeldVersions, Notice, payload
+from node.weights.held import HeldVersions, WeightsMeans, payload
 from node.weights.holders_of import HoldersOf
-from node.workers.child_process import OpenWorker, open_worker
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import Error
 from protocol.log.entry import Entry
@@ -36,31 +26,15 @@ from protocol.weights.manifest import Manifest
 class WeightsService:
     """One node's weights: ``held`` says what is here, ``holders_of`` who else has what, ``hold`` gets a version."""
 
-    def __init__(
-        self,
-        node: Node,
-        own: OwnState,
-        presences: Presences,
-        versions: VersionStore,
-        blobs: BlobExchange,
-        bulk: BulkProcess,
-        tokens: TokenExchange,
-        *,
-        rates: Rates | None = None,
-        open_worker: OpenWorker = open_worker,
-    ) -> None:
-        self._node = node
-        self._own = own
-        self._versions = versions
-        rates = rates or Rates()
-        self.notice = Notice()
-        self.held = HeldVersions(node, own, versions, bulk, self.notice)
-        self.holders_of = HoldersOf(node, own, presences, self.held, self.notice)
-        self._manifests = CheckedManifests(node, blobs, self.holders_of)
-        self.fetching = Fetching(node, versions, bulk, tokens, self.held, self.notice, rates)
-        self.deltas = DeltaChain(
-            node, versions, self.held, self.holders_of, self._manifests, self.fetching, rates, open_worker
-        )
+    def __init__(self, means: WeightsMeans) -> None:
+        self._means = means
+        self._node = means.node
+        self._own = means.own
+        self.notice = means.notice
+        self.held = HeldVersions(means)
+        self.holders_of = HoldersOf(means, self.held)
+        self.fetching = Fetching(means, self.held)
+        self.deltas = DeltaChain(means, self.held, self.holders_of, self.fetching)
 
     async def run(self) -> None:
         """Hold the newest version, for ever; a relay its delta as well, for others."""
@@ -113,14 +87,14 @@ class WeightsService:
             async with self.fetching.alone(digest):
                 if entry.id in self.held:
                     return
-                if not await trio.to_thread.run_sync(self._versions.complete, digest):
+                if not await trio.to_thread.run_sync(self._means.versions.complete, digest):
                     await self._fetch(entry)
                 self.held.note(entry)
 
     async def _fetch(self, entry: Entry) -> None:
-        await self._manifests.check_entry(entry)
+        await self.holders_of.check_entry(entry)
         await self._leave_head_start(entry)
-        manifest = await self._manifests.version(entry)
+        manifest = await self.holders_of.manifest(entry)
         with self.holders_of.arrives(entry):
             await self.deltas.take(entry, manifest)
             await self.fetching.bring(manifest, lambda: self.holders_of.version(entry))
@@ -141,7 +115,7 @@ class WeightsService:
         Raises ``PeerError`` or ``Unreachable``, and ``OSError`` where the disk refuses.
         """
         self.held.expect(manifest, delta)
-        await self._manifests.check_model(manifest)
+        await self.holders_of.check_model(manifest)
 
         def ask_holders() -> dict[bytes, Holding]:
             return {trainer: Holding()}
@@ -152,7 +126,7 @@ class WeightsService:
             await self.fetching.bring(manifest, ask_holders)
         if delta is not None:
             await self.fetching.bring(delta, ask_holders)
-        await trio.to_thread.run_sync(self._versions.sync, manifest.digest)
+        await trio.to_thread.run_sync(self._means.versions.sync, manifest.digest)
 
     def progress(self, entry: Entry) -> dict[str, int | str]:
         """How far a version is: of the ``part`` that arrives now (its delta, or the whole) the bytes that are here and

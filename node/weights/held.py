@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,15 @@ import trio
 
 from node.context import Node
 from node.errors import Unreachable
+from node.net.blob_exchange import BlobExchange
 from node.peers.own_state import OwnState
+from node.peers.presences import Presences
 from node.store.version_store import VersionStore
 from node.weights import retention
 from node.weights.bulk.bulk_messages import ForgetObject
 from node.weights.bulk.bulk_process import BulkProcess
+from node.weights.bulk.token_exchange import TokenExchange
+from node.workers.child_process import OpenWorker, open_worker
 from protocol import records
 from protocol.constants import KEPT_VERSIONS
 from protocol.log.entry import Entry
@@ -40,15 +45,28 @@ class Notice:
             await self._event.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsMeans:
+    """What all that has to do with a node's weights works with."""
+
+    node: Node
+    own: OwnState
+    presences: Presences
+    versions: VersionStore
+    blobs: BlobExchange
+    bulk: BulkProcess
+    tokens: TokenExchange
+    open_worker: OpenWorker = open_worker
+    notice: Notice = field(default_factory=Notice)
+
+
 class HeldVersions:
     """The versions this node holds whole, by the id of their ``weights`` entry."""
 
-    def __init__(self, node: Node, own: OwnState, versions: VersionStore, bulk: BulkProcess, notice: Notice) -> None:
-        self._node = node
-        self._own = own
-        self._versions = versions
-        self._bulk = bulk
-        self._notice = notice
+    def __init__(self, means: WeightsMeans) -> None:
+        self._means = means
+        self._log = means.node.log
+        self._versions = means.versions
         self._digests: dict[bytes, bytes] = {}  # weights entry id -> manifest hash, oldest first
         self._expected: tuple[bytes, ...] = ()
         self._untidy = trio.Event()
@@ -62,7 +80,7 @@ class HeldVersions:
 
     def newest(self) -> Entry | None:
         """The newest version of the lineage, held or not."""
-        return self._node.log.ledger.newest_weights()
+        return self._log.ledger.newest_weights()
 
     def newest_number(self) -> int:
         """Its number, -1 before version 0."""
@@ -71,11 +89,11 @@ class HeldVersions:
 
     def newest_held(self) -> Entry | None:
         """The newest version of the lineage that is held whole."""
-        return next((e for e in reversed(self._node.log.ledger.lineage()) if e.id in self._digests), None)
+        return next((e for e in reversed(self._log.ledger.lineage()) if e.id in self._digests), None)
 
     def outdated(self, weights: bytes) -> bool:
         """Whether a version is older than those that every holder keeps, so that nobody needs to have it."""
-        number = self._node.log.ledger.version_number(weights)
+        number = self._log.ledger.version_number(weights)
         return number is not None and number <= self.newest_number() - KEPT_VERSIONS
 
     def paths(self, weights: bytes) -> tuple[Path, Path]:
@@ -87,13 +105,13 @@ class HeldVersions:
     def note(self, entry: Entry) -> None:
         """The store has this version whole: hold it, and have others know."""
         self._digests[entry.id] = payload(entry).manifest
-        place = {e.id: i for i, e in enumerate(self._node.log.ledger.lineage())}
+        place = {e.id: i for i, e in enumerate(self._log.ledger.lineage())}
         self._digests = dict(sorted(self._digests.items(), key=lambda item: place.get(item[0], -1)))
         for weights in list(self._digests)[:-KEPT_VERSIONS]:
             del self._digests[weights]
         self._untidy.set()
         self._publish()
-        self._notice.notify()
+        self._means.notice.notify()
 
     # What is kept
 
@@ -103,7 +121,7 @@ class HeldVersions:
 
     def lineage(self) -> retention.RetentionBasis:
         """What retention goes by."""
-        return retention.lineage_of(self._node.log.ledger.lineage(), self._node.domain, self._expected)
+        return retention.lineage_of(self._log.ledger.lineage(), self._means.node.domain, self._expected)
 
     def spare(self, present: Collection[bytes]) -> list[bytes]:
         """What of all that is ``present`` may go where room is short, the first to go first."""
@@ -120,7 +138,7 @@ class HeldVersions:
             await self._untidy.wait()
             self._untidy = trio.Event()
             for gone in await trio.to_thread.run_sync(self._versions.retain, keep):
-                self._bulk.send(ForgetObject(gone))
+                self._means.bulk.send(ForgetObject(gone))
 
     async def clean(self, *, dry_run: bool) -> retention.Cleaned:
         """Delete what nothing keeps and, where room is short, what can be spared; or only say what that would be."""
@@ -136,12 +154,12 @@ class HeldVersions:
         for weights, digest in list(self._digests.items()):
             if digest not in present:
                 del self._digests[weights]
-                self._bulk.send(ForgetObject(digest))
+                self._means.bulk.send(ForgetObject(digest))
                 self._publish()
 
     def _publish(self) -> None:
-        self._own.versions = self.ids()
-        self._own.announce()
+        self._means.own.versions = self.ids()
+        self._means.own.announce()
 
 
 def payload(entry: Entry) -> records.Weights:

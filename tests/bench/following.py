@@ -9,7 +9,8 @@ from typing import Any
 
 from node.daemon import Parts
 from node.roles.engine_client import LOAD_TIMEOUT
-from node.weights import delta_making
+from node.weights import delta_chain
+from node.weights.fetching import Rates
 from node.workers.child_messages import ConfigureEngine, LoadVersion
 from node.workers.child_process import OpenWorker, open_worker
 from protocol.records import Weights
@@ -54,7 +55,7 @@ class Following:
 
     def _watch(self) -> None:
         """Put clocks around what brings and what applies."""
-        fetching, apply = self._parts.weights.fetching, delta_making.apply
+        fetching, apply = self._parts.weights.fetching, delta_chain.apply
         bring = fetching.bring
 
         async def timed_bring(listing: ChunkList, *arguments: Any, **named: Any) -> None:
@@ -64,7 +65,7 @@ class Following:
             self._add(f"{part}_transfer", time.monotonic() - began)
 
         async def timed_apply(
-            open_worker: OpenWorker, rates: delta_making.Rates, delta: Path, base: Path, target: Path, size: int
+            open_worker: OpenWorker, rates: Rates, delta: Path, base: Path, target: Path, size: int
         ) -> list[int]:
             began = time.monotonic()
             wrong = await apply(open_worker, rates, delta, base, target, size)
@@ -72,7 +73,7 @@ class Following:
             return wrong
 
         fetching.bring = timed_bring  # type: ignore[method-assign]
-        delta_making.apply = timed_apply
+        delta_chain.apply = timed_apply
 
     def _add(self, part: str, seconds: float) -> None:
         self._took[part] = self._took.get(part, 0.0) + seconds

@@ -26,7 +26,7 @@ from node.store.version_store import VersionStore
 from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.bulk_address import parse
 from node.weights.bulk.chunk_server import ChunkNews, ChunkServer
-from node.weights.bulk.holder_connection import CHUNK_SECONDS, HolderConnection
+from node.weights.bulk.holder_connection import HolderConnection
 from node.weights.bulk.pinned_tls import Doorkeeper, client_context
 from node.weights.bulk.transfer import Transfers
 from node.weights.bulk.transfer_state import Means
@@ -62,7 +62,7 @@ class Child:
             secret=setup.secret,
             find=self._store.open,
             limits=setup.limits,
-            secure=None if self._doorkeeper is None else (self._doorkeeper.context, self._doorkeeper.peer_of),
+            doorkeeper=self._doorkeeper,
             news=self._news,
             coming=self._transfers.coming,
         )
@@ -85,9 +85,7 @@ class Child:
         with self._lock, suppress(OSError):
             self._daemon.sendall(frame)
 
-    def connect(
-        self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS
-    ) -> HolderConnection:
+    def connect(self, address: str, node: bytes, token: str) -> HolderConnection:
         """A connection to a holder at a multiaddress; nothing is dialled yet.
 
         Raises ``PeerError`` for an address that is none, ``Unreachable`` where a private domain's node cannot be
@@ -106,7 +104,7 @@ class Child:
         elif place.secure:
             context = ssl.create_default_context()  # a proxy's certificate, of a name that others know
         path = place.base_path(self._setup.domain)
-        return HolderConnection(place, tls=context, peer=node, base_path=path, token=token, chunk_timeout=chunk_timeout)
+        return HolderConnection(place, tls=context, peer=node, base_path=path, token=token)
 
     def _receive(self, message: messages.ToChild) -> None:
         match message:

@@ -28,6 +28,18 @@ class Message(msgspec.Struct, tag=True, frozen=True):
     """Any of them."""
 
 
+class ObjectMessage(Message, frozen=True):
+    """One about the object ``digest``, or its transfer."""
+
+    digest: bytes
+
+
+class HolderMessage(ObjectMessage, frozen=True):
+    """One about a holder of it."""
+
+    node: bytes
+
+
 class HolderRow(msgspec.Struct, frozen=True, array_like=True):
     """Who holds an object, whole or in part, and how it is reached: at a multiaddress with a token, or over libp2p
     alone (an empty ``address``). ``foreign``: see ``node.weights.bulk.token_exchange``, rule 4."""
@@ -67,10 +79,8 @@ class AdmitNode(Message, frozen=True):
     certificate: bytes
 
 
-class ForgetObject(Message, frozen=True):
+class ForgetObject(ObjectMessage, frozen=True):
     """An object was deleted: let go of its files, which take room on the disk for as long as they are open."""
-
-    digest: bytes
 
 
 class ChunksCame(Message, frozen=True):
@@ -83,39 +93,30 @@ class Synchronize(Message, frozen=True):
     call: int
 
 
-class BeginTransfer(Message, frozen=True):
+class BeginTransfer(ObjectMessage, frozen=True):
     """Fetch what lacks of an object."""
 
-    digest: bytes
 
-
-class SetHolders(Message, frozen=True):
+class SetHolders(ObjectMessage, frozen=True):
     """These are the holders of an object, and no others."""
 
-    digest: bytes
     rows: list[HolderRow]
 
 
-class StopTransfer(Message, frozen=True):
+class StopTransfer(ObjectMessage, frozen=True):
     """Fetch no more of it."""
 
-    digest: bytes
 
-
-class GiveChunk(Message, frozen=True):
+class GiveChunk(HolderMessage, frozen=True):
     """The answer to a ``WantFallback`` for a chunk."""
 
-    digest: bytes
-    node: bytes
     index: int
     outcome: Outcome
 
 
-class GiveHaves(Message, frozen=True):
+class GiveHaves(HolderMessage, frozen=True):
     """The answer to a ``WantFallback`` of index −1; an empty bitmap where the holder gave none."""
 
-    digest: bytes
-    node: bytes
     bitmap: bytes
 
 
@@ -132,79 +133,54 @@ class Synchronized(Message, frozen=True):
     call: int
 
 
-class TransferProgress(Message, frozen=True):
+class TransferProgress(ObjectMessage, frozen=True):
     """How far a transfer is: chunks, bytes a second, and the peers that send now. ``why`` it does not get on, for
     people."""
 
-    digest: bytes
     have: int
     total: int
-    rate: int
-    peers: int
-    why: str
+    rate: int = 0
+    peers: int = 0
+    why: str = ""
 
 
-class TransferDone(Message, frozen=True):
+class TransferDone(ObjectMessage, frozen=True):
     """The object is whole."""
 
-    digest: bytes
 
-
-class TransferFailed(Message, frozen=True):
+class TransferFailed(ObjectMessage, frozen=True):
     """Nothing of it will come."""
 
-    digest: bytes
     why: str
 
 
-class DiskRefused(Message, frozen=True):
+class DiskRefused(ObjectMessage, frozen=True):
     """Our own disk did not take a chunk: the daemon decides what becomes of the transfer."""
 
-    digest: bytes
     number: int
     text: str
 
 
-class HolderFault(Message, frozen=True):
+class HolderFault(HolderMessage, frozen=True):
     """What a holder did wrong."""
 
-    digest: bytes
-    node: bytes
     text: str
 
 
-class TokenRefused(Message, frozen=True):
-    """A holder did not take the token, or nobody answered at its address: another route is wanted."""
+class RouteFailed(HolderMessage, frozen=True):
+    """A holder did not take the token, or nobody answered at its address: another route is wanted. ``misled``: at the
+    foreign address that it named there are no weights."""
 
-    digest: bytes
-    node: bytes
-
-
-class HolderMisled(Message, frozen=True):
-    """At the foreign address that a holder named there are no weights."""
-
-    digest: bytes
-    node: bytes
+    misled: bool = False
 
 
-class WantFallback(Message, frozen=True):
+class WantFallback(HolderMessage, frozen=True):
     """Fetch this chunk from a holder over libp2p; where ``index`` is −1 ask it which chunks it has."""
 
-    digest: bytes
-    node: bytes
     index: int
 
 
 ToTransfer = BeginTransfer | SetHolders | StopTransfer | GiveChunk | GiveHaves
 ToChild = Configure | AdmitNode | ForgetObject | ChunksCame | Synchronize | ToTransfer
-FromTransfer = (
-    TransferProgress
-    | TransferDone
-    | TransferFailed
-    | DiskRefused
-    | HolderFault
-    | TokenRefused
-    | HolderMisled
-    | WantFallback
-)
+FromTransfer = TransferProgress | TransferDone | TransferFailed | DiskRefused | HolderFault | RouteFailed | WantFallback
 FromChild = ChildReady | Synchronized | FromTransfer

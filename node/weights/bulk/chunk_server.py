@@ -16,7 +16,6 @@ import logging
 import os
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from node.store.bulk_object import BulkObject
 from node.weights.bulk import bearer_tokens, http_messages
-from node.weights.bulk.http_messages import Answer, Chunks, Have, ServedObject
+from node.weights.bulk.holder_connection import timeval
+from node.weights.bulk.http_messages import Answer, Asked, HttpRequest
+from node.weights.bulk.pinned_tls import Doorkeeper
 from node.weights.bulk.serving_limits import Gate, ServingLimits, Ticket
 from protocol.errors import Error, PeerError
 
@@ -79,10 +81,10 @@ class _Plain:
     def __init__(self, connection: socket.socket, stall: float) -> None:
         self.socket = connection
         self.peer: bytes | None = None
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(stall))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(stall))
 
     def receive(self, seconds: float) -> bytes:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(seconds))
         return self.socket.recv(_RECEIVE)
 
     def send(self, data: bytes, *, more: bool) -> None:
@@ -123,9 +125,9 @@ class _Secure:
 class ChunkServer:
     """Serves the bulk objects of one domain.
 
-    ``find(digest)`` gives an object that is held at least in part. ``secure``: the TLS context and what knows a peer's
-    node id from its certificate (DER; None for a stranger), for a private domain. ``news`` wakes those who wait for
-    chunks, ``coming(digest)`` gives the bitmap of an object's chunks that are on their way to us.
+    ``find(digest)`` gives an object that is held at least in part. ``doorkeeper``: who gets in, for a private domain.
+    ``news`` wakes those who wait for chunks, ``coming(digest)`` gives the bitmap of the chunks that are on their way to
+    us.
     """
 
     def __init__(
@@ -133,9 +135,9 @@ class ChunkServer:
         *,
         domain: bytes,
         secret: bytes,
-        find: Callable[[bytes], ServedObject | None],
+        find: Callable[[bytes], BulkObject | None],
         limits: ServingLimits,
-        secure: tuple[Callable[[], ssl.SSLContext], Callable[[bytes], bytes | None]] | None = None,
+        doorkeeper: Doorkeeper | None = None,
         news: ChunkNews | None = None,
         coming: Callable[[bytes], bytes] = lambda digest: b"",
         patience: ServingPatience = PATIENCE,
@@ -143,7 +145,7 @@ class ChunkServer:
         self._domain = domain
         self._secret = secret
         self._find = find
-        self._secure = secure
+        self._doorkeeper = doorkeeper
         self.gate = Gate(limits)
         self.news = news or ChunkNews()
         self._coming = coming
@@ -180,7 +182,7 @@ class ChunkServer:
                 prefer_bbr(connection)
             ticket = self.gate.enter(host)
             if ticket is None:
-                if self._secure is None:
+                if self._doorkeeper is None:
                     connection.send(_FULL, socket.MSG_DONTWAIT)
                 connection.close()
                 return
@@ -193,33 +195,30 @@ class ChunkServer:
 
     def _serve(self, connection: socket.socket, ticket: Ticket) -> None:
         try:
-            if self._secure is None:
+            if self._doorkeeper is None:
                 self._converse(_Plain(connection, self._patience.stall), ticket)
             else:
-                secured = self._handshake(connection)
+                secured = self._handshake(connection, self._doorkeeper)
                 if secured is not None:
                     connection = secured.socket
                     self._converse(secured, ticket)
         except (OSError, EOFError) as error:
             log.debug("bulk: a connection ended: %r", error)
-        except Exception:
-            log.exception("bulk: serving a connection failed")
         finally:
-            _close(connection)
+            with suppress(OSError):
+                connection.close()
             self.gate.leave(ticket)
 
-    def _handshake(self, connection: socket.socket) -> _Secure | None:
-        assert self._secure is not None
-        make_context, peer_of = self._secure
+    def _handshake(self, connection: socket.socket, doorkeeper: Doorkeeper) -> _Secure | None:
         connection.settimeout(self._patience.stranger)
         try:
-            secured = make_context().wrap_socket(connection, server_side=True)
+            secured = doorkeeper.context.wrap_socket(connection, server_side=True)
         except (OSError, ValueError) as error:  # ValueError: the connection was reset meanwhile
             log.debug("bulk: a TLS handshake failed: %s", error)
             connection.close()
             return None
         certificate = secured.getpeercert(binary_form=True)
-        peer = None if certificate is None else peer_of(certificate)
+        peer = None if certificate is None else doorkeeper.peer_of(certificate)
         if peer is None:
             secured.close()
             return None
@@ -253,14 +252,12 @@ class ChunkServer:
                 _linger(stream)
                 return
 
-    def _answer(
-        self, request: http_messages.HttpRequest, peer: bytes | None, ticket: Ticket
-    ) -> tuple[ServedObject | None, Answer]:
+    def _answer(self, request: HttpRequest, peer: bytes | None, ticket: Ticket) -> tuple[BulkObject | None, Answer]:
         asked = http_messages.parse_target(request.target)
         if request.method not in (b"GET", b"HEAD"):
             return None, http_messages.problem(405, "only GET and HEAD", (b"Allow", b"GET, HEAD"))
         try:
-            grant = self._grant(http_messages.bearer(request.headers) or "", ticket)
+            grant = self._grant(request.token, ticket)
             if peer is not None and grant.node != peer:
                 raise PeerError("the token is another peer's")
             if not grant.good_from(ticket.host):
@@ -274,9 +271,10 @@ class ChunkServer:
         held = self._find(asked.digest) if asked.domain == self._domain else None
         if held is None:
             return None, http_messages.NOT_HELD
-        if isinstance(asked, Chunks):
-            return held, http_messages.answer_chunks(asked, held, request.headers)
-        return held, http_messages.answer_bitmap(self._bitmap(asked, held))
+        if asked.chunks is not None:
+            return held, http_messages.answer_chunks(asked.digest, asked.chunks, held, request.headers)
+        headers = (http_messages.NO_STORE, (b"Content-Type", b"application/octet-stream"))
+        return held, Answer(200, headers, self._bitmap(asked, held))
 
     def _grant(self, token: str, ticket: Ticket) -> bearer_tokens.TokenGrant:
         """What the token says; that of the request before is known."""
@@ -287,7 +285,7 @@ class ChunkServer:
         ticket.seen = (token, grant)
         return grant
 
-    def _bitmap(self, asked: Have, held: ServedObject) -> bytes:
+    def _bitmap(self, asked: Asked, held: BulkObject) -> bytes:
         def more() -> bool:
             return held.verified() > asked.more_than
 
@@ -297,7 +295,7 @@ class ChunkServer:
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
         return held.bitmap() + self._coming(asked.digest)
 
-    def _send(self, stream: _Plain | _Secure, held: ServedObject, offset: int, count: int, ticket: Ticket) -> None:
+    def _send(self, stream: _Plain | _Secure, held: BulkObject, offset: int, count: int, ticket: Ticket) -> None:
         piece = self.gate.piece
         while count:
             sent = stream.send_file(held.fd, offset, min(count, piece))
@@ -308,10 +306,6 @@ class ChunkServer:
             count -= sent
             if (pause := self.gate.pause(ticket, sent)) > 0:
                 time.sleep(pause)
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
 
 
 def prefer_bbr(connection: socket.socket) -> None:
@@ -328,8 +322,3 @@ def _linger(stream: _Plain | _Secure) -> None:
         until = time.monotonic() + 1.0
         while (left := until - time.monotonic()) > 0 and stream.receive(left):
             pass
-
-
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.close()

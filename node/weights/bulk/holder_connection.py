@@ -16,9 +16,9 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NoReturn
 
 import h11
 
@@ -29,8 +29,9 @@ from protocol.errors import PeerError
 CONNECT_SECONDS: Final = 5.0
 HEAD_SECONDS: Final = 15.0
 """Seconds until an answer's head is there, beyond what it may wait by agreement."""
-CHUNK_SECONDS: Final = 30.0
-"""Seconds that each chunk of an answer may take unless the caller says otherwise."""
+CHUNK_SECONDS: Final = 300.0
+"""Seconds that each chunk of an answer may take. The swarm's rules give up a slow one, much earlier where somebody else
+has it."""
 MAX_RUN: Final = 64
 """Chunks of one request at most."""
 MAX_BITMAP: Final = 1 << 17
@@ -48,6 +49,11 @@ Resolve = Callable[..., Sequence[tuple[Any, ...]]]
 """``socket.getaddrinfo``, and what stands for it."""
 Dial = Callable[[tuple[str, int], float], socket.socket]
 """``socket.create_connection``, of an address and of seconds."""
+
+
+def timeval(seconds: float) -> bytes:
+    """Seconds as the kernel has them, never none."""
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
 
 
 class Missing(Refused):
@@ -82,7 +88,7 @@ class HolderConnection:
         self.address = address
         self.peer = peer
         self.token = token
-        self.chunk_timeout = chunk_timeout
+        self._chunk_timeout = chunk_timeout
         self._head_timeout = head_timeout
         self._resolve = resolve
         self._dial_at = dial
@@ -91,15 +97,11 @@ class HolderConnection:
         self._socket: socket.socket | None = None
         self._closed = False
         self._spare = b""
-        self._patience = 0.0  # what the kernel knows: the seconds and the bytes that it waits for
-        self._woken_at = 1
-        self._poll = select.poll()
-        self._fresh = True  # no answer came over this socket yet
+        self._idle = False  # it was kept after an answer, and no byte of another is here
+        self._what = f"weights at {address.host}:{address.port}"
 
     def connect(self) -> float:
-        """Connect unless it is connected; the seconds that it took, 0 where it was. Raises ``Unreachable``."""
-        if self._socket is not None:
-            return 0.0
+        """Connect unless it is connected; the seconds that it took. Raises ``Unreachable``."""
         began = time.monotonic()
         self._open()
         return time.monotonic() - began
@@ -122,7 +124,7 @@ class HolderConnection:
             f"/{digest.hex()}/{first}-{first + len(buffers) - 1}", sum(map(len, buffers)), self._head_timeout
         )
         for index, buffer in enumerate(buffers, first):
-            self._fill(buffer, self.chunk_timeout)
+            self._fill(buffer, self._chunk_timeout)
             arrived(index)
 
     def have(self, digest: bytes, more_than: int, wait: float) -> bytes:
@@ -151,31 +153,46 @@ class HolderConnection:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _exchange(self, path: str, length: int | None, seconds: float) -> int:
-        """Send a request and receive the head of its answer: see ``_expect``. It is sent again, over a new connection,
+        """Send a request and receive the head of its answer: see ``_ask``. It is sent again, over a new connection,
         where one that was kept turns out to be closed."""
-        reused = self._socket is not None
         try:
-            self._send(path)
-            return self._expect(length, seconds)
+            return self._ask(path, length, seconds)
         except _IdledOut:
-            if not reused:
-                raise
-            self._send(path)
-            return self._expect(length, seconds)
+            return self._ask(path, length, seconds)
+        finally:
+            self._idle = self._socket is not None
 
-    def _what(self) -> str:
-        return f"weights at {self.address.host}:{self.address.port}"
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Close the connection where the block fails, and say why."""
+        try:
+            yield
+        except Missing:
+            raise
+        except (PeerError, Unreachable):
+            self._drop()
+            raise
+        except h11.RemoteProtocolError as error:
+            self._drop()
+            raise PeerError(f"{self._what}: not HTTP ({error})") from None
+        except OSError as error:
+            late, idle = isinstance(error, BlockingIOError | TimeoutError), self._idle
+            self._drop()
+            if late:
+                raise Unreachable(f"{self._what}: no answer in time") from None
+            kind = _IdledOut if idle else Unreachable
+            raise kind(f"{self._what}: the connection broke ({error.strerror or error})") from None
 
     def _drop(self) -> None:
         connection, self._socket = self._socket, None
-        self._spare = b""
+        self._spare, self._idle = b"", False
         if connection is not None:
             connection.close()
 
     def _open(self) -> socket.socket:
         if self._closed:
             self._drop()
-            raise Unreachable(f"{self._what()}: closed")
+            raise Unreachable(f"{self._what}: closed")
         if self._socket is not None:
             return self._socket
         try:
@@ -192,9 +209,7 @@ class HolderConnection:
                 name = self.address.host if self._tls.check_hostname else None
                 self._socket = self._tls.wrap_socket(raw, server_hostname=name)
         except OSError as error:  # ssl.SSLError and TimeoutError are ones
-            raise Unreachable(f"{self._what()}: {error.strerror or error or 'no answer'}") from None
-        self._fresh = True
-        self._spare = b""
+            raise Unreachable(f"{self._what}: {error.strerror or error or 'no answer'}") from None
         return self._socket
 
     def _dial(self) -> socket.socket:
@@ -213,17 +228,26 @@ class HolderConnection:
                     why = error
         raise why
 
-    def _send(self, path: str) -> None:
-        connection = self._open()
+    def _ask(self, path: str, length: int | None, seconds: float) -> int:
+        """Send a request and receive a head; the length of the body that follows, ``length`` where that is not None."""
+        connection, address = self._open(), self.address
+        host = f"[{address.host}]" if ":" in address.host else address.host
         request = (
-            f"GET {self._base_path}{path} HTTP/1.1\r\nHost: {_authority(self.address)}\r\n"
+            f"GET {self._base_path}{path} HTTP/1.1\r\nHost: {host}:{address.port}\r\n"
             f"Authorization: Bearer {self.token}\r\n\r\n"
         )
-        try:
+        with self._guarded():
             connection.sendall(request.encode("ascii"))
-        except OSError:
-            self._drop()
-            raise _IdledOut(f"{self._what()}: the connection broke") from None
+            status, headers = self._head(connection, seconds)
+            announced = headers.get(b"content-length", b"")
+            size = int(announced[:20]) if announced.isdigit() else -1
+            if status != 200:
+                self._refused(status, headers, size)
+            if b"transfer-encoding" in headers or b"content-encoding" in headers or size < 0:
+                raise PeerError(f"{self._what}: an answer without a plain length")
+            if size > MAX_BITMAP if length is None else size != length:
+                raise PeerError(f"{self._what}: an answer of {size} bytes, not {length}")
+        return size
 
     def _wait(self, connection: socket.socket, seconds: float) -> None:
         """Let the next receive wait for the first byte, so long or a little longer: what the kernel knows from the
@@ -234,8 +258,7 @@ class HolderConnection:
         self._wake_at(connection, 1)
         if not seconds <= self._patience <= seconds + 1:
             self._patience = seconds
-            value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) or 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(seconds))
 
     def _receive(self, connection: socket.socket, buffer: memoryview, seconds: float) -> int:
         """Receive into ``buffer`` what is there once all of it is, or after ``seconds``; 0 at the end. Raises
@@ -257,82 +280,38 @@ class HolderConnection:
             self._woken_at = count
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
-    def _expect(self, length: int | None, seconds: float) -> int:
-        """Receive a head; the length of the body that follows, ``length`` where that is not None."""
-        status, headers = self._head(seconds)
-        announced = headers.get(b"content-length", b"")
-        if status != 200:
-            self._refused(status, headers)
-        if b"transfer-encoding" in headers or b"content-encoding" in headers or not announced.isdigit():
-            self._drop()
-            raise PeerError(f"{self._what()}: an answer without a plain length")
-        size = int(announced[:20])
-        if size != (size if length is None else length) or (length is None and size > MAX_BITMAP):
-            self._drop()
-            raise PeerError(f"{self._what()}: an answer of {size} bytes, not {length}")
-        return size
-
-    def _head(self, seconds: float) -> tuple[int, dict[bytes, bytes]]:
+    def _head(self, connection: socket.socket, seconds: float) -> tuple[int, dict[bytes, bytes]]:
         """Receive a head: the status and the headers, their names in lower case."""
-        connection = self._socket
-        if connection is None:
-            raise Unreachable(f"{self._what()}: the connection broke")
-        parser = None
         deadline = time.monotonic() + seconds
         data, self._spare = self._spare, b""
-        fresh, self._fresh = self._fresh, False
-        try:
-            while True:
-                if data:
-                    end = data.find(b"\r\n\r\n")
-                    if end >= 0:
-                        plain = _plain_head(data[: end + 4])
-                        if plain is not None:
-                            self._spare = data[end + 4 :]
-                            return plain
-                        if parser is None:
-                            parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
-                            parser.send(h11.Request(method="GET", target="/", headers=[("Host", "-")]))
-                            parser.send(h11.EndOfMessage())
-                        parser.receive_data(data[: end + 4])
-                        event = parser.next_event()
-                        data = data[end + 4 :]
-                        if isinstance(event, h11.Response):
-                            self._spare = data
-                            return event.status_code, dict(event.headers)
-                        continue  # an interim answer (1xx)
-                    if len(data) > MAX_HEAD:
-                        raise PeerError(f"{self._what()}: an answer's head of more than {MAX_HEAD} bytes")
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise Unreachable(f"{self._what()}: no answer in time")
-                self._wait(connection, left)
-                part = connection.recv(_HEAD_PIECE)
-                if not part:
-                    if data or fresh:
-                        raise Unreachable(f"{self._what()}: the connection was closed")
-                    raise _IdledOut(f"{self._what()}: the connection was closed")
-                data += part
-        except h11.RemoteProtocolError as error:
-            self._drop()
-            raise PeerError(f"{self._what()}: not HTTP ({error})") from None
-        except OSError as error:
-            self._drop()
-            if isinstance(error, ConnectionError) and not fresh and not data:
-                raise _IdledOut(f"{self._what()}: the connection broke") from None
-            raise Unreachable(f"{self._what()}: {_broken(error)}") from None
-        except (PeerError, Unreachable):
-            self._drop()
-            raise
+        while True:
+            head, mark, rest = data.partition(b"\r\n\r\n")
+            if mark:
+                found = _parse_head(head + mark)
+                if found is not None:
+                    self._spare = rest
+                    return found
+                data = rest
+                continue
+            if len(data) > MAX_HEAD:
+                raise PeerError(f"{self._what}: an answer's head of more than {MAX_HEAD} bytes")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Unreachable(f"{self._what}: no answer in time")
+            self._wait(connection, left)
+            part = connection.recv(_HEAD_PIECE)
+            if not part:
+                kind = _IdledOut if self._idle else Unreachable
+                raise kind(f"{self._what}: the connection was closed")
+            self._idle = False
+            data += part
 
-    def _refused(self, status: int, headers: dict[bytes, bytes]) -> None:
-        what = self._what()
-        length = headers.get(b"content-length", b"")
-        if status == 404 and length.isdigit() and int(length[:20]) <= MAX_HEAD:
+    def _refused(self, status: int, headers: dict[bytes, bytes], size: int) -> NoReturn:
+        what = self._what
+        if status == 404 and 0 <= size <= MAX_HEAD:
             # What it says for people has to go before the next answer.
-            self._fill(memoryview(bytearray(int(length[:20]))), self._head_timeout)
+            self._fill(memoryview(bytearray(size)), self._head_timeout)
             raise Missing(f"{what}: not held")
-        self._drop()
         if status == 401:
             raise Denied(f"{what}: the token is not good")
         if status in (429, 503):
@@ -343,51 +322,38 @@ class HolderConnection:
     def _fill(self, buffer: memoryview, seconds: float) -> None:
         """Receive until ``buffer`` is full, within ``seconds``."""
         connection = self._socket
-        if connection is None:
-            raise Unreachable(f"{self._what()}: the connection broke")
+        assert connection is not None
         filled = min(len(self._spare), len(buffer))
         if filled:
             buffer[:filled] = self._spare[:filled]
             self._spare = self._spare[filled:]
         deadline = time.monotonic() + seconds
-        try:
+        with self._guarded():
             while filled < len(buffer):
-                try:
-                    count = self._receive(connection, buffer[filled:], max(0.0, deadline - time.monotonic()))
-                except (BlockingIOError, TimeoutError):
-                    raise Unreachable(f"{self._what()}: no answer in time") from None
+                count = self._receive(connection, buffer[filled:], max(0.0, deadline - time.monotonic()))
                 if not count:
-                    raise Unreachable(f"{self._what()}: closed in the midst of a chunk")
+                    raise Unreachable(f"{self._what}: closed in the midst of a chunk")
                 filled += count
                 if filled < len(buffer) and time.monotonic() > deadline:
-                    raise Unreachable(f"{self._what()}: too slow")
-        except OSError as error:
-            self._drop()
-            raise Unreachable(f"{self._what()}: {_broken(error)}") from None
-        except Unreachable:
-            self._drop()
-            raise
+                    raise Unreachable(f"{self._what}: too slow")
 
 
 class _IdledOut(Unreachable):
     """A connection that was kept turned out to be closed before it carried a byte of the answer."""
 
 
-def _plain_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
-    """Status and headers of a final answer in which nothing stands twice or looks odd; None for h11's business."""
+def _parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]] | None:
+    """Status and headers of a final answer, None for an interim one (1xx). Where something stands twice or looks odd it
+    is h11's business. Raises ``h11.RemoteProtocolError``."""
     match = _PLAIN.fullmatch(head)
-    if match is None:
-        return None
-    lines = match[2].split(b"\r\n")[:-1]
-    headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
-    return (int(match[1]), headers) if len(headers) == len(lines) else None
-
-
-def _authority(address: BulkAddress) -> str:
-    return f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
-
-
-def _broken(error: OSError) -> str:
-    if isinstance(error, BlockingIOError | TimeoutError):
-        return "no answer in time"
-    return f"the connection broke ({error.strerror or error})"
+    if match is not None:
+        lines = match[2].split(b"\r\n")[:-1]
+        headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
+        if len(headers) == len(lines):
+            return int(match[1]), headers
+    parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+    parser.send(h11.Request(method="GET", target="/", headers=[("Host", "-")]))
+    parser.send(h11.EndOfMessage())
+    parser.receive_data(head)
+    event = parser.next_event()
+    return (event.status_code, dict(event.headers)) if isinstance(event, h11.Response) else None

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Final, Protocol
+from functools import lru_cache
+from typing import Final
 
 import h11
 
+from node.store.bulk_object import BulkObject
 from node.weights.bulk.holder_connection import MAX_RUN
 from protocol.constants import CHUNK_BYTES
-from protocol.weights.manifest import ChunkList
 
 MAX_HEAD: Final = 8192
 """Bytes of a request's head."""
@@ -44,45 +45,16 @@ _PLAIN: Final = re.compile(
 _RANGE: Final = re.compile(rb"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
-class ServedObject(Protocol):
-    """A bulk object, whole or on its way, as the store gives it."""
-
-    @property
-    def listing(self) -> ChunkList:
-        """What it is made of."""
-
-    @property
-    def fd(self) -> int:
-        """Its bytes' file; open for as long as this object lives."""
-
-    def has(self, index: int) -> bool:
-        """Whether the chunk is here and right."""
-
-    def verified(self) -> int:
-        """How many chunks are."""
-
-    def bitmap(self) -> bytes:
-        """Which chunks are here, the most significant bit first."""
-
-
 @dataclass(frozen=True, slots=True)
-class Chunks:
-    """A request for the chunks ``first`` to ``last`` of an object."""
+class Asked:
+    """What a request asks for: ``chunks`` of an object, or (None) its bitmap, once more than ``more_than`` chunks are
+    here or after ``wait`` seconds."""
 
     domain: bytes
     digest: bytes
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Have:
-    """A request for the bitmap, once more than ``more_than`` chunks are here or after ``wait`` seconds."""
-
-    domain: bytes
-    digest: bytes
-    more_than: int
-    wait: float
+    chunks: range | None
+    more_than: int = 0
+    wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,48 +77,37 @@ def problem(status: int, text: str, *headers: tuple[bytes, bytes], last: bool = 
 NOT_HELD: Final = problem(404, "not held", last=False)
 
 
-def parse_target(target: bytes) -> Chunks | Have | None:
+def parse_target(target: bytes) -> Asked | None:
     """What a request's target asks for; None for nothing that is here."""
     match = _TARGET.fullmatch(target)
     if match is None:
         return None
     domain, digest = bytes.fromhex(match[1].decode()), bytes.fromhex(match[2].decode())
     if match[3] is None:
-        return Have(domain, digest, int(match[5]), min(int(match[6]), MAX_WAIT) / 1000)
-    first, last = int(match[3]), int(match[4])
-    return Chunks(domain, digest, first, last) if first <= last < first + MAX_RUN else None
+        return Asked(domain, digest, None, int(match[5]), min(int(match[6]), MAX_WAIT) / 1000)
+    chunks = range(int(match[3]), int(match[4]) + 1)
+    return Asked(domain, digest, chunks) if 0 < len(chunks) <= MAX_RUN else None
 
 
-def bearer(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The token of a request; None without one."""
-    for name, value in headers:
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return value[7:].strip().decode("ascii", "replace")
-    return None
-
-
-def answer_chunks(asked: Chunks, held: ServedObject, headers: Iterable[tuple[bytes, bytes]]) -> Answer:
+def answer_chunks(digest: bytes, asked: range, held: BulkObject, headers: Mapping[bytes, bytes]) -> Answer:
     """The answer to a request for chunks of an object that is held at least in part."""
-    chunks = held.listing
-    if asked.last >= len(chunks.chunks) or not all(held.has(i) for i in range(asked.first, asked.last + 1)):
+    if not all(map(held.has, asked)):
         return NOT_HELD
-    offset = asked.first * CHUNK_BYTES
-    size = min((asked.last + 1) * CHUNK_BYTES, chunks.size) - offset
-    tag = b'"%s-%d-%d"' % (asked.digest.hex().encode(), asked.first, asked.last)
+    offset = asked.start * CHUNK_BYTES
+    size = min(asked.stop * CHUNK_BYTES, held.listing.size) - offset
+    tag = b'"%s-%d-%d"' % (digest.hex().encode(), asked.start, asked.stop - 1)
     common = (IMMUTABLE, (b"ETag", tag), (b"Accept-Ranges", b"bytes"), (b"Content-Type", b"application/octet-stream"))
-    given = dict(headers)
-    if _matches(given.get(b"if-none-match"), tag):
+    whole = Answer(200, common, offset=offset, count=size)
+    known = [item.strip().removeprefix(b"W/") for item in headers.get(b"if-none-match", b"").split(b",")]
+    if b"*" in known or tag in known:
         return Answer(304, common)
-    wanted = given.get(b"range")
-    if wanted is None or (b"if-range" in given and given[b"if-range"].strip() != tag):
-        return Answer(200, common, offset=offset, count=size)
-    match = _RANGE.fullmatch(wanted.strip())
-    if match is None or match[1] == match[2] == b"":
-        return Answer(200, common, offset=offset, count=size)  # a form that nobody has to know
+    match = _RANGE.fullmatch(headers.get(b"range", b"").strip())
+    if match is None or match[1] == match[2] == b"" or headers.get(b"if-range", tag).strip() != tag:
+        return whole  # also for a form that nobody has to know
     if match[1]:
         start, end = int(match[1]), min(int(match[2] or size - 1), size - 1)
         if match[2] and int(match[2]) < start:
-            return Answer(200, common, offset=offset, count=size)
+            return whole
     else:
         start, end = max(0, size - int(match[2])), size - 1
     if start > end:
@@ -155,25 +116,19 @@ def answer_chunks(asked: Chunks, held: ServedObject, headers: Iterable[tuple[byt
     return Answer(206, (*common, place), offset=offset + start, count=end - start + 1)
 
 
-def answer_bitmap(bitmap: bytes) -> Answer:
-    """The answer to a ``have``."""
-    return Answer(200, (NO_STORE, (b"Content-Type", b"application/octet-stream")), bitmap)
-
-
-def _matches(condition: bytes | None, tag: bytes) -> bool:
-    if condition is None:
-        return False
-    tags = [item.strip().removeprefix(b"W/") for item in condition.split(b",")]
-    return b"*" in tags or tag in tags
-
-
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
     """A request's method, target and headers (names in lower case)."""
 
     method: bytes
     target: bytes
-    headers: tuple[tuple[bytes, bytes], ...]
+    headers: Mapping[bytes, bytes]
+
+    @property
+    def token(self) -> str:
+        """The bearer token; empty without one."""
+        scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
+        return token.strip().decode("ascii", "replace") if scheme.lower() == b"bearer" else ""
 
 
 class Wire:
@@ -202,7 +157,7 @@ class Wire:
         match = _PLAIN.match(self._data)
         if match is not None:
             self._data = self._data[match.end() :]
-            return HttpRequest(match[1], match[2], ((b"authorization", match[3]),))
+            return HttpRequest(match[1], match[2], {b"authorization": match[3]})
         if not self._data and not self._ended:
             return None
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
@@ -222,13 +177,11 @@ class Wire:
             return problem(400, "a request has no body here")
         self._data, _ = parser.trailing_data
         self._last = parser.their_state is h11.MUST_CLOSE
-        return HttpRequest(
-            bytes(event.method), bytes(event.target), tuple((bytes(n), bytes(v)) for n, v in event.headers)
-        )
+        return HttpRequest(bytes(event.method), bytes(event.target), dict(event.headers))
 
     def head(self, answer: Answer, *, method: bytes) -> bytes:
         """The bytes before a body, and all of it that does not come from a file; whether it is the last is decided."""
-        headers = [(b"Date", _date()), *answer.headers]
+        headers = [(b"Date", _date(int(time.time()))), *answer.headers]
         if answer.status != 304:
             headers.append((b"Content-Length", b"%d" % (answer.count or len(answer.body))))
         if answer.last or self._last:
@@ -241,12 +194,7 @@ class Wire:
         return not self._last and (not self._ended or bool(self._data))
 
 
-_dates: list[tuple[int, bytes]] = [(0, b"")]
-
-
-def _date() -> bytes:
+@lru_cache(1)
+def _date(now: int) -> bytes:
     """The time as HTTP has it, made once a second."""
-    now = int(time.time())
-    if _dates[0][0] != now:
-        _dates[0] = (now, formatdate(now, usegmt=True).encode())
-    return _dates[0][1]
+    return formatdate(now, usegmt=True).encode()

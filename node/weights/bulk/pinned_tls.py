@@ -70,7 +70,8 @@ class Doorkeeper:
         self._max_stale = max_stale
         self._lock = Lock()
         self._peers = dict(admitted)
-        self._context = self._make()
+        self.context = self._make()
+        """That of the next handshake."""
         self._stale = 0
 
     def _make(self) -> ssl.SSLContext:
@@ -91,13 +92,9 @@ class Doorkeeper:
             if self._stale <= self._max_stale:
                 # OpenSSL guards its store, also where handshakes use it. What a node had before it does not forget, but
                 # ``peer_of`` does.
-                _trust(self._context, certificate)
+                _trust(self.context, certificate)
             else:
-                self._context, self._stale = self._make(), 0  # a millisecond for each certificate
-
-    def context(self) -> ssl.SSLContext:
-        """The context of the next handshake."""
-        return self._context
+                self.context, self._stale = self._make(), 0  # a millisecond for each certificate
 
     def certificate_of(self, node: bytes) -> bytes | None:
         """The certificate that ``node`` is known by."""

@@ -54,38 +54,25 @@ class Bucket:
         self._at = clock()
         self._lock = Lock()
 
-    def take(self, amount: float) -> float:
-        """Take ``amount`` now; the seconds after which the level is even again."""
+    def take(self, amount: float, *, ahead: bool = True) -> float:
+        """Take ``amount`` now; the seconds after which the level is even again. Without ``ahead`` nothing is taken
+        where that are any."""
         if not self._rate:
             return 0.0
         with self._lock:
-            self._refill()
-            self._level -= amount
-            return max(0.0, -self._level / self._rate)
-
-    def try_take(self, amount: float) -> bool:
-        """Take ``amount`` if it is there."""
-        with self._lock:
-            self._refill()
-            if self._rate and self._level < amount:
-                return False
-            self._level -= amount
-            return True
-
-    def _refill(self) -> None:
-        now = self._clock()
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
-        self._at = now
+            now = self._clock()
+            level = min(self._burst, self._level + (now - self._at) * self._rate)
+            self._at = now
+            after = level - amount
+            self._level = after if ahead or after >= 0 else level
+            return max(0.0, -after / self._rate)
 
 
+@dataclass(slots=True)
 class _Peer:
-    __slots__ = ("bucket", "connections", "requests", "seen")
-
-    def __init__(self, limits: ServingLimits, clock: Clock) -> None:
-        self.connections = 0
-        self.requests = Bucket(REQUESTS, REQUESTS * _PATIENCE, clock)
-        self.bucket = Bucket(limits.peer_rate, limits.peer_rate * BURST, clock)
-        self.seen = 0.0
+    bucket: Bucket
+    requests: Bucket
+    connections: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -107,10 +94,10 @@ class Gate:
         self._clock = clock
         self._max_peers = max_peers
         self._lock = Lock()
-        self._count = 0
         self._strangers: Counter[bytes] = Counter()
         self._hosts: Counter[bytes] = Counter()
-        self._peers: dict[bytes, _Peer] = {}
+        self.peers: dict[bytes, _Peer] = {}
+        """Those of whom anything is remembered, the one seen last at the end."""
         self._bucket = Bucket(limits.rate, limits.rate * BURST, clock)
         # Pieces so small that several senders share a low rate evenly, and so large that a high one is not slowed.
         rates = [rate for rate in (limits.rate, limits.peer_rate) if rate]
@@ -127,63 +114,54 @@ class Gate:
                 # Of this machine itself there may be many nodes.
                 or (host != LOCAL and self._strangers[host] >= 2 * limits.of_peer)
             )
-            if self._count >= limits.total or crowded:
+            if self.count >= limits.total or crowded:
                 return None
-            self._count += 1
             self._strangers[host] += 1
             self._hosts[host] += 1
             return Ticket(host)
 
     @property
-    def peers(self) -> list[bytes]:
-        """Those of whom anything is remembered."""
-        return list(self._peers)
-
-    @property
     def count(self) -> int:
         """Open connections."""
-        return self._count
+        return self._hosts.total()
 
     def claim(self, ticket: Ticket, node: bytes) -> bool:
         """The connection's request is ``node``'s; False where that node is over a limit."""
         with self._lock:
-            peer = self._peers.get(node)
+            peer = self.peers.pop(node, None)
             if peer is None:
                 self._prune()
-                peer = self._peers[node] = _Peer(self.limits, self._clock)
-            peer.seen = self._clock()
+                rate = self.limits.peer_rate
+                requests = Bucket(REQUESTS, REQUESTS * _PATIENCE, self._clock)
+                peer = _Peer(Bucket(rate, rate * BURST, self._clock), requests)
+            self.peers[node] = peer
             if ticket.node != node:
                 if not self.limits.proxied and peer.connections >= self.limits.of_peer:
                     return False
                 self._release(ticket)
                 peer.connections += 1
                 ticket.node = node
-        return peer.requests.try_take(1)
+        return not peer.requests.take(1, ahead=False)
 
     def pause(self, ticket: Ticket, amount: int) -> float:
         """Seconds to wait after ``amount`` bytes were sent over the connection."""
-        peer = self._peers.get(ticket.node or b"")
+        peer = self.peers.get(ticket.node or b"")
         return max(self._bucket.take(amount), 0.0 if peer is None else peer.bucket.take(amount))
 
     def _release(self, ticket: Ticket) -> None:
         if ticket.node is None:
-            self._strangers[ticket.host] -= 1
-            if not self._strangers[ticket.host]:
-                del self._strangers[ticket.host]
+            self._strangers -= Counter([ticket.host])
         else:
-            self._peers[ticket.node].connections -= 1
+            self.peers[ticket.node].connections -= 1
 
     def leave(self, ticket: Ticket) -> None:
         """The connection is closed."""
         with self._lock:
-            self._count -= 1
-            self._hosts[ticket.host] -= 1
-            if not self._hosts[ticket.host]:
-                del self._hosts[ticket.host]
+            self._hosts -= Counter([ticket.host])
             self._release(ticket)
 
     def _prune(self) -> None:
-        if len(self._peers) >= self._max_peers:
-            idle = [(peer.seen, node) for node, peer in self._peers.items() if not peer.connections]
-            for _, node in sorted(idle)[: self._max_peers // 2]:
-                del self._peers[node]
+        if len(self.peers) >= self._max_peers:
+            idle = [node for node, peer in self.peers.items() if not peer.connections]
+            for node in idle[: self._max_peers // 2]:
+                del self.peers[node]

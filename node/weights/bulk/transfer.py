@@ -17,7 +17,7 @@ from node.store.bulk_object import BulkObject
 from node.store.version_store import VersionStore
 from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.transfer_flows import POLL_WAIT, HolderPolls, TransferFlows
-from node.weights.bulk.transfer_state import Means, Shared
+from node.weights.bulk.transfer_state import Means, TransferState
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.chunk_set import bitmap_of
 from protocol.weights.holders import Run
@@ -30,133 +30,130 @@ PROGRESS: Final = 0.5
 STOP_SECONDS: Final = 2.0
 
 
-class Transfer:
+class Transfer(TransferState):
     """One object on its way. All of its threads end with ``stop``, or once it is whole."""
 
     def __init__(self, means: Means, digest: bytes, held: BulkObject, routes: Routes) -> None:
-        self.shared = Shared(means, digest, held, routes)
-        self._flows = TransferFlows(self.shared)
-        self._polls = HolderPolls(self.shared)
+        super().__init__(means, digest, held, routes)
+        self._flows = TransferFlows(self)
+        self._polls = HolderPolls(self)
         self._fallbacks: dict[tuple[bytes, int], Run] = {}
         self._haves_at: dict[bytes, float] = {}
-
-    def start(self) -> None:
-        """Begin."""
-        self.shared.thread(self._watch)
 
     def stop(self) -> None:
         """End: no thread of it writes to the object any more."""
         deadline = time.monotonic() + STOP_SECONDS
-        with self.shared.changed:
-            self.shared.over = True
+        with self.changed:
+            self.over = True
             for connection, _ in self._flows.running.values():
                 connection.abort()
             self._polls.abort()
-            self.shared.changed.notify_all()
+            self.changed.notify_all()
             while self._flows.running and (left := deadline - time.monotonic()) > 0:
-                self.shared.changed.wait(left)
+                self.changed.wait(left)
 
     def coming(self) -> bytes:
         """The bitmap of the chunks on their way."""
-        with self.shared.changed:
-            return b"" if self.shared.over else bitmap_of(self.shared.swarm.coming, self.shared.held.count)
+        with self.changed:
+            return b"" if self.over else bitmap_of(self.swarm.coming, self.held.count)
 
     # --- from the daemon ---------------------------------------------------------------------------------------------
 
     def take_chunk(self, node: bytes, index: int, outcome: messages.Outcome) -> None:
         """A chunk that was asked for over libp2p came, or did not."""
         now = time.monotonic()
-        with self.shared.changed:
+        with self.changed:
             run = self._fallbacks.pop((node, index), None)
             if run is None:
                 return
             more = False
-            if outcome == "ok" and self.shared.held.has(index):
+            if outcome == "ok" and self.held.has(index):
                 run.received += CHUNK_BYTES
-                more = self.shared.swarm.arrived(run, now)
-                self.shared.fresh = True
+                more = self.swarm.arrived(run, now)
+                self.fresh = True
             elif outcome == "lacks":
-                self.shared.swarm.refused(run, now)
+                self.swarm.refused(run, now)
                 self._haves_at.pop(node, None)
             elif outcome == "busy":
-                self.shared.swarm.busy(node, 1.0, now)
+                self.swarm.busy(node, 1.0, now)
             elif outcome == "wrong":
-                self.shared.swarm.lied(run, now)
+                self.swarm.lied(run, now)
             elif outcome == "unkept":
-                self.shared.swarm.unkept(run, now)
+                self.swarm.unkept(run, now)
             elif not run.broken_off:
-                self.shared.swarm.failed(node, now)
-            if more and not self.shared.over:
+                self.swarm.failed(node, now)
+            if more and not self.over:
                 self._ask_daemon(run)
             else:
-                self.shared.swarm.finished(run, now)
-                self.shared.changed.notify_all()
+                self.swarm.finished(run, now)
+                self.changed.notify_all()
 
     # --- its own thread ----------------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
+        """Look after it until it is over; for a thread of its own."""
         next_progress = next_tick = 0.0
         woken = True
         while True:
-            with self.shared.changed:
-                if self.shared.over:
+            with self.changed:
+                if self.over:
                     break
                 now = time.monotonic()
                 if woken or now >= next_tick:
-                    self.shared.soon.clear()
+                    self.soon.clear()
                     next_tick = now + TICK
                     self._tick(now)
-                fresh, self.shared.fresh = self.shared.fresh, False
-                done = self.shared.swarm.done
+                fresh, self.fresh = self.fresh, False
+                done = self.swarm.done
             if fresh or done:
-                self.shared.means.more_chunks()
+                self.means.more_chunks()
             if now >= next_progress and not done:
                 next_progress = now + PROGRESS
                 self._progress()
             if done:
                 self.stop()
                 self._progress()
-                self.shared.means.send(messages.TransferDone(self.shared.digest))
+                self.means.send(messages.TransferDone(self.digest))
             else:
-                woken = self.shared.soon.wait(NEWS)
-        self.shared.means.more_chunks()
+                woken = self.soon.wait(NEWS)
+        self.means.more_chunks()
 
     def _tick(self, now: float) -> None:
-        swarm = self.shared.swarm
+        swarm = self.swarm
         for run, (connection, base) in self._flows.running.items():
             run.received = max(run.received, connection.received() - base)
-        if any(0 < place.hidden_until <= now for place in self.shared.places.values()):
-            self.shared.update_holders()
+        if any(0 < place.hidden_until <= now for place in self.places.values()):
+            self.update_holders()
         swarm.tick(now)
         for run in swarm.aborts:
             if run in self._flows.running:
                 self._flows.running[run][0].abort()
         swarm.aborts.clear()
-        for node, place in self.shared.places.items():
-            if self.shared.direct(place, now):
+        for node, place in self.places.items():
+            if place.direct(now):
                 self._flows.tend(node, now)
             else:
                 while (asked := swarm.next(node, now)) is not None:
                     self._ask_daemon(asked)
         for node in swarm.partial():
-            place = self.shared.places[node]
-            if self.shared.direct(place, now):
+            place = self.places[node]
+            if place.direct(now):
                 self._polls.tend(node)
             elif self._haves_at.get(node, 0.0) <= now:
                 self._haves_at[node] = now + POLL_WAIT
-                self.shared.means.send(messages.WantFallback(self.shared.digest, node, -1))
+                self.means.send(messages.WantFallback(self.digest, node, -1))
 
     def _ask_daemon(self, run: Run) -> None:
         self._fallbacks[run.node, run.at] = run
-        self.shared.means.send(messages.WantFallback(self.shared.digest, run.node, run.at))
+        self.means.send(messages.WantFallback(self.digest, run.node, run.at))
 
     def _progress(self) -> None:
-        with self.shared.changed:
-            swarm = self.shared.swarm
+        with self.changed:
+            swarm = self.swarm
             have = swarm.chunks - swarm.missing.bit_count()
             peers = len({run.node for run in [*self._flows.running, *self._fallbacks.values()]})
-            rate, why = int(swarm.rate), self.shared.why
-        self.shared.means.send(messages.TransferProgress(self.shared.digest, have, swarm.chunks, rate, peers, why))
+            rate, why = int(swarm.rate), self.why
+        self.means.send(messages.TransferProgress(self.digest, have, swarm.chunks, rate, peers, why))
 
 
 class Transfers:
@@ -177,31 +174,29 @@ class Transfers:
 
     def receive(self, message: messages.ToTransfer) -> None:
         """Act upon what the daemon says."""
+        digest = message.digest
         if isinstance(message, messages.BeginTransfer):
-            self._begin(message.digest)
+            held = self._store.open(digest)
+            if held is None:
+                self._means.send(messages.TransferFailed(digest, "it was not begun"))
+            else:
+                transfer = Transfer(self._means, digest, held, self._routes)
+                self._replace(digest, transfer)
+                transfer.thread(transfer.watch)
             return
-        transfer = self._all.get(message.digest)
-        if transfer is None:
+        found = self._all.get(digest)
+        if found is None:
             return  # it is over
         match message:
             case messages.SetHolders(rows=rows):
-                transfer.shared.set_holders(rows)
+                found.set_holders(rows)
             case messages.GiveChunk(node=node, index=index, outcome=outcome):
-                transfer.take_chunk(node, index, outcome)
+                found.take_chunk(node, index, outcome)
             case messages.GiveHaves(node=node, bitmap=bitmap):
-                with transfer.shared.changed:
-                    transfer.shared.take_haves(node, bitmap)
+                with found.changed:
+                    found.take_haves(node, bitmap)
             case _:
-                self._replace(message.digest, None)
-
-    def _begin(self, digest: bytes) -> None:
-        held = self._store.open(digest)
-        if held is None:
-            self._means.send(messages.TransferFailed(digest, "it was not begun"))
-            return
-        transfer = Transfer(self._means, digest, held, self._routes)
-        self._replace(digest, transfer)
-        transfer.start()
+                self._replace(digest, None)
 
     def _replace(self, digest: bytes, transfer: Transfer | None) -> None:
         with self._lock:

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Final
 
 from node.errors import Busy, Unreachable
+from node.weights.bulk import bulk_messages as messages
 from node.weights.bulk.holder_connection import Denied, HolderConnection, Missing
-from node.weights.bulk.transfer_state import Shared
+from node.weights.bulk.transfer_state import TransferState
 from protocol.constants import CHUNK_BYTES
 from protocol.errors import PeerError
 from protocol.weights.holders import Run
@@ -29,8 +30,6 @@ EACH: Final = 0.02
 POLL_WAIT: Final = 0.5
 IDLE: Final = 0.1
 """Seconds until a flow without work asks again, where nothing wakes it."""
-CHUNK_TIMEOUT: Final = 300.0
-"""A chunk that arrives slowly is given up by the swarm's rules, much earlier where somebody else has it."""
 
 
 class Ended(Exception):
@@ -44,16 +43,16 @@ class Wrong(Exception):
 class TransferFlows:
     """All flows of one transfer. ``running`` has the connection of each run, and what that had received before it."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, state: TransferState) -> None:
+        self._state = state
         self._count: Counter[bytes] = Counter()
         self.running: dict[Run, tuple[HolderConnection, int]] = {}
 
     def tend(self, node: bytes, now: float) -> None:
         """Begin what flows to a holder there are too few of. To be called holding ``changed``."""
-        for _ in range(self._shared.flows(node, now) - self._count[node]):
+        for _ in range(self._state.flows(node, now) - self._count[node]):
             self._count[node] += 1
-            if not self._shared.thread(partial(self._flow, node)):
+            if not self._state.thread(partial(self._flow, node)):
                 self._count[node] -= 1
 
     def _flow(self, node: bytes) -> None:
@@ -71,55 +70,50 @@ class TransferFlows:
         finally:
             if connection is not None:
                 connection.close()
-            with self._shared.changed:
+            with self._state.changed:
                 self._count[node] -= 1
 
     def _connect(self, node: bytes, connection: HolderConnection | None) -> HolderConnection | None:
         """A connection to ask over, ``connection`` if it is still one; None where none can be had."""
-        with self._shared.changed:
-            place = self._shared.places.get(node)
-            if self._shared.over or place is None or not self._shared.direct(place, time.monotonic()):
+        state = self._state
+        with state.changed:
+            place = state.direct(node, time.monotonic())
+            if place is None:
                 return None
             row = place.row
         if connection is not None:
             connection.token = row.token
             return connection
-        connection = None
         try:
-            connection = self._shared.means.connect(row.address, node, row.token, chunk_timeout=CHUNK_TIMEOUT)
+            connection = state.means.connect(row.address, node, row.token)
             seconds = connection.connect()
         except (Unreachable, PeerError) as error:
-            if connection is not None:
-                connection.close()
-            now = time.monotonic()
-            with self._shared.changed:
-                self._shared.unreached(node, place, error, now)
+            with state.changed:
+                state.unreached(node, place, error, time.monotonic())
             return None
-        with self._shared.changed:
-            if not self._shared.strange(place):
+        with state.changed:
+            if not place.strange:
                 place.failures = 0
-            self._shared.swarm.connected(node, seconds)
+            state.swarm.connected(node, seconds)
         return connection
 
     def _await_run(self, node: bytes, connection: HolderConnection) -> Run | None:
-        with self._shared.changed:
+        state = self._state
+        with state.changed:
             while True:
                 now = time.monotonic()
-                if (
-                    self._shared.over
-                    or self._count[node] > self._shared.flows(node, now)
-                    or node not in self._shared.places
-                ):
+                if state.over or node not in state.places or self._count[node] > state.flows(node, now):
                     return None
-                run = self._shared.swarm.next(node, now)
+                run = state.swarm.next(node, now)
                 if run is not None:
                     self.running[run] = (connection, connection.received())
                     return run
-                self._shared.changed.wait(IDLE)
+                state.changed.wait(IDLE)
 
     def _fetch(self, run: Run, connection: HolderConnection, room: memoryview) -> bool:
         """Ask for one run, chunk by chunk into ``room``; whether the connection is good for another."""
-        held, swarm, changed = self._shared.held, self._shared.swarm, self._shared.changed
+        state = self._state
+        held, swarm, changed = state.held, state.swarm, state.changed
         buffers = [room[: held.listing.chunk_size(index)] for index in range(run.first, run.end)]
         last = run.end - 1
 
@@ -130,15 +124,15 @@ class TransferFlows:
                 run.received = max(run.received, (index + 1 - run.first) * CHUNK_BYTES)
                 if not right:
                     raise Wrong
-                self._shared.fresh = True
-                if (place := self._shared.places.get(run.node)) is not None and not place.proven:
-                    self._shared.met(place)
+                state.fresh = True
+                if (place := state.places.get(run.node)) is not None and not place.proven:
+                    place.met()
                 if not swarm.arrived(run, now) and index != last:
                     raise Ended
 
         outcome: Exception | None = None
         try:
-            connection.get(self._shared.digest, run.first, buffers, arrived)
+            connection.get(state.digest, run.first, buffers, arrived)
         except (Ended, Wrong, Unreachable, PeerError, OSError) as error:
             outcome = error
         finally:
@@ -148,47 +142,47 @@ class TransferFlows:
                 self.running.pop(run)
                 swarm.finished(run, time.monotonic())
                 if swarm.done:
-                    self._shared.soon.set()
-                if swarm.done or self._shared.over or run.at <= last:
+                    state.soon.set()
+                if swarm.done or state.over or run.at <= last:
                     changed.notify_all()
         return outcome is None or isinstance(outcome, Missing)
 
     def _conclude(self, run: Run, outcome: Exception, now: float) -> None:
         """What an ill-fated request means for the holder."""
-        node = run.node
-        if isinstance(outcome, Ended) or run.broken_off or self._shared.over:
+        node, state, swarm = run.node, self._state, self._state.swarm
+        if isinstance(outcome, Ended) or run.broken_off or state.over:
             return
-        self._shared.why = str(outcome) or "wrong bytes"
-        place = self._shared.places.get(node)
-        if place is not None and self._shared.strange(place) and isinstance(outcome, Unreachable):
-            self._shared.unreached(node, place, outcome, now)
-        elif isinstance(outcome, Wrong):
-            self._shared.swarm.lied(run, now)
-            self._shared.fault(node, f"chunk {run.at} has the wrong hash")
-        elif isinstance(outcome, PeerError):
-            self._shared.swarm.lied(run, now)
-            self._shared.fault(node, str(outcome))
+        state.why = str(outcome) or "wrong bytes"
+        place = state.places.get(node)
+        if place is not None and place.strange and isinstance(outcome, Unreachable):
+            state.unreached(node, place, outcome, now)
+        elif isinstance(outcome, Wrong | PeerError):
+            swarm.lied(run, now)
+            state.fault(node, str(outcome) or f"chunk {run.at} has the wrong hash")
         elif isinstance(outcome, Missing):
-            self._shared.swarm.refused(run, now)
-            self._shared.doubt(node)
+            swarm.refused(run, now)
+            if place is not None and place.row.whole and not place.doubted:
+                place.doubted = True
+                state.update_holders()
+                swarm.learn(node, 0, 0, now)
         elif isinstance(outcome, OSError):
-            self._shared.swarm.unkept(run, now)
-            self._shared.disk(outcome)
+            swarm.unkept(run, now)
+            state.means.send(messages.DiskRefused(state.digest, outcome.errno or 0, outcome.strerror or str(outcome)))
         elif isinstance(outcome, Busy):
-            self._shared.swarm.busy(node, outcome.retry_after, now)
+            swarm.busy(node, outcome.retry_after, now)
         elif isinstance(outcome, Denied):
-            self._shared.denied(node, now)
+            state.denied(node, now)
         else:
-            self._shared.swarm.failed(node, now)
+            swarm.failed(node, now)
 
 
 class HolderPolls:
     """All polls of one transfer."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, state: TransferState) -> None:
+        self._state = state
         self._running: dict[bytes, HolderConnection | None] = {}
-        size = (shared.held.count + 7) // 8
+        size = (state.held.count + 7) // 8
         self._sizes = (size, 2 * size)
         """Bytes of an answer: what a holder has, and perhaps what is on its way there."""
 
@@ -196,7 +190,7 @@ class HolderPolls:
         """Ask this holder from now on, if it is not asked already. To be called holding ``changed``."""
         if node not in self._running:
             self._running[node] = None
-            if not self._shared.thread(partial(self._poll, node)):
+            if not self._state.thread(partial(self._poll, node)):
                 del self._running[node]
 
     def abort(self) -> None:
@@ -207,37 +201,36 @@ class HolderPolls:
 
     def _poll(self, node: bytes) -> None:
         """Ask a partial holder what it has, until that is of no interest any more."""
+        state = self._state
         connection: HolderConnection | None = None
         more_than = 0
         try:
             while True:
                 began = time.monotonic()
-                with self._shared.changed:
-                    place = self._shared.places.get(node)
-                    if self._shared.over or place is None or node not in self._shared.swarm.partial():
-                        return
-                    if not self._shared.direct(place, began):
+                with state.changed:
+                    place = state.direct(node, began)
+                    if place is None or node not in state.swarm.partial():
                         return
                     row = place.row
                 try:
                     if connection is None:
-                        connection = self._shared.means.connect(row.address, node, row.token)
-                        with self._shared.changed:
+                        connection = state.means.connect(row.address, node, row.token)
+                        with state.changed:
                             self._running[node] = connection
                     connection.token = row.token
-                    bitmap = connection.have(self._shared.digest, more_than, POLL_WAIT)
+                    bitmap = connection.have(state.digest, more_than, POLL_WAIT)
                     if len(bitmap) not in self._sizes:
                         raise PeerError(f"a bitmap of {len(bitmap)} bytes")
-                    with self._shared.changed:
-                        self._shared.met(place)
-                        more_than = self._shared.take_haves(node, bitmap) + self._shared.swarm.batch(node) - 1
+                    with state.changed:
+                        place.met()
+                        more_than = state.take_haves(node, bitmap) + state.swarm.batch(node) - 1
                     pause = max(POLL, EACH * len(self._running))
                 except Missing as error:
-                    if self._shared.strange(place):
+                    if place.strange:
                         self._poll_failed(node, connection, error)
                         connection = None
-                    with self._shared.changed:
-                        self._shared.swarm.learn(node, 0, 0, time.monotonic())
+                    with state.changed:
+                        state.swarm.learn(node, 0, 0, time.monotonic())
                     more_than, pause = 0, POLL_WAIT
                 except (Unreachable, PeerError) as error:
                     self._poll_failed(node, connection, error)
@@ -247,25 +240,22 @@ class HolderPolls:
         finally:
             if connection is not None:
                 connection.close()
-            with self._shared.changed:
+            with state.changed:
                 self._running.pop(node, None)
 
     def _poll_failed(self, node: bytes, connection: HolderConnection | None, error: Exception) -> None:
         if connection is not None:
             connection.close()
-        now = time.monotonic()
-        with self._shared.changed:
+        state, now = self._state, time.monotonic()
+        with state.changed:
             self._running[node] = None
-            if self._shared.over:
+            place = state.places.get(node)
+            if state.over:
                 return
             if isinstance(error, PeerError):
-                self._shared.fault(node, str(error))
-                self._shared.swarm.failed(node, now)
-                return
-            place = self._shared.places.get(node)
-            if place is not None and self._shared.strange(place):
-                self._shared.unreached(node, place, error, now)
-            elif isinstance(error, Denied):
-                self._shared.denied(node, now)
-            elif not isinstance(error, Busy) and place is not None:
-                self._shared.unreached(node, place, error, now)
+                state.fault(node, str(error))
+                state.swarm.failed(node, now)
+            elif isinstance(error, Denied) and not (place is not None and place.strange):
+                state.denied(node, now)
+            elif place is not None and (place.strange or not isinstance(error, Busy)):
+                state.unreached(node, place, error, now)

@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from node.store.bulk_object import BulkObject
 from node.weights.bulk import bulk_messages as messages
-from node.weights.bulk.holder_connection import CHUNK_SECONDS, HolderConnection
+from node.weights.bulk.holder_connection import HolderConnection
 from protocol.weights.chunk_set import bits_of
 from protocol.weights.holders import Holding
 from protocol.weights.routes import Routes
@@ -33,22 +33,16 @@ TRIES: Final = 2
 HIDDEN_SECONDS: Final = 60.0
 
 
-class Connect(Protocol):
-    """Makes connections to holders."""
-
-    def __call__(
-        self, address: str, node: bytes, token: str, *, chunk_timeout: float = CHUNK_SECONDS
-    ) -> HolderConnection:
-        """A connection to a holder at a multiaddress; nothing is dialled yet. Raises ``PeerError`` or
-        ``Unreachable``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What all transfers of a child are done with. ``send`` speaks to the daemon, ``more_chunks`` wakes those who wait
-    for chunks; all may be called from any thread."""
+    """What all transfers of a child are done with; all may be called from any thread.
 
-    connect: Connect
+    ``connect`` makes a connection to a holder, of its multiaddress, its node id and a token; it dials nothing yet, and
+    raises ``PeerError`` or ``Unreachable``. ``send`` speaks to the daemon, ``more_chunks`` wakes those who wait for
+    chunks.
+    """
+
+    connect: Callable[[str, bytes, str], HolderConnection]
     send: Callable[[messages.FromChild], None]
     more_chunks: Callable[[], None]
 
@@ -65,8 +59,21 @@ class HolderPlace:
     doubted: bool = False
     """It said that it has the whole, and had not."""
 
+    @property
+    def strange(self) -> bool:
+        """Whether nobody knows whose address it is."""
+        return self.row.foreign and not self.proven
 
-class Shared:
+    def direct(self, now: float) -> bool:
+        """Whether the holder is to be connected to now."""
+        return bool(self.row.address) and self.hidden_until <= now
+
+    def met(self) -> None:
+        """Weights came from there."""
+        self.failures, self.proven = 0, True
+
+
+class TransferState:
     """The state of one transfer. All but ``thread`` and ``set_holders`` is for those who hold ``changed``."""
 
     def __init__(self, means: Means, digest: bytes, held: BulkObject, routes: Routes) -> None:
@@ -89,51 +96,34 @@ class Shared:
     def thread(self, work: Callable[[], None]) -> bool:
         """Run ``work`` in a thread of its own; False where none can be had."""
         try:
-            threading.Thread(target=self._guarded, args=(work,), daemon=True, name="bulk-fetch").start()
+            threading.Thread(target=work, daemon=True, name="bulk-fetch").start()
         except RuntimeError as error:  # no more threads to be had: the flows that there are go on
             log.warning("bulk: %s", error)
             return False
         return True
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception:
-            log.exception("bulk: a transfer's thread failed")
-
     def set_holders(self, rows: Sequence[messages.HolderRow]) -> None:
         """Take these for the holders."""
         with self.changed:
-            places: dict[bytes, HolderPlace] = {}
+            before, self.places = self.places, {}
             for row in rows:
-                place = self.places.get(row.node)
-                if place is None:
-                    place = HolderPlace(row)
-                elif place.row.address != row.address:
+                place = self.places[row.node] = before.get(row.node) or HolderPlace(row)
+                if place.row.address != row.address:
                     place.failures, place.hidden_until, place.proven = 0, 0.0, False
                 place.row = row
-                places[row.node] = place
-            self.places = places
             self.update_holders()
             self.soon.set()
 
-    def direct(self, place: HolderPlace, now: float) -> bool:
-        """Whether a holder is to be connected to now."""
-        return bool(place.row.address) and place.hidden_until <= now
+    def direct(self, node: bytes, now: float) -> HolderPlace | None:
+        """Where a holder is, if it is to be connected to now."""
+        place = self.places.get(node)
+        return None if self.over or place is None or not place.direct(now) else place
 
     def flows(self, node: bytes, now: float) -> int:
         """How many flows to a holder there should be now."""
         place = self.places.get(node)
         wanted = self.swarm.flows(node, now)
-        return min(wanted, 1) if place is not None and self.strange(place) else wanted
-
-    def strange(self, place: HolderPlace) -> bool:
-        """Whether nobody knows whose address it is."""
-        return place.row.foreign and not place.proven
-
-    def met(self, place: HolderPlace) -> None:
-        """Weights came from there."""
-        place.failures, place.proven = 0, True
+        return min(wanted, 1) if place is not None and place.strange else wanted
 
     def update_holders(self) -> None:
         """Have the swarm know who holds what, and how each is reached."""
@@ -144,7 +134,7 @@ class Shared:
                 place.hidden_until, place.failures = 0.0, TRIES - 1
             row = place.row
             whole = row.whole and not place.doubted
-            holdings[node] = Holding(self.direct(place, now), whole, row.preference, row.spared)
+            holdings[node] = Holding(place.direct(now), whole, row.preference, row.spared)
         self.swarm.set_holders(holdings, now)
         self.changed.notify_all()
 
@@ -162,12 +152,9 @@ class Shared:
         self.why = str(error)
         place.failures += 1
         self.swarm.failed(node, now)
-        if place.failures >= TRIES and self.direct(place, now):
+        if place.failures >= TRIES and place.direct(now):
             place.hidden_until = now + HIDDEN_SECONDS
-            strange = self.strange(place)
-            self.means.send(
-                messages.HolderMisled(self.digest, node) if strange else messages.TokenRefused(self.digest, node)
-            )
+            self.means.send(messages.RouteFailed(self.digest, node, place.strange))
             self.update_holders()
             self.swarm.forgive(node, now)
 
@@ -175,19 +162,7 @@ class Shared:
         """Have the daemon know what a holder did wrong."""
         self.means.send(messages.HolderFault(self.digest, node, text))
 
-    def disk(self, error: OSError) -> None:
-        """Our own disk did not take a chunk."""
-        self.means.send(messages.DiskRefused(self.digest, error.errno or 0, error.strerror or str(error)))
-
     def denied(self, node: bytes, now: float) -> None:
         """A holder did not take the token: ask the daemon for another."""
         self.swarm.busy(node, 1.0, now)
-        self.means.send(messages.TokenRefused(self.digest, node))
-
-    def doubt(self, node: bytes) -> None:
-        """It lacks what it was said to have: it is to say itself what it has."""
-        place = self.places.get(node)
-        if place is not None and place.row.whole and not place.doubted:
-            place.doubted = True
-            self.update_holders()
-            self.swarm.learn(node, 0, 0, time.monotonic())
+        self.means.send(messages.RouteFailed(self.digest, node))

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.weights import delta_making, second_holder
+from node.weights import fetching, second_holder
 from node.weights.held import payload
 from node.workers.child_process import Kind, WorkerError
 from protocol.log.entry import Entry
@@ -30,7 +30,7 @@ async def stage(cluster: Cluster, speed: Speed | None = SLOW) -> tuple[Entry, Ru
     first = await cluster.stage(t="trainer", v="validator", i="inference", j="inference")
     for running in cluster.running.values():
         if speed is not None:
-            running.weights.deltas.rates.speed = speed
+            running.weights.fetching.rates.speed = speed
     receiver = cluster.running["i"]
     await receiver.weights.hold(first, timeout=10)
     return first, receiver
@@ -107,7 +107,7 @@ async def test_missed_versions_are_made_up_by_a_chain(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         first, receiver = await stage(cluster)
-        receiver.weights.deltas.rates.speed = Speed(receive=1e-3, hash=1e9, apply=1e9, start=0.0)
+        receiver.weights.fetching.rates.speed = Speed(receive=1e-3, hash=1e9, apply=1e9, start=0.0)
         versions = await chain(cluster, first, missed)
         sizes = [payload(version).size for version in versions]
         await receiver.weights.hold(versions[-1], timeout=30)
@@ -243,14 +243,14 @@ async def test_a_relay_has_the_delta_for_others_also_where_it_took_the_whole(
         cluster.crash("t")
         other = cluster.running["j"]
         await other.weights.hold(first, timeout=30)
-        other.weights.deltas.rates.speed = SLOW
+        other.weights.fetching.rates.speed = SLOW
         await cluster.until(lambda: receiver.id in other.weights.holders_of.version(version), 20)
         await other.weights.hold(version, timeout=30)
         assert other.weights.deltas.applied == 1
 
 
 def test_rates_follow_what_is_measured() -> None:
-    rates = delta_making.Rates()
+    rates = fetching.Rates()
     assumed = rates.speed
     rates.received(1000, 1.0)  # too small to tell anything
     assert rates.speed == assumed

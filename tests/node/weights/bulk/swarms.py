@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import trio
@@ -19,7 +20,6 @@ from node.net.blob_exchange import CHUNK_PROTOCOL, CHUNK_REQUEST, HAVE_PROTOCOL
 from node.store.version_store import VersionStore
 from node.weights.bulk import bearer_tokens
 from node.weights.bulk.token_exchange import Route
-from node.weights.delta_making import Rates
 from node.weights.fetching import Fetching
 from node.weights.held import Notice
 from protocol import codec
@@ -125,10 +125,8 @@ class Member(Some):
         self.tamper: Callable[[bytes], bytes] = lambda data: data
         self.asked = Tokens(self)
         self.store = VersionStore(folder / "versions")
-        notice = Notice()
-        node, tokens = cast("Any", self), cast("Any", self.asked)
-        held = cast("Any", Nothing())
-        self.fetching = Fetching(node, self.store, self.bulk, tokens, held, notice, Rates())
+        means: Any = SimpleNamespace(node=self, versions=self.store, bulk=self.bulk, tokens=self.asked, notice=Notice())
+        self.fetching = Fetching(means, cast("Any", Nothing()))
         links.members[self.id] = self
 
     def read(self, digest: bytes, index: int) -> bytes | None:

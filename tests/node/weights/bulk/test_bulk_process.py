@@ -23,7 +23,7 @@ from node.weights.bulk.bulk_messages import (
     DiskRefused,
     ForgetObject,
     FromChild,
-    HolderMisled,
+    RouteFailed,
     StopTransfer,
     ToChild,
     TransferDone,
@@ -231,7 +231,7 @@ async def test_what_a_child_says_of_a_transfer_that_is_over_means_nothing(
                     WantFallback(message.digest, PEER, 0),
                     WantFallback(message.digest, PEER, -1),
                     DiskRefused(message.digest, 28, "full"),
-                    HolderMisled(message.digest, PEER),
+                    RouteFailed(message.digest, PEER, True),
                     TransferDone(message.digest),
                 ):
                     self.say(late)

@@ -29,9 +29,7 @@ def certificates() -> dict[Identity, tuple[str, bytes]]:
 @pytest.fixture
 def private(tmp_path: Path, certificates: dict[Identity, tuple[str, bytes]]) -> Iterator[Origin]:
     keeper = Doorkeeper(certificates[SERVER][0], {certificates[CLIENT][1]: PEER}, max_stale=2)
-    with origin(
-        tmp_path / "versions", secure=(keeper.context, keeper.peer_of), patience=ServingPatience(stranger=1.5)
-    ) as made:
+    with origin(tmp_path / "versions", doorkeeper=keeper, patience=ServingPatience(stranger=1.5)) as made:
         made.keeper = keeper  # type: ignore[attr-defined]
         yield made
 
@@ -106,23 +104,23 @@ def test_a_certificate_that_openssl_takes_for_none_keeps_nobody_else_out(
 ) -> None:
     keeper = Doorkeeper(certificates[SERVER][0], {b"rubbish": OTHER})  # as a child that was started anew
     keeper.admit(PEER, certificates[CLIENT][1])
-    assert keeper.context().cert_store_stats()["x509"] == 1
+    assert keeper.context.cert_store_stats()["x509"] == 1
     keeper.admit(PEER, b"other rubbish")
     keeper.admit(OTHER, certificates[STRANGER][1])
-    assert keeper.context().cert_store_stats()["x509"] == 2
+    assert keeper.context.cert_store_stats()["x509"] == 2
 
 
 def test_one_that_changes_its_certificate_again_and_again_fills_nothing(
     private: Origin, certificates: dict[Identity, tuple[str, bytes]]
 ) -> None:
     keeper: Doorkeeper = private.keeper  # type: ignore[attr-defined]
-    first = keeper.context()
+    first = keeper.context
     made = [node_certificate.make(CLIENT) for _ in range(4)]
     for count, (_, der) in enumerate(made, 1):
         keeper.admit(PEER, der)
         keeper.admit(PEER, der)
-        assert (keeper.context() is first) == (count <= 2)
-        assert keeper.context().cert_store_stats()["x509"] <= 3
+        assert (keeper.context is first) == (count <= 2)
+        assert keeper.context.cert_store_stats()["x509"] <= 3
     for pem, answers in ((certificates[CLIENT][0], False), (made[0][0], False), (made[-1][0], True)):
         connection = private.connection(tls=client_context(pem, certificates[SERVER][1]), token=token(hosts=()))
         with nullcontext() if answers else pytest.raises(Unreachable):

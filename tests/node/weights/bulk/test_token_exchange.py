@@ -24,7 +24,6 @@ from node.weights.bulk import bearer_tokens, node_certificate, token_exchange
 from node.weights.bulk.bulk_address import parse
 from node.weights.bulk.holder_connection import HolderConnection
 from node.weights.bulk.pinned_tls import client_context
-from node.weights.delta_making import Rates
 from node.weights.fetching import Fetching
 from node.weights.held import Notice
 from protocol import codec
@@ -153,7 +152,10 @@ async def test_an_object_is_brought_from_peer_to_peer(tmp_path: Path, private: i
         asker: Any = both.asker
         versions = VersionStore(asker.directory.versions)
         held: Any = Nothing()
-        fetching = Fetching(asker, versions, asker.bulk, asker.tokens, held, Notice(), Rates())
+        means: Any = SimpleNamespace(
+            node=asker, versions=versions, bulk=asker.bulk, tokens=asker.tokens, notice=Notice()
+        )
+        fetching = Fetching(means, held)
         await fetching.bring(both.manifest, lambda: {both.holder.id: Holding()}, stall=20)
         assert versions.paths(both.manifest.digest)[1].read_bytes() == both.data
         assert "/farflung/chunk/1" not in both.asker.network.counts

@@ -19,8 +19,7 @@ import trio
 
 from node.errors import Unreachable
 from node.net.blob_exchange import CHUNK_PROTOCOL, HAVE_PROTOCOL
-from node.weights.bulk.bulk_messages import ChunksCame
-from node.weights.fetching import Progress
+from node.weights.bulk.bulk_messages import ChunksCame, TransferProgress
 from protocol.constants import CHUNK_BYTES
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import Manifest
@@ -50,7 +49,7 @@ def whole(member: Member) -> bool:
     return member.store.complete(DIGEST) and member.store.paths(DIGEST)[1].read_bytes() == DATA
 
 
-def progress(member: Member) -> Progress:
+def progress(member: Member) -> TransferProgress:
     found = member.fetching.progress(DIGEST)
     assert found is not None
     return found
