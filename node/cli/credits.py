@@ -26,20 +26,15 @@ def _credits(arguments: argparse.Namespace) -> int:
     and trained (responses of its training steps). Accepted, rejected, void and pending count its submissions. Where no
     daemon runs, what the folder's own log says."""
     answer, code = daemon_or_log(options.existing_directory(arguments), "credits", credits)
-    if arguments.json:
-        options.print_json(answer)
-        return code
-    tables.table(
-        COLUMNS,
-        [
-            (
-                *(row["node"][:8], row["name"], row["role"]),
-                *(row[key] for key in NUMBERS),
-                *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
-            )
-            for row in answer["nodes"]
-        ],
+    rows = (
+        (
+            *(row["node"][:8], row["name"], row["role"]),
+            *(row[key] for key in NUMBERS),
+            *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
+        )
+        for row in answer["nodes"]
     )
+    options.show(arguments, answer, lambda: tables.table(COLUMNS, rows))
     return code
 
 

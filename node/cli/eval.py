@@ -81,10 +81,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     if len({version.number for version in held}) < len(held):
         raise UserError("--version: one version is named twice")
     found = trio.run(_measure, arguments, questions, domain, setup, directory, held)
-    if arguments.json:
-        options.print_json(found)
-    else:
-        _show(found)
+    options.show(arguments, found, lambda: _show(found))
     return 0
 
 

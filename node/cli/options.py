@@ -175,9 +175,12 @@ def configuration(arguments: argparse.Namespace, directory: DataDirectory, *, ma
     return resolve(path, required=named and not may_lack, environment=os.environ, flags=flags(arguments))
 
 
-def print_json(value: Values) -> None:
-    """One JSON object on standard output."""
-    print(json.dumps(value, indent=1))
+def show(arguments: argparse.Namespace, found: Values, for_people: Callable[[], None]) -> None:
+    """Print what a command ``found``: one JSON object where ``--json`` asks for it, else what ``for_people`` prints."""
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for_people()
 
 
 def note(text: str) -> None:

@@ -52,17 +52,18 @@ def _show(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     key = directory.recovery()
     committed = _committed(directory, key.node)
-    if arguments.json:
-        found = {"words": recovery_words.words(key).split(), "public": key.node.hex(), "committed": committed}
-        options.print_json({**found, "file": str(directory.recovery_file)})
-        return 0
-    if committed is False:
-        raise UserError(
-            f"{directory.recovery_file}: this is not the recovery key that the node named when it joined",
-            "it is of no use; the right one is among its backups, or on paper",
-        )
-    print("\n".join(recovery_words.lines(key)))
-    options.note(recovery_words.PURPOSE)
+    found = {"words": recovery_words.words(key).split(), "public": key.node.hex(), "committed": committed}
+
+    def for_people() -> None:
+        if committed is False:
+            raise UserError(
+                f"{directory.recovery_file}: this is not the recovery key that the node named when it joined",
+                "it is of no use; the right one is among its backups, or on paper",
+            )
+        print("\n".join(recovery_words.lines(key)))
+        options.note(recovery_words.PURPOSE)
+
+    options.show(arguments, {**found, "file": str(directory.recovery_file)}, for_people)
     return 0
 
 

@@ -50,6 +50,14 @@ def progress(*columns: str, clock: Callable[[], float] | None = None) -> Iterato
         yield bar
 
 
+@contextmanager
+def counting(*columns: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for one piece of work: what is yielded takes how much of it is done, and how much it is."""
+    with progress(*columns) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """Print ``rows``, made texts, under ``columns``."""
     cells = [[str(cell) for cell in row] for row in rows]

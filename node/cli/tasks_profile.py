@@ -79,11 +79,9 @@ def _run(arguments: argparse.Namespace) -> int:
         held = _held(options.existing_directory(arguments), arguments)
     wanted, found = trio.run(_profile, arguments, held)
     values = [_values(each, arguments.out) for each in found]
-    if arguments.json:
-        band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
-        options.print_json({"responses": wanted.responses, **band, "tasks": values})
-    else:
-        _show(wanted, values)
+    band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
+    result = {"responses": wanted.responses, **band, "tasks": values}
+    options.show(arguments, result, lambda: _show(wanted, values))
     return 0 if all(each.kept for each in found) else 1
 
 
