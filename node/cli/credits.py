@@ -11,8 +11,7 @@ from node.cli import options, tables
 from node.cli.node_reading import daemon_or_log
 from node.cli.options import Values
 
-NUMBERS: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
-COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
+COLUMNS: Final = ("node", "name", "role", *tables.ACCOUNT, "reputation", "notes")
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
@@ -29,7 +28,7 @@ def _credits(arguments: argparse.Namespace) -> int:
     rows = (
         (
             *(row["node"][:8], row["name"], row["role"]),
-            *(row[key] for key in NUMBERS),
+            *(row[key] for key in tables.ACCOUNT),
             *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
         )
         for row in answer["nodes"]

@@ -20,10 +20,7 @@ from protocol.records import Blob
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
-        commands,
-        "domain",
-        help=phrase,
-        description="A domain is one model, its tasks and its rules.",
+        commands, "domain", help=phrase, description="A domain is one model, its tasks and its rules."
     )
     create = options.add_command(actions, "create", _create, help="found a domain from a domain.toml", json=True)
     options.add_file(create, "file", metavar="domain.toml", help="the description of the domain")

@@ -48,8 +48,8 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help="a version's number, or at least eight digits of its id; may be given several times, and all others are "
         "compared with the first (default: the newest that is here whole)",
     )
-    parser.add_argument("--questions", type=int, metavar="N", help="questions of each task (default: 128)")
-    parser.add_argument("--samples", type=int, default=1, metavar="K", help="answers to each question (default: 1)")
+    options.add_number(parser, "--questions", help="questions of each task (default: 128)")
+    options.add_number(parser, "--samples", default=1, metavar="K", help="answers to each question (default: 1)")
     parser.add_argument(
         "--greedy", action="store_true", help="take the likeliest tokens instead of sampling by the domain's recipe"
     )

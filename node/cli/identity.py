@@ -21,10 +21,7 @@ ONE_PLACE = (
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
-        commands,
-        "identity",
-        help=phrase,
-        description="The key is the node: keep a copy of it.",
+        commands, "identity", help=phrase, description="The key is the node: keep a copy of it."
     )
     options.add_command(actions, "show", _show, help="who this node is", json=True)
     export = options.add_command(actions, "export", _export, help="write the key into a file under a passphrase")

@@ -29,7 +29,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
     show = options.add_command(actions, "show", _show, help="list entries", json=True)
     show.add_argument("--author", metavar="NODE", help="only this node's: the first digits of its id, or its name")
     show.add_argument("--kind", choices=sorted(KINDS), help="only entries of this kind")
-    show.add_argument("--last", type=int, default=20, metavar="N", help="only the last N (default: 20; 0: all)")
+    options.add_number(show, "--last", default=20, help="only the last N (default: 20; 0: all)")
     export = options.add_command(actions, "export", _export, help="write the log as lines of JSON")
     options.add_file(export, "file", nargs="?", help="a new file (default: standard output)")
     log_proof.add_to(actions)

@@ -33,9 +33,9 @@ def add_to(actions: options.Parsers) -> None:
     checkpoint = options.add_command(
         actions, "checkpoint", _checkpoint, help="the newest checkpoint that the electors cosigned", json=True
     )
-    checkpoint.add_argument(
+    options.add_number(
+        checkpoint,
         "--since",
-        type=int,
         metavar="SIZE",
         help="prove above it that it continues the checkpoint of SIZE cuts, in the form that a C2SP tlog-witness takes",
     )

@@ -39,7 +39,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         ("--tokens", 64, "longest response"),
         ("--threads", 1, "processor threads"),
     ):
-        calibrate.add_argument(name, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        options.add_number(calibrate, name, default=default, help=f"{what} ({default})")
     calibrate.add_argument(
         "--learning-rate", type=float, default=1e-6, metavar="RATE", help="of the steps that stale weights lack (1e-6)"
     )

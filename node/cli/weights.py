@@ -21,10 +21,10 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
     gc = options.add_command(actions, "gc", _gc, help="delete what is not needed", json=True)
     gc.add_argument("--dry-run", action="store_true", help="only tell what would go")
     pull = options.add_command(actions, "pull", _pull, help="fetch a version now")
-    pull.add_argument("version", type=int, nargs="?", default=-1, metavar="VERSION", help="default: the newest")
+    options.add_number(pull, "version", nargs="?", default=-1, metavar="VERSION", help="default: the newest")
     export = options.add_command(actions, "export", _export, help="write a version as a model directory")
     options.add_folder(export, "folder", help="a new or empty folder")
-    export.add_argument("--version", type=int, default=-1, metavar="N", help="default: the newest that is here whole")
+    options.add_number(export, "--version", default=-1, help="default: the newest that is here whole")
 
 
 def _ls(arguments: argparse.Namespace) -> int:
