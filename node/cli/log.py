@@ -89,7 +89,9 @@ def _show(arguments: argparse.Namespace) -> int:
         for entry in chosen
     )
     columns = ("cut", "entry", "node", "name", "seq", "kind", "what")
-    values = {"domain": found.domain.id.hex(), "entries": [_values(found.ledger, entry) for entry in chosen]}
+    # Of a whole log these are many: they are made only where they are asked for.
+    entries = [_values(found.ledger, entry) for entry in chosen] if arguments.json else []
+    values = {"domain": found.domain.id.hex(), "entries": entries}
     options.show(arguments, values, lambda: tables.table(columns, rows))
     return found.exit_code
 
