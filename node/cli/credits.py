@@ -11,8 +11,7 @@ from node.cli import options, tables
 from node.cli.node_reading import daemon_or_log
 from node.cli.options import Values
 
-NUMBERS: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
-COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
+COLUMNS: Final = ("node", "name", "role", *tables.ACCOUNT, "reputation", "notes")
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
@@ -26,20 +25,15 @@ def _credits(arguments: argparse.Namespace) -> int:
     and trained (responses of its training steps). Accepted, rejected, void and pending count its submissions. Where no
     daemon runs, what the folder's own log says."""
     answer, code = daemon_or_log(options.existing_directory(arguments), "credits", credits)
-    if arguments.json:
-        options.print_json(answer)
-        return code
-    tables.table(
-        COLUMNS,
-        [
-            (
-                *(row["node"][:8], row["name"], row["role"]),
-                *(row[key] for key in NUMBERS),
-                *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
-            )
-            for row in answer["nodes"]
-        ],
+    rows = (
+        (
+            *(row["node"][:8], row["name"], row["role"]),
+            *(row[key] for key in tables.ACCOUNT),
+            *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
+        )
+        for row in answer["nodes"]
     )
+    options.show(arguments, answer, lambda: tables.table(COLUMNS, rows))
     return code
 
 

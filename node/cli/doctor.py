@@ -11,7 +11,7 @@ import trio
 
 from node.cli import options
 from node.doctor import node_checks
-from node.doctor.finding import Check, Finding, exit_code, gather
+from node.doctor.finding import ERROR, WARNING, Check, Finding, exit_code, gather
 from node.doctor.node_checks import Subject
 from node.store.data_directory import DataDirectory
 
@@ -37,12 +37,8 @@ def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check
     finally:
         logging.disable(logging.NOTSET)
     code = exit_code(findings)
-    if arguments.json:
-        options.print_json(
-            {"data_dir": str(directory.path), "healthy": code == 0, "checks": [asdict(found) for found in findings]}
-        )
-    else:
-        print(text(findings))
+    found = {"data_dir": str(directory.path), "healthy": code == 0, "checks": list(map(asdict, findings))}
+    options.show(arguments, found, lambda: print(text(findings)))
     return code
 
 
@@ -58,6 +54,6 @@ def text(findings: list[Finding]) -> str:
         lines.append(f"{_MARKS[finding.severity]} {finding.check:<13} {finding.found}")
         if finding.remedy:
             lines.append(f"{'':<22}→ {finding.remedy}")
-    errors, warnings = (sum(f.severity == severity for f in findings) for severity in ("error", "warning"))
+    errors, warnings = (sum(f.severity == severity for f in findings) for severity in (ERROR, WARNING))
     summary = f"{options.counted(errors, 'error')}, {options.counted(warnings, 'warning')}"
     return "\n".join([*lines, "", summary if errors or warnings else "all is well"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +20,7 @@ from protocol.records import Blob
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
-        commands,
-        "domain",
-        help=phrase,
-        description="A domain is one model, its tasks and its rules.",
+        commands, "domain", help=phrase, description="A domain is one model, its tasks and its rules."
     )
     create = options.add_command(actions, "create", _create, help="found a domain from a domain.toml", json=True)
     options.add_file(create, "file", metavar="domain.toml", help="the description of the domain")
@@ -71,18 +67,20 @@ def _create(arguments: argparse.Namespace) -> int:
         write_new(out, directory.genesis() or b"", mode=0o644)
     address = next(iter(own_addresses(listen, domain.creator)), None)
     join = None if address is None else f"farflung join '{address}?domain={domain.id.hex()}'"
-    if arguments.json:
-        options.print_json({**describe(domain), "address": address, "join": join, "data_dir": str(directory.path)})
-        return 0
-    print(f"domain {domain.id.hex()} ({domain.name}) stands in {directory.path}")
-    print(f"start it:      farflung run --data-dir {directory.path}")
-    if join is None:  # its port is chosen when it runs
-        print(f"give others:   an address out of farflung status, once it runs, with ?domain={domain.id.hex()}")
-    else:
-        print(f"give others:   {join}")
-    if not domain.validators:
-        options.note("nobody is named a validator, so anybody may validate; name some for a domain of strangers")
+    founded = {**describe(domain), "address": address, "join": join, "data_dir": str(directory.path)}
+    options.show(arguments, founded, lambda: _tell_founded(founded))
     return 0
+
+
+def _tell_founded(founded: Values) -> None:
+    where, domain = founded["data_dir"], founded["id"]
+    print(f"domain {domain} ({founded['name']}) stands in {where}")
+    print(f"start it:      farflung run --data-dir {where}")
+    # Without an address its port is chosen when it runs.
+    later = f"an address out of farflung status, once it runs, with ?domain={domain}"
+    print(f"give others:   {founded['join'] or later}")
+    if not founded["validators"]:
+        options.note("nobody is named a validator, so anybody may validate; name some for a domain of strangers")
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -102,10 +100,7 @@ def _show(arguments: argparse.Namespace) -> int:
     except PeerError as error:
         raise UserError(f"{where}: not a valid genesis ({error})", "get it again from a peer you trust") from None
     described = describe(domain)
-    if arguments.json:
-        options.print_json(described)
-    else:
-        sys.stdout.write(text(described))
+    options.show(arguments, described, lambda: print(text(described), end=""))
     return 0
 
 

@@ -21,10 +21,7 @@ ONE_PLACE = (
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
-        commands,
-        "identity",
-        help=phrase,
-        description="The key is the node: keep a copy of it.",
+        commands, "identity", help=phrase, description="The key is the node: keep a copy of it."
     )
     options.add_command(actions, "show", _show, help="who this node is", json=True)
     export = options.add_command(actions, "export", _export, help="write the key into a file under a passphrase")
@@ -56,20 +53,12 @@ def _show(arguments: argparse.Namespace) -> int:
         "recovery_forgotten": directory.recovery_forgotten,
         "data_dir": str(directory.path),
     }
-    if arguments.json:
-        options.print_json(found)
-        return 0
-    labels = {
-        "node": "node id",
-        "peer": "peer id",
-        "fingerprint": "fingerprint",
-        "key_file": "key",
-        "recovery_file": "recovery key",
-        "data_dir": "data directory",
-    }
-    for name, label in labels.items():
-        missing = "its words alone" if found["recovery_forgotten"] else "none yet"
-        print(f"{label:<15} {found[name] or missing}")
+    recovery_key = found["recovery_file"] or ("its words alone" if directory.recovery_forgotten else "none yet")
+    pairs = (
+        *(("node id", found["node"]), ("peer id", found["peer"]), ("fingerprint", found["fingerprint"])),
+        *(("key", found["key_file"]), ("recovery key", recovery_key), ("data directory", found["data_dir"])),
+    )
+    options.show(arguments, found, lambda: print("\n".join(f"{label:<15} {value}" for label, value in pairs)))
     return 0
 
 

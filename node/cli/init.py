@@ -30,21 +30,21 @@ def _init(arguments: argparse.Namespace) -> int:
             identity, new_key = furnish(arguments, directory)
     else:
         identity = directory.identity()
-    if arguments.json:
-        options.print_json(
-            {
-                "data_dir": str(directory.path),
-                "config": str(path),
-                "node": identity.node.hex(),
-                "peer_id": peer_id(identity.node),
-                "made": made,
-            }
-        )
-        return 0
-    print(f"node {peer_id(identity.node)} {'stands' if made else 'stood already'} in {directory.path}")
-    print(f"configuration: {path}")
-    print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
-    announce(directory, new_key, secret=arguments.terminal.shows())
+    found = {
+        "data_dir": str(directory.path),
+        "config": str(path),
+        "node": identity.node.hex(),
+        "peer_id": peer_id(identity.node),
+        "made": made,
+    }
+
+    def for_people() -> None:
+        print(f"node {found['peer_id']} {'stands' if made else 'stood already'} in {directory.path}")
+        print(f"configuration: {path}")
+        print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
+        announce(directory, new_key, secret=arguments.terminal.shows())
+
+    options.show(arguments, found, for_people)
     return 0
 
 

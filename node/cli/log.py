@@ -12,7 +12,7 @@ from typing import TextIO
 from node.api.reason_words import words
 from node.cli import log_proof, options, tables
 from node.cli.options import Values
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.log.offline_verification import Each, LogReport, verify
 from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
@@ -29,7 +29,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
     show = options.add_command(actions, "show", _show, help="list entries", json=True)
     show.add_argument("--author", metavar="NODE", help="only this node's: the first digits of its id, or its name")
     show.add_argument("--kind", choices=sorted(KINDS), help="only entries of this kind")
-    show.add_argument("--last", type=int, default=20, metavar="N", help="only the last N (default: 20; 0: all)")
+    options.add_number(show, "--last", default=20, help="only the last N (default: 20; 0: all)")
     export = options.add_command(actions, "export", _export, help="write the log as lines of JSON")
     options.add_file(export, "file", nargs="?", help="a new file (default: standard output)")
     log_proof.add_to(actions)
@@ -38,12 +38,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
     """The checked log, without what is final, which ``each`` is shown; what is wrong with it is told on standard error,
     on a terminal also how far the check is."""
-    with tables.progress("checking", "bar", "count", "left") as bar:
-        task = bar.add_task("checking", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with tables.counting("checking", "bar", "count", "left") as progress:
         found = verify(directory, keep=False, progress=progress, each=each)
     for line in (*found.notes, *found.problems):
         options.note(f"{directory.path}: {line}")
@@ -86,21 +81,18 @@ def _show(arguments: argparse.Namespace) -> int:
         _is(author, found.names[author], arguments.author) for author in found.replica.heads
     ):
         raise UserError(f"--author {arguments.author}: no node of this log", "farflung roles lists its nodes")
-    if arguments.json:
-        options.print_json(
-            {"domain": found.domain.id.hex(), "entries": [_values(found.ledger, entry) for entry in chosen]}
+    rows = (
+        (
+            *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
+            *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
         )
-        return found.exit_code
-    tables.table(
-        ("cut", "entry", "node", "name", "seq", "kind", "what"),
-        [
-            (
-                *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
-                *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
-            )
-            for entry in chosen
-        ],
+        for entry in chosen
     )
+    columns = ("cut", "entry", "node", "name", "seq", "kind", "what")
+    # Of a whole log these are many: they are made only where they are asked for.
+    entries = [_values(found.ledger, entry) for entry in chosen] if arguments.json else []
+    values = {"domain": found.domain.id.hex(), "entries": entries}
+    options.show(arguments, values, lambda: tables.table(columns, rows))
     return found.exit_code
 
 
@@ -110,20 +102,17 @@ def _export(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     if arguments.file is None:
         return _write(directory, sys.stdout)
-    try:
-        file = arguments.file.open("x", encoding="utf-8")
-    except FileExistsError:
-        raise UserError(f"{arguments.file}: there is a file already", "name a new one") from None
-    except OSError as error:
-        raise UserError(f"{arguments.file}: cannot be written ({error.strerror})", "name another file") from None
-    try:
-        with file:
-            return _write(directory, file)
-    except BaseException as error:
-        arguments.file.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UserError(f"{arguments.file}: cannot be written ({error.strerror})", "name another file") from None
-        raise
+    with os_errors(arguments.file, "cannot be written", "name another file"):
+        try:
+            file = arguments.file.open("x", encoding="utf-8")
+        except FileExistsError:
+            raise UserError(f"{arguments.file}: there is a file already", "name a new one") from None
+        try:
+            with file:
+                return _write(directory, file)
+        except BaseException:
+            arguments.file.unlink(missing_ok=True)
+            raise
 
 
 def _write(directory: DataDirectory, file: TextIO) -> int:

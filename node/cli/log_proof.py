@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from base64 import b64encode
 from dataclasses import fields
 from pathlib import Path
@@ -34,9 +33,9 @@ def add_to(actions: options.Parsers) -> None:
     checkpoint = options.add_command(
         actions, "checkpoint", _checkpoint, help="the newest checkpoint that the electors cosigned", json=True
     )
-    checkpoint.add_argument(
+    options.add_number(
+        checkpoint,
         "--since",
-        type=int,
         metavar="SIZE",
         help="prove above it that it continues the checkpoint of SIZE cuts, in the form that a C2SP tlog-witness takes",
     )
@@ -71,15 +70,12 @@ def _check(arguments: argparse.Namespace) -> int:
         proof = LogProof.parse(data)
         electors = proof.check(domain)
     except PeerError as error:
-        if arguments.json:
-            options.print_json({"holds": False, "reason": str(error)})
-        else:
-            print(f"farflung: {arguments.file} proves nothing: {error}", file=sys.stderr)
+        reason = str(error)
+        refuted = {"holds": False, "reason": reason}
+        options.show(arguments, refuted, lambda: options.note(f"{arguments.file} proves nothing: {reason}"))
         return 1
-    if arguments.json:
-        options.print_json(_values(proof, electors))
-    else:
-        tables.facts(_words(proof, electors), title=f"{arguments.file} holds:")
+    found = _values(proof, electors)
+    options.show(arguments, found, lambda: tables.facts(_words(found), title=f"{arguments.file} holds:"))
     return 0
 
 
@@ -96,24 +92,19 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     if arguments.since is not None:
         path = consistency(directory, arguments.since, checkpoint.size)
         proof = [b64encode(node).decode() for node in path]
-    if arguments.json:
-        options.print_json(
-            {
-                "origin": origin(checkpoint.domain),
-                "size": checkpoint.size,
-                "root": checkpoint.root.hex(),
-                "time": found.cosigned.time,
-                "cosigners": [elector.hex() for elector in cosigners],
-                "verifier_keys": [verifier_key(elector).encode() for elector in cosigners],
-                "note": found.note.decode(),
-                "consistency": proof,
-            }
-        )
-        return 0
-    if proof is not None:
-        # The body of an add-checkpoint request: https://c2sp.org/tlog-witness
-        print(f"old {arguments.since}", *proof, "", sep="\n")
-    print(found.note.decode(), end="")
+    values = {
+        "origin": origin(checkpoint.domain),
+        "size": checkpoint.size,
+        "root": checkpoint.root.hex(),
+        "time": found.cosigned.time,
+        "cosigners": [elector.hex() for elector in cosigners],
+        "verifier_keys": [verifier_key(elector).encode() for elector in cosigners],
+        "note": found.note.decode(),
+        "consistency": proof,
+    }
+    # With a proof it is the body of an add-checkpoint request: https://c2sp.org/tlog-witness
+    above = [] if proof is None else [f"old {arguments.since}", *proof, ""]
+    options.show(arguments, values, lambda: print(*above, values["note"], sep="\n", end=""))
     return 0
 
 
@@ -139,12 +130,11 @@ def _values(proof: LogProof, electors: tuple[bytes, ...]) -> Values:
     }
 
 
-def _words(proof: LogProof, electors: tuple[bytes, ...]) -> list[tuple[str, str]]:
-    found = _values(proof, electors)
+def _words(found: Values) -> list[tuple[str, str]]:
     rows = [
         ("domain", f"{found['domain_name']}, {found['domain']}"),
         ("entry", found["entry"]),
-        ("written by", f"{found['author']} ({peer_id(proof.covering.entry.author)})"),
+        ("written by", f"{found['author']} ({peer_id(bytes.fromhex(found['author']))})"),
         ("place", f"{found['seq']} in its author's feed, of which the first {found['final_entries']} are final"),
         ("says", found["kind"]),
     ]

@@ -21,28 +21,22 @@ def _peers(arguments: argparse.Namespace) -> int:
     if answer is None:
         options.note(f"no daemon runs on {directory.path}: these are the peers that it remembers")
         known = directory.known_peers()
-        if arguments.json:
-            rows = [{"peer_id": peer, "addresses": list(addresses)} for peer, addresses in known.items()]
-            options.print_json({"source": "file", "peers": rows})
-        else:
-            tables.table(("address",), [(address,) for addresses in known.values() for address in addresses])
+        rows = [{"peer_id": peer, "addresses": list(addresses)} for peer, addresses in known.items()]
+        texts = ((address,) for addresses in known.values() for address in addresses)
+        options.show(arguments, {"source": "file", "peers": rows}, lambda: tables.table(("address",), texts))
         return 0
-    if arguments.json:
-        options.print_json({"source": "daemon", **answer})
-        return 0
-    tables.table(
-        ("node", "name", "role", "version", "connection", "address", "seconds"),
-        [
-            (
-                row["node"][:8],
-                row["name"],
-                row["role"],
-                str(row["version"]) if row["version"] >= 0 else "–",
-                ("it dialled" if row["inbound"] else "dialled") if row["connected"] else "only heard",
-                row["address"] or next(iter(row["addresses"]), "–"),
-                str(row["seconds"]) if row["connected"] else "–",
-            )
-            for row in answer["peers"]
-        ],
+    columns = ("node", "name", "role", "version", "connection", "address", "seconds")
+    shown = (
+        (
+            row["node"][:8],
+            row["name"],
+            row["role"],
+            str(row["version"]) if row["version"] >= 0 else "–",
+            ("it dialled" if row["inbound"] else "dialled") if row["connected"] else "only heard",
+            row["address"] or next(iter(row["addresses"]), "–"),
+            str(row["seconds"]) if row["connected"] else "–",
+        )
+        for row in answer["peers"]
     )
+    options.show(arguments, {"source": "daemon", **answer}, lambda: tables.table(columns, shown))
     return 0

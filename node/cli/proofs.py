@@ -39,7 +39,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         ("--tokens", 64, "longest response"),
         ("--threads", 1, "processor threads"),
     ):
-        calibrate.add_argument(name, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        options.add_number(calibrate, name, default=default, help=f"{what} ({default})")
     calibrate.add_argument(
         "--learning-rate", type=float, default=1e-6, metavar="RATE", help="of the steps that stale weights lack (1e-6)"
     )
@@ -53,10 +53,8 @@ def _replay(arguments: argparse.Namespace) -> int:
     directory = options.existing_directory(arguments)
     found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
     values = _values(found)
-    if arguments.json:
-        options.print_json(values)
-    else:
-        tables.facts(_lines(values), title="the verdict holds" if found.confirmed else "the verdict is not confirmed")
+    title = "the verdict holds" if found.confirmed else "the verdict is not confirmed"
+    options.show(arguments, values, lambda: tables.facts(_lines(values), title=title))
     return 0 if found.confirmed else 1
 
 
@@ -116,9 +114,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         **{field.name: getattr(arguments, field.name) for field in fields(limit_calibration.CalibrationWanted)}
     )
     found = trio.run(lambda: limit_calibration.calibrate(wanted, arguments.out, options.note))
-    if arguments.json:
-        options.print_json(found)
-    else:
+
+    def for_people() -> None:
         tables.table(
             ("forger", "groups", "caught at once", "submissions until caught", "by"),
             [
@@ -127,4 +124,6 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             ],
         )
         print(f"{arguments.out / 'thresholds.toml'} is for a domain.toml, {arguments.out / 'report.html'} for people")
+
+    options.show(arguments, found, for_people)
     return 0

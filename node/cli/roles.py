@@ -22,13 +22,8 @@ def _roles(arguments: argparse.Namespace) -> int:
         "roles",
         lambda ledger: {"domain": ledger.domain.id.hex(), "nodes": role_rows(ledger)},
     )
-    if arguments.json:
-        options.print_json(answer)
-        return code
-    tables.table(
-        ("node", "name", "role", "now"),
-        [(row["node"][:8], row["name"], row["role"], _now(row)) for row in answer["nodes"]],
-    )
+    rows = ((row["node"][:8], row["name"], row["role"], _now(row)) for row in answer["nodes"])
+    options.show(arguments, answer, lambda: tables.table(("node", "name", "role", "now"), rows))
     return code
 
 

@@ -12,10 +12,7 @@ from node.systemd import installing
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
-        commands,
-        "service",
-        help=phrase,
-        description="Install or remove the node's systemd service.",
+        commands, "service", help=phrase, description="Install or remove the node's systemd service."
     )
     install = options.add_command(
         actions, "install", _install, help="install or upgrade the service, and start it", data_dir=False

@@ -24,11 +24,6 @@ def ls(arguments: argparse.Namespace, kinds: Callable[[], list[Values]] | None =
     List what ``kinds`` there are.
     """
     rows = (kinds or task_kinds.kinds)()
-    if arguments.json:
-        options.print_json({"kinds": rows})
-    else:
-        tables.table(
-            ("kind", "what", "pinned", "here"),
-            [(row["kind"], row["about"], row["version"], row["missing"] or "ready") for row in rows],
-        )
+    shown = ((row["kind"], row["about"], row["version"], row["missing"] or "ready") for row in rows)
+    options.show(arguments, {"kinds": rows}, lambda: tables.table(("kind", "what", "pinned", "here"), shown))
     return 1 if any(row["missing"] for row in rows) else 0
