@@ -30,6 +30,8 @@ from protocol.log.amendment import Amendment
 
 MAX_BYTES: Final = 1 << 20
 """A longer file is no amendment."""
+NAMES: Final = tuple(field.name for field in fields(Thresholds))
+"""The thresholds, in the order of an amendment."""
 
 
 def add_to(actions: options.Parsers) -> None:
@@ -58,7 +60,7 @@ def _make(arguments: argparse.Namespace) -> int:
     electors = [bytes.fromhex(elector) for elector in now["electors"]]
     if arguments.elector:
         electors = [_node(text) for text in arguments.elector]
-    values = dict(zip(_names(), now["thresholds"], strict=True))
+    values = dict(zip(NAMES, now["thresholds"], strict=True))
     for change in arguments.threshold:
         name, _, value = change.partition("=")
         if name not in values:
@@ -105,10 +107,6 @@ def _ask(arguments: argparse.Namespace, op: str, **more: Any) -> Values:
         raise UserError(str(error), remedy) from None
 
 
-def _names() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(Thresholds))
-
-
 def micro(change: str, value: str) -> int:
     try:
         scaled = Decimal(value) * MILLION
@@ -129,7 +127,7 @@ def _node(text: str) -> bytes:
 
 
 def _lines(made: Amendment) -> list[str]:
-    thresholds = zip(_names(), made.thresholds.to_value(), strict=True)
+    thresholds = zip(NAMES, made.thresholds.to_value(), strict=True)
     return [
         f"amendment {made.number} of domain {made.domain.hex()}",
         *(f"elector     {elector.hex()}" for elector in made.electors),

@@ -11,41 +11,29 @@ from node.cli import options, tables
 from node.cli.node_reading import daemon_or_log
 from node.cli.options import Values
 
-NUMBERS: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
-COLUMNS: Final = ("node", "name", "role", *NUMBERS, "reputation", "notes")
+COLUMNS: Final = ("node", "name", "role", *tables.ACCOUNT, "reputation", "notes")
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "credits",
-        _credits,
-        help=phrase,
-        description="List every node's credit and reputation, from final entries only. Credit is the sum of generated "
-        "(responses of accepted submissions), audited (a quarter of the responses it replayed, where its verdict was "
-        "that of the majority) and trained (responses of its training steps). Accepted, rejected, void and pending "
-        "count its submissions. Where no daemon runs, what the folder's own log says.",
-        json=True,
-    )
+    options.add_command(commands, "credits", _credits, help=phrase, json=True)
 
 
 def _credits(arguments: argparse.Namespace) -> int:
+    """List every node's credit and reputation, from final entries only. Credit is the sum of generated (responses of
+    accepted submissions), audited (a quarter of the responses it replayed, where its verdict was that of the majority)
+    and trained (responses of its training steps). Accepted, rejected, void and pending count its submissions. Where no
+    daemon runs, what the folder's own log says."""
     answer, code = daemon_or_log(options.existing_directory(arguments), "credits", credits)
-    if arguments.json:
-        options.print_json(answer)
-        return code
-    tables.table(
-        COLUMNS,
-        [
-            (
-                *(row["node"][:8], row["name"], row["role"]),
-                *(row[key] for key in NUMBERS),
-                *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
-            )
-            for row in answer["nodes"]
-        ],
+    rows = (
+        (
+            *(row["node"][:8], row["name"], row["role"]),
+            *(row[key] for key in tables.ACCOUNT),
+            *(f"{row['reputation'] / 1e6:.3f}", "; ".join(_notes(row))),
+        )
+        for row in answer["nodes"]
     )
+    options.show(arguments, answer, lambda: tables.table(COLUMNS, rows))
     return code
 
 

@@ -18,18 +18,9 @@ from node.devnet.setup import Options, default_folder
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "devnet",
-        _devnet,
-        help=phrase,
-        description="Start several nodes as separate processes, let them train the starter model together, and write "
-        "report.html and summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 "
-        "when they did not, 130 after Ctrl-C.",
-        data_dir=False,
-    )
-    parser.add_argument("--nodes", type=int, default=5, metavar="N", help="honest nodes, at least 4 (default: 5)")
-    parser.add_argument("--steps", type=int, default=60, metavar="N", help="training steps (default: 60)")
+    parser = options.add_command(commands, "devnet", _devnet, help=phrase, data_dir=False)
+    options.add_number(parser, "--nodes", default=5, help="honest nodes, at least 4 (default: 5)")
+    options.add_number(parser, "--steps", default=60, help="training steps (default: 60)")
     options.add_folder(parser, "--dir", help="the run's folder, new or empty (default: devnet/<UTC time>)")
     parser.add_argument(
         "--cheat",
@@ -52,26 +43,21 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
     parser.add_argument(
         "--engine", choices=ENGINES, default="auto", help="what the nodes generate with (default: auto)"
     )
-    parser.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="threads of each child that computes (default: 1)"
-    )
-    parser.add_argument(
-        "--eval-every",
-        type=int,
-        default=0,
-        metavar="N",
-        help="evaluate every N-th version on held-out questions (default: none)",
-    )
+    options.add_number(parser, "--threads", default=1, help="threads of each child that computes (default: 1)")
+    every = "evaluate every N-th version on held-out questions (default: none)"
+    options.add_number(parser, "--eval-every", default=0, help=every)
     parser.add_argument(
         "--tensorboard", action="store_true", help="have every node write TensorBoard's event files as well"
     )
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="derive the nodes' keys from N, so that another run has the same node ids"
-    )
+    seed = "derive the nodes' keys from N, so that another run has the same node ids"
+    options.add_number(parser, "--seed", help=seed)
     parser.add_argument("--keep-running", action="store_true", help="go on after the summary, until Ctrl-C")
 
 
 def _devnet(arguments: argparse.Namespace) -> int:
+    """Start several nodes as separate processes, let them train the starter model together, and write report.html and
+    summary.json into the run's folder. Exit code 0 when all nodes ended with the same log, 1 when they did not, 130
+    after Ctrl-C."""
     given = {field.name: getattr(arguments, field.name) for field in fields(Options) if field.name != "folder"}
     given["cheats"] = tuple(arguments.cheats)
     asked = Options(folder=(arguments.dir or default_folder()).absolute(), **given)

@@ -11,7 +11,7 @@ import trio
 
 from node.cli import options
 from node.doctor import node_checks
-from node.doctor.finding import Check, Finding, exit_code, gather
+from node.doctor.finding import ERROR, WARNING, Check, Finding, exit_code, gather
 from node.doctor.node_checks import Subject
 from node.store.data_directory import DataDirectory
 
@@ -20,20 +20,16 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "doctor",
-        doctor,
-        help=phrase,
-        description="Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch "
-        "and its driver, sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this "
-        "node's key is in use elsewhere. Changes nothing. Exit code 1 where there is an error.",
-        json=True,
-    )
+    options.add_command(commands, "doctor", doctor, help=phrase, json=True)
 
 
 def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check]] | None = None) -> int:
-    """Carry out ``checks``, by default all, and show what they found."""
+    """Check this machine and a node's folder, all at once, within about fifteen seconds: Python, torch and its driver,
+    sandbox, memory, disk, clock, configuration, key, lock, ports, log, peers, and whether this node's key is in use
+    elsewhere. Changes nothing. Exit code 1 where there is an error.
+
+    Carry out ``checks``, by default all, and show what they found.
+    """
     logging.disable(logging.CRITICAL)  # what libraries have to say about peers that do not answer
     directory = options.data_directory(arguments)
     try:
@@ -41,12 +37,8 @@ def doctor(arguments: argparse.Namespace, checks: Callable[[Subject], list[Check
     finally:
         logging.disable(logging.NOTSET)
     code = exit_code(findings)
-    if arguments.json:
-        options.print_json(
-            {"data_dir": str(directory.path), "healthy": code == 0, "checks": [asdict(found) for found in findings]}
-        )
-    else:
-        print(text(findings))
+    found = {"data_dir": str(directory.path), "healthy": code == 0, "checks": list(map(asdict, findings))}
+    options.show(arguments, found, lambda: print(text(findings)))
     return code
 
 
@@ -62,6 +54,6 @@ def text(findings: list[Finding]) -> str:
         lines.append(f"{_MARKS[finding.severity]} {finding.check:<13} {finding.found}")
         if finding.remedy:
             lines.append(f"{'':<22}→ {finding.remedy}")
-    errors, warnings = (sum(f.severity == severity for f in findings) for severity in ("error", "warning"))
+    errors, warnings = (sum(f.severity == severity for f in findings) for severity in (ERROR, WARNING))
     summary = f"{options.counted(errors, 'error')}, {options.counted(warnings, 'warning')}"
     return "\n".join([*lines, "", summary if errors or warnings else "all is well"])

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from node.cli import amend, options
 from node.cli.options import Values
 from node.errors import UserError
-
-if TYPE_CHECKING:
-    from protocol.domain import Domain
-    from protocol.records import Blob
+from node.store.durable_files import read_named, write_new
+from protocol.constants import MAX_GENESIS_BYTES
+from protocol.domain import Domain, parse_genesis
+from protocol.errors import PeerError
+from protocol.records import Blob
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
-        commands,
-        "domain",
-        help=phrase,
-        description="A domain is one model, its tasks and its rules.",
+        commands, "domain", help=phrase, description="A domain is one model, its tasks and its rules."
     )
-    create = options.add_command(
-        actions,
-        "create",
-        _create,
-        help="found a domain from a domain.toml",
-        description="Check a domain.toml (docs/OPERATING.md), convert its model, sign the genesis with this node's key "
-        "and put all of it into the data directory, which becomes the founder's. Prints the line to give to others.",
-        json=True,
-    )
+    create = options.add_command(actions, "create", _create, help="found a domain from a domain.toml", json=True)
     options.add_file(create, "file", metavar="domain.toml", help="the description of the domain")
     create.add_argument(
         "--private",
@@ -42,26 +30,20 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help="weights travel encrypted and only between nodes that joined, as private = true in the file",
     )
     options.add_file(create, "--out", help="write the signed genesis into this new file too")
-    show = options.add_command(
-        actions,
-        "show",
-        _show,
-        help="what a domain is",
-        description="Verify a signed genesis and show what it says: that of a file, else that of the data directory.",
-        json=True,
-    )
+    show = options.add_command(actions, "show", _show, help="what a domain is", json=True)
     options.add_file(show, "file", nargs="?", help="a signed genesis")
     amend.add_to(actions)
 
 
 def _create(arguments: argparse.Namespace) -> int:
+    """Check a domain.toml (docs/OPERATING.md), convert its model, sign the genesis with this node's key and put all of
+    it into the data directory, which becomes the founder's. Prints the line to give to others."""
     # Imported here, so that other commands start without loading what they do not use.
     import trio
 
     from node.config import resolve
     from node.domain import domain_toml, founding
     from node.net.address_text import own_addresses
-    from node.store.durable_files import write_new
 
     asked = domain_toml.load(arguments.file)
     for line in asked.notes:
@@ -85,26 +67,24 @@ def _create(arguments: argparse.Namespace) -> int:
         write_new(out, directory.genesis() or b"", mode=0o644)
     address = next(iter(own_addresses(listen, domain.creator)), None)
     join = None if address is None else f"farflung join '{address}?domain={domain.id.hex()}'"
-    if arguments.json:
-        options.print_json({**describe(domain), "address": address, "join": join, "data_dir": str(directory.path)})
-        return 0
-    print(f"domain {domain.id.hex()} ({domain.name}) stands in {directory.path}")
-    print(f"start it:      farflung run --data-dir {directory.path}")
-    if join is None:  # its port is chosen when it runs
-        print(f"give others:   an address out of farflung status, once it runs, with ?domain={domain.id.hex()}")
-    else:
-        print(f"give others:   {join}")
-    if not domain.validators:
-        options.note("nobody is named a validator, so anybody may validate; name some for a domain of strangers")
+    founded = {**describe(domain), "address": address, "join": join, "data_dir": str(directory.path)}
+    options.show(arguments, founded, lambda: _tell_founded(founded))
     return 0
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    from node.store.durable_files import read_named
-    from protocol.constants import MAX_GENESIS_BYTES
-    from protocol.domain import parse_genesis
-    from protocol.errors import PeerError
+def _tell_founded(founded: Values) -> None:
+    where, domain = founded["data_dir"], founded["id"]
+    print(f"domain {domain} ({founded['name']}) stands in {where}")
+    print(f"start it:      farflung run --data-dir {where}")
+    # Without an address its port is chosen when it runs.
+    later = f"an address out of farflung status, once it runs, with ?domain={domain}"
+    print(f"give others:   {founded['join'] or later}")
+    if not founded["validators"]:
+        options.note("nobody is named a validator, so anybody may validate; name some for a domain of strangers")
 
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Verify a signed genesis and show what it says: that of a file, else that of the data directory."""
     if arguments.file is not None:
         where = str(arguments.file)
         data = read_named(arguments.file, MAX_GENESIS_BYTES, "name a signed genesis")
@@ -120,10 +100,7 @@ def _show(arguments: argparse.Namespace) -> int:
     except PeerError as error:
         raise UserError(f"{where}: not a valid genesis ({error})", "get it again from a peer you trust") from None
     described = describe(domain)
-    if arguments.json:
-        options.print_json(described)
-    else:
-        sys.stdout.write(text(described))
+    options.show(arguments, described, lambda: print(text(described), end=""))
     return 0
 
 

@@ -22,7 +22,6 @@ from node.evaluation import held_out
 from node.evaluation.held_out import QUESTIONS, Plan, figures, scores
 from node.evaluation.version_answers import QuestionAnswers, answer, open_sampler, sampling
 from node.roles.engine_client import Setup
-from node.store.data_directory import DataDirectory
 from node.tasks.task_service import TaskService
 from node.workers.child_process import WorkerError
 from protocol.constants import MILLION
@@ -32,16 +31,7 @@ from protocol.weights.manifest import Manifest
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "eval",
-        _eval,
-        help=phrase,
-        description="Ask versions of the domain's weights questions that training never draws, score the answers in "
-        "the tasks' sandbox, and show pass rate and reward with 95 % confidence intervals. Everybody asks every "
-        "version the same questions, so results can be compared; several --version are compared question by question.",
-        json=True,
-    )
+    parser = options.add_command(commands, "eval", _eval, help=phrase, json=True)
     parser.add_argument(
         "--tasks",
         metavar="FILE|NAMES",
@@ -57,8 +47,8 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help="a version's number, or at least eight digits of its id; may be given several times, and all others are "
         "compared with the first (default: the newest that is here whole)",
     )
-    parser.add_argument("--questions", type=int, metavar="N", help="questions of each task (default: 128)")
-    parser.add_argument("--samples", type=int, default=1, metavar="K", help="answers to each question (default: 1)")
+    options.add_number(parser, "--questions", help="questions of each task (default: 128)")
+    options.add_number(parser, "--samples", default=1, metavar="K", help="answers to each question (default: 1)")
     parser.add_argument(
         "--greedy", action="store_true", help="take the likeliest tokens instead of sampling by the domain's recipe"
     )
@@ -74,6 +64,9 @@ def _version(text: str) -> int | str:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    """Ask versions of the domain's weights questions that training never draws, score the answers in the tasks'
+    sandbox, and show pass rate and reward with 95 % confidence intervals. Everybody asks every version the same
+    questions, so results can be compared; several --version are compared question by question."""
     directory = options.existing_directory(arguments)
     questions = QUESTIONS if arguments.questions is None else arguments.questions
     if not 1 <= questions <= MAX_QUESTIONS:
@@ -86,29 +79,14 @@ def _eval(arguments: argparse.Namespace) -> int:
     held = held_versions.choose_or_fetch(directory, list(dict.fromkeys(arguments.versions or [held_versions.NEWEST])))
     if len({version.number for version in held}) < len(held):
         raise UserError("--version: one version is named twice")
-    found = trio.run(_measure, arguments, questions, domain, setup, directory, held)
-    if arguments.json:
-        options.print_json(found)
-    else:
-        _show(found)
+    sources = held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain))
+    plan = Plan.of(domain.id, sources, questions, arguments.samples, greedy=arguments.greedy)
+    found = trio.run(_measure, plan, domain, setup, held)
+    options.show(arguments, found, lambda: _show(found))
     return 0
 
 
-async def _measure(
-    arguments: argparse.Namespace,
-    questions: int,
-    domain: Domain,
-    setup: Setup,
-    directory: DataDirectory,
-    held: Sequence[HeldVersion],
-) -> Values:
-    plan = held_out.Plan.of(
-        domain.id,
-        held_out.sources_named(arguments.tasks, domain, pinned_files.task_rows(directory, domain)),
-        questions,
-        arguments.samples,
-        greedy=arguments.greedy,
-    )
+async def _measure(plan: Plan, domain: Domain, setup: Setup, held: Sequence[HeldVersion]) -> Values:
     recipe = sampling(domain.recipe, plan.samples, greedy=plan.greedy)
     try:
         size = Manifest.parse(held[0].manifest.read_bytes()).size
@@ -139,10 +117,10 @@ async def _measure(
 
 
 async def _answers(version: HeldVersion, sampler: Any, service: Any, asked: Any) -> list[QuestionAnswers]:
-    with tables.progress(f"version {version.number}", "bar", "count", "questions") as bar:
-        task = bar.add_task("", total=len(asked))
+    with tables.counting(f"version {version.number}", "bar", "count", "questions") as progress:
+        progress(0, len(asked))
         await sampler.load(version.manifest, version.whole)
-        return await answer(sampler, service, asked, lambda done, _: bar.update(task, completed=done))
+        return await answer(sampler, service, asked, progress)
 
 
 def _version_values(plan: Plan, version: HeldVersion, given: Sequence[QuestionAnswers]) -> Values:

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from node.api.control_client import Declined
 from node.cli import options, tables
+from node.cli.node_reading import ask, ask_or_none, ask_running, lock_holder, offline
 from node.cli.options import Values
+from node.domain import joining, pinned_files
 from node.errors import UserError
 from node.store.data_directory import DataDirectory
+from node.store.version_store import VersionStore
+from node.weights.retention import RetentionBasis, lineage_of, room
 from node.workers.child_messages import ConfigureEngine
+from protocol.domain import Domain
+from protocol.log.entry import Entry
 
 if TYPE_CHECKING:
     from node.roles.engine_client import Setup
-    from node.store.version_store import VersionStore
-    from node.weights.retention import RetentionBasis
-    from protocol.domain import Domain
-    from protocol.log.entry import Entry
 
 NEWEST: Final = -1
 """Stands for the number of the newest version."""
@@ -48,11 +51,6 @@ class HeldVersion:
 
 def read_offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStore, RetentionBasis]:
     """What commands need of a node that does not run: its lineage's entries, none where it never ran."""
-    from node.cli.node_reading import offline
-    from node.domain import joining
-    from node.store.version_store import VersionStore
-    from node.weights.retention import lineage_of
-
     domain = joining.required(directory)
     entries = offline(directory)[0].lineage() if directory.log_database.exists() else ()
     config = directory.config().weights
@@ -63,10 +61,8 @@ def read_offline(directory: DataDirectory) -> tuple[Sequence[Entry], VersionStor
 
 def on_disk(directory: DataDirectory) -> Values:
     """What is on the disk: from the daemon, else from the folder's own log."""
+    # Imported here: an answer of the daemon comes without what a running node is made of.
     from node.api.weight_requests import objects
-    from node.cli.node_reading import ask_or_none
-    from node.domain import joining
-    from node.weights.retention import room
 
     found = ask_or_none(directory, "weights")
     if found is not None:
@@ -108,8 +104,6 @@ def choose(directory: DataDirectory, wanted: int, remedy: str) -> HeldVersion:
 
 def choose_or_fetch(directory: DataDirectory, wanted: Sequence[int | str]) -> list[HeldVersion]:
     """The versions, fetched by the running daemon where they are not here. Raises ``UserError``."""
-    from node.cli.node_reading import lock_holder
-
     versions = whole_versions(directory)
     found: list[HeldVersion] = []
     for each in wanted:
@@ -132,8 +126,6 @@ def _lacking(
 
 
 def _fetched(directory: DataDirectory, wanted: int | str) -> HeldVersion:
-    from node.api.control_client import Declined
-
     what = "the newest version" if wanted == NEWEST else f"version {wanted}"
     options.note(f"{what} is not here: the node fetches it")
     try:
@@ -154,8 +146,6 @@ def pull(
     The answer has its number (``version``) and ``size``. Raises ``Declined`` where it does not arrive, and
     ``UserError`` where no daemon answers.
     """
-    from node.cli.node_reading import ask, ask_running
-
     ask_running(directory, "can fetch", f"farflung run --data-dir {directory.path}")
     parts = ("version {task.fields[version]}", "{task.fields[part]}", "bar", "bytes")
     speed = ("{task.fields[rate]}", "{task.fields[peers]}", "left")
@@ -186,7 +176,6 @@ def engine_setup(directory: DataDirectory, domain: Domain, engine: str | None, t
 
     Raises ``UserError`` where a file of the model is not here.
     """
-    from node.domain import pinned_files
     from node.roles.engine_client import Setup
 
     config = directory.config()

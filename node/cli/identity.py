@@ -21,35 +21,13 @@ ONE_PLACE = (
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(
-        commands,
-        "identity",
-        help=phrase,
-        description="The key is the node: keep a copy of it.",
+        commands, "identity", help=phrase, description="The key is the node: keep a copy of it."
     )
-    options.add_command(
-        actions,
-        "show",
-        _show,
-        help="who this node is",
-        description="Show the node's ids and where its key is.",
-        json=True,
-    )
-    export = options.add_command(
-        actions,
-        "export",
-        _export,
-        help="write the key into a file under a passphrase",
-        description="Write identity and recovery key into a new file, encrypted with a passphrase "
-        "(argon2id, XSalsa20-Poly1305). A file that is there is never overwritten.",
-    )
+    options.add_command(actions, "show", _show, help="who this node is", json=True)
+    export = options.add_command(actions, "export", _export, help="write the key into a file under a passphrase")
     options.add_file(export, "file", help="the file to make")
-    load = options.add_command(
-        actions,
-        "import",
-        _import,
-        help="give a new data directory the key from such a file",
-        description="Put the keys of an exported file into a data directory without a node. " + ONE_PLACE,
-    )
+    load = options.add_command(actions, "import", _import, help="give a new data directory the key from such a file")
+    load.description = f"{load.description} {ONE_PLACE}"
     options.add_file(load, "file", help="a file made by identity export")
     for parser in (export, load):
         options.add_file(parser, "--passphrase-file", help="the passphrase is this file's first line (default: ask)")
@@ -63,6 +41,7 @@ def fingerprint(node: bytes) -> str:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    """Show the node's ids and where its key is."""
     directory = options.existing_directory(arguments)
     node = directory.read_identity().node
     found = {
@@ -74,24 +53,18 @@ def _show(arguments: argparse.Namespace) -> int:
         "recovery_forgotten": directory.recovery_forgotten,
         "data_dir": str(directory.path),
     }
-    if arguments.json:
-        options.print_json(found)
-        return 0
-    labels = {
-        "node": "node id",
-        "peer": "peer id",
-        "fingerprint": "fingerprint",
-        "key_file": "key",
-        "recovery_file": "recovery key",
-        "data_dir": "data directory",
-    }
-    for name, label in labels.items():
-        missing = "its words alone" if found["recovery_forgotten"] else "none yet"
-        print(f"{label:<15} {found[name] or missing}")
+    recovery_key = found["recovery_file"] or ("its words alone" if directory.recovery_forgotten else "none yet")
+    pairs = (
+        *(("node id", found["node"]), ("peer id", found["peer"]), ("fingerprint", found["fingerprint"])),
+        *(("key", found["key_file"]), ("recovery key", recovery_key), ("data directory", found["data_dir"])),
+    )
+    options.show(arguments, found, lambda: print("\n".join(f"{label:<15} {value}" for label, value in pairs)))
     return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    """Write identity and recovery key into a new file, encrypted with a passphrase (argon2id, XSalsa20-Poly1305). A
+    file that is there is never overwritten."""
     directory = options.data_directory(arguments)
     identity = directory.read_identity()
     kept = directory.recovery().seed if directory.recovery_file.exists() else None
@@ -105,6 +78,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
+    """Put the keys of an exported file into a data directory without a node."""
     text = key_file.read(arguments.file)
     key_file.node_of(text, str(arguments.file))
     directory = options.data_directory(arguments)

@@ -14,19 +14,13 @@ from protocol.identity import Identity, peer_id
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "init",
-        _init,
-        help=phrase,
-        description="Make a node's folder with its key and a farflung.toml that explains every key. What is there "
-        "already stays as it is.",
-        json=True,
-    )
+    parser = options.add_command(commands, "init", _init, help=phrase, json=True)
     options.add_config(parser)
 
 
 def _init(arguments: argparse.Namespace) -> int:
+    """Make a node's folder with its key and a farflung.toml that explains every key. What is there already stays as it
+    is."""
     directory = options.data_directory(arguments)
     options.configuration(arguments, directory, may_lack=True)
     path, _ = options.config_file(arguments, directory)
@@ -36,21 +30,21 @@ def _init(arguments: argparse.Namespace) -> int:
             identity, new_key = furnish(arguments, directory)
     else:
         identity = directory.identity()
-    if arguments.json:
-        options.print_json(
-            {
-                "data_dir": str(directory.path),
-                "config": str(path),
-                "node": identity.node.hex(),
-                "peer_id": peer_id(identity.node),
-                "made": made,
-            }
-        )
-        return 0
-    print(f"node {peer_id(identity.node)} {'stands' if made else 'stood already'} in {directory.path}")
-    print(f"configuration: {path}")
-    print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
-    announce(directory, new_key, secret=arguments.terminal.shows())
+    found = {
+        "data_dir": str(directory.path),
+        "config": str(path),
+        "node": identity.node.hex(),
+        "peer_id": peer_id(identity.node),
+        "made": made,
+    }
+
+    def for_people() -> None:
+        print(f"node {found['peer_id']} {'stands' if made else 'stood already'} in {directory.path}")
+        print(f"configuration: {path}")
+        print(f"its key is {directory.key_file}: back it up (farflung identity export), and never run it in two places")
+        announce(directory, new_key, secret=arguments.terminal.shows())
+
+    options.show(arguments, found, for_people)
     return 0
 
 

@@ -21,24 +21,17 @@ from node.domain.invitation import DomainOffer, Invitation
 from node.errors import UserError, os_errors
 from node.store.data_directory import DataDirectory
 from protocol.constants import MILLION
-from protocol.domain import Domain
 from protocol.identity import peer_id
 
 PATIENCE: Final = 15.0
 """Seconds that the peer has for each of its answers."""
+ELSEWHERE: Final = "name a new folder with --data-dir"
+"""What to do where the node's folder belongs to another domain."""
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "join",
-        join,
-        help=phrase,
-        description="Ask the node at ADDRESS for its domain's signed genesis, show what this node would run, and ask "
-        "once. Then the node's folder belongs to that domain for good, remembers its peers, and the node runs; later "
-        "farflung run is enough.",
-    )
+    parser = options.add_command(commands, "join", join, help=phrase)
     parser.add_argument(
         "address",
         metavar="ADDRESS",
@@ -54,19 +47,20 @@ def join(
     inspect: Callable[[Invitation, float], Awaitable[DomainOffer]] | None = None,
     start: Callable[[DataDirectory, Config], None] | None = None,
 ) -> int:
-    """Join, by what the peer offers as ``inspect`` finds it, and ``start`` the daemon."""
+    """Ask the node at ADDRESS for its domain's signed genesis, show what this node would run, and ask once. Then the
+    node's folder belongs to that domain for good, remembers its peers, and the node runs; later farflung run is enough.
+
+    Join, by what the peer offers as ``inspect`` finds it, and ``start`` the daemon.
+    """
     wanted = invitation.parse(arguments.address)
     directory = options.data_directory(arguments)
     config = options.configuration(arguments, directory, may_lack=True)
     if not arguments.yes and not arguments.terminal.listens():
         raise UserError("join asks before it runs anything, and there is no terminal to ask at", "add --yes")
     directory.require_usable()
-    held = joining.held(directory)
-    if held is not None and wanted.domain not in (None, held.id):
-        raise _other_domain(directory, held)
+    joining.require_same(directory, wanted.domain, ELSEWHERE)
     offer = trio.run(inspect or invitation.inspect, wanted, PATIENCE)
-    if held is not None and offer.domain.id != held.id:
-        raise _other_domain(directory, held)
+    joining.require_same(directory, offer.domain.id, ELSEWHERE)
     tables.facts(_shown(offer, config), title="This node would run:")
     if not arguments.yes and not arguments.terminal.agreed("Join it?"):
         options.note("nothing was kept")
@@ -92,13 +86,6 @@ def _run_line(arguments: argparse.Namespace, directory: DataDirectory) -> str:
     if arguments.config is not None:
         words += ["--config", str(arguments.config.absolute())]
     return shlex.join(words)
-
-
-def _other_domain(directory: DataDirectory, held: Domain) -> UserError:
-    return UserError(
-        f"{directory.path}: this node belongs to the domain {held.id.hex()} ({held.name})",
-        "name a new folder with --data-dir",
-    )
 
 
 def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invitation, offer: DomainOffer) -> bool:

@@ -21,20 +21,17 @@ FINAL_PATIENCE: Final = 30.0
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "leave",
-        leave,
-        help=phrase,
-        description="Have the running node give up its role, append a leave entry to its feed, and stop once that is "
-        "final. Its key, log and credit stay; farflung run brings it back.",
-    )
+    options.add_command(commands, "leave", leave, help=phrase)
 
 
 def leave(
     arguments: argparse.Namespace, patience: float = ENTRY_PATIENCE, final: float = FINAL_PATIENCE, poll: float = POLL
 ) -> int:
-    """Have the node leave; the entry may take ``patience`` seconds, and ``final`` seconds to become final."""
+    """Have the running node give up its role, append a leave entry to its feed, and stop once that is final. Its key,
+    log and credit stay; farflung run brings it back.
+
+    Have the node leave; the entry may take ``patience`` seconds, and ``final`` seconds to become final.
+    """
     directory = options.existing_directory(arguments)
     remedy = "start it with farflung run and leave then; a node that is away has no role anyway"
     status = ask_running(directory, "can tell others that it leaves", remedy)

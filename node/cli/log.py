@@ -12,7 +12,7 @@ from typing import TextIO
 from node.api.reason_words import words
 from node.cli import log_proof, options, tables
 from node.cli.options import Values
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.log.offline_verification import Each, LogReport, verify
 from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
@@ -24,35 +24,13 @@ from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdic
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
     actions = options.add_group(commands, "log", help=phrase, description="Commands on a log.")
-    verify = options.add_command(
-        actions,
-        "verify",
-        _verify,
-        help="check the whole log offline",
-        description="Check every signature, chain, payload rule and cut of the log in a data directory. The heads root "
-        "and each node's credit go to standard output, the same for any two nodes that hold the same log; "
-        "everything else goes to standard error. Exit code 1 where the log is not valid.",
-    )
+    verify = options.add_command(actions, "verify", _verify, help="check the whole log offline")
     options.add_folder(verify, "folder", nargs="?", metavar="DATA-DIR", help="the same as --data-dir")
-    show = options.add_command(
-        actions,
-        "show",
-        _show,
-        help="list entries",
-        description="List the entries of the log in the order of the cuts that cover them, those without one last.",
-        json=True,
-    )
+    show = options.add_command(actions, "show", _show, help="list entries", json=True)
     show.add_argument("--author", metavar="NODE", help="only this node's: the first digits of its id, or its name")
     show.add_argument("--kind", choices=sorted(KINDS), help="only entries of this kind")
-    show.add_argument("--last", type=int, default=20, metavar="N", help="only the last N (default: 20; 0: all)")
-    export = options.add_command(
-        actions,
-        "export",
-        _export,
-        help="write the log as lines of JSON",
-        description="Write the whole log, one JSON object a line: the genesis, then cut by cut the entries that it "
-        "covers and the cut, then entries without one, grants and proofs of forks, each with its signed bytes in hex.",
-    )
+    options.add_number(show, "--last", default=20, help="only the last N (default: 20; 0: all)")
+    export = options.add_command(actions, "export", _export, help="write the log as lines of JSON")
     options.add_file(export, "file", nargs="?", help="a new file (default: standard output)")
     log_proof.add_to(actions)
 
@@ -60,12 +38,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
     """The checked log, without what is final, which ``each`` is shown; what is wrong with it is told on standard error,
     on a terminal also how far the check is."""
-    with tables.progress("checking", "bar", "count", "left") as bar:
-        task = bar.add_task("checking", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with tables.counting("checking", "bar", "count", "left") as progress:
         found = verify(directory, keep=False, progress=progress, each=each)
     for line in (*found.notes, *found.problems):
         options.note(f"{directory.path}: {line}")
@@ -73,6 +46,9 @@ def _read(directory: DataDirectory, each: Each | None = None) -> LogReport:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    """Check every signature, chain, payload rule and cut of the log in a data directory. The heads root and each node's
+    credit go to standard output, the same for any two nodes that hold the same log; everything else goes to standard
+    error. Exit code 1 where the log is not valid."""
     if arguments.folder is not None and arguments.data_dir is not None:
         raise UserError("the folder is given twice", "give it once")
     arguments.data_dir = arguments.folder or arguments.data_dir
@@ -86,6 +62,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    """List the entries of the log in the order of the cuts that cover them, those without one last."""
     if arguments.last < 0:
         raise UserError(f"--last {arguments.last}: a number of entries is not negative", "0 shows all")
     chosen: deque[Entry] = deque(maxlen=arguments.last or None)
@@ -104,42 +81,38 @@ def _show(arguments: argparse.Namespace) -> int:
         _is(author, found.names[author], arguments.author) for author in found.replica.heads
     ):
         raise UserError(f"--author {arguments.author}: no node of this log", "farflung roles lists its nodes")
-    if arguments.json:
-        options.print_json(
-            {"domain": found.domain.id.hex(), "entries": [_values(found.ledger, entry) for entry in chosen]}
+    rows = (
+        (
+            *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
+            *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
         )
-        return found.exit_code
-    tables.table(
-        ("cut", "entry", "node", "name", "seq", "kind", "what"),
-        [
-            (
-                *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
-                *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
-            )
-            for entry in chosen
-        ],
+        for entry in chosen
     )
+    columns = ("cut", "entry", "node", "name", "seq", "kind", "what")
+    # Of a whole log these are many: they are made only where they are asked for.
+    entries = [_values(found.ledger, entry) for entry in chosen] if arguments.json else []
+    values = {"domain": found.domain.id.hex(), "entries": entries}
+    options.show(arguments, values, lambda: tables.table(columns, rows))
     return found.exit_code
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    """Write the whole log, one JSON object a line: the genesis, then cut by cut the entries that it covers and the cut,
+    then entries without one, grants and proofs of forks, each with its signed bytes in hex."""
     directory = options.existing_directory(arguments)
     if arguments.file is None:
         return _write(directory, sys.stdout)
-    try:
-        file = arguments.file.open("x", encoding="utf-8")
-    except FileExistsError:
-        raise UserError(f"{arguments.file}: there is a file already", "name a new one") from None
-    except OSError as error:
-        raise UserError(f"{arguments.file}: cannot be written ({error.strerror})", "name another file") from None
-    try:
-        with file:
-            return _write(directory, file)
-    except BaseException as error:
-        arguments.file.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UserError(f"{arguments.file}: cannot be written ({error.strerror})", "name another file") from None
-        raise
+    with os_errors(arguments.file, "cannot be written", "name another file"):
+        try:
+            file = arguments.file.open("x", encoding="utf-8")
+        except FileExistsError:
+            raise UserError(f"{arguments.file}: there is a file already", "name a new one") from None
+        try:
+            with file:
+                return _write(directory, file)
+        except BaseException:
+            arguments.file.unlink(missing_ok=True)
+            raise
 
 
 def _write(directory: DataDirectory, file: TextIO) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from base64 import b64encode
 from dataclasses import fields
 from pathlib import Path
@@ -23,46 +22,28 @@ from protocol.log.quorum import quorum
 
 def add_to(actions: options.Parsers) -> None:
     """Add the actions to ``farflung log``."""
-    prove = options.add_command(
-        actions,
-        "prove",
-        _prove,
-        help="prove that an entry is final",
-        description="Write a file that proves that an entry is final to whoever knows the domain's id, with no network "
-        "and no log. Works beside a running daemon.",
-    )
+    prove = options.add_command(actions, "prove", _prove, help="prove that an entry is final")
     prove.add_argument("entry", metavar="ENTRY", help="the entry's id, or its first 8 or more digits")
     options.add_file(prove, "-o", "--out", help="the file to make (default: <first digits of the id>.proof)")
     check = options.add_command(
-        actions,
-        "check-proof",
-        _check,
-        help="check such a proof, without network and log",
-        description="Check a file made by farflung log prove, and say what it proves. Exit code 1 where it proves "
-        "nothing.",
-        data_dir=False,
-        json=True,
+        actions, "check-proof", _check, help="check such a proof, without network and log", data_dir=False, json=True
     )
     options.add_file(check, "file", help="the proof")
     check.add_argument("--domain", required=True, metavar="ID", help="the domain's id, 64 hexadecimal digits")
     checkpoint = options.add_command(
-        actions,
-        "checkpoint",
-        _checkpoint,
-        help="the newest checkpoint that the electors cosigned",
-        description="Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' "
-        "cosignatures, which other tools can verify.",
-        json=True,
+        actions, "checkpoint", _checkpoint, help="the newest checkpoint that the electors cosigned", json=True
     )
-    checkpoint.add_argument(
+    options.add_number(
+        checkpoint,
         "--since",
-        type=int,
         metavar="SIZE",
         help="prove above it that it continues the checkpoint of SIZE cuts, in the form that a C2SP tlog-witness takes",
     )
 
 
 def _prove(arguments: argparse.Namespace) -> int:
+    """Write a file that proves that an entry is final to whoever knows the domain's id, with no network and no log.
+    Works beside a running daemon."""
     try:
         proof = prove(options.existing_directory(arguments), arguments.entry)
     except NotFinal as error:
@@ -77,6 +58,7 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    """Check a file made by farflung log prove, and say what it proves. Exit code 1 where it proves nothing."""
     try:
         domain = bytes.fromhex(arguments.domain)
     except ValueError:
@@ -88,19 +70,18 @@ def _check(arguments: argparse.Namespace) -> int:
         proof = LogProof.parse(data)
         electors = proof.check(domain)
     except PeerError as error:
-        if arguments.json:
-            options.print_json({"holds": False, "reason": str(error)})
-        else:
-            print(f"farflung: {arguments.file} proves nothing: {error}", file=sys.stderr)
+        reason = str(error)
+        refuted = {"holds": False, "reason": reason}
+        options.show(arguments, refuted, lambda: options.note(f"{arguments.file} proves nothing: {reason}"))
         return 1
-    if arguments.json:
-        options.print_json(_values(proof, electors))
-    else:
-        tables.facts(_words(proof, electors), title=f"{arguments.file} holds:")
+    found = _values(proof, electors)
+    options.show(arguments, found, lambda: tables.facts(_words(found), title=f"{arguments.file} holds:"))
     return 0
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
+    """Print the newest checkpoint of the domain's cuts: a C2SP tlog-checkpoint with the electors' cosignatures, which
+    other tools can verify."""
     directory = options.existing_directory(arguments)
     found = published(directory)
     if found is None:
@@ -111,24 +92,19 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     if arguments.since is not None:
         path = consistency(directory, arguments.since, checkpoint.size)
         proof = [b64encode(node).decode() for node in path]
-    if arguments.json:
-        options.print_json(
-            {
-                "origin": origin(checkpoint.domain),
-                "size": checkpoint.size,
-                "root": checkpoint.root.hex(),
-                "time": found.cosigned.time,
-                "cosigners": [elector.hex() for elector in cosigners],
-                "verifier_keys": [verifier_key(elector).encode() for elector in cosigners],
-                "note": found.note.decode(),
-                "consistency": proof,
-            }
-        )
-        return 0
-    if proof is not None:
-        # The body of an add-checkpoint request: https://c2sp.org/tlog-witness
-        print(f"old {arguments.since}", *proof, "", sep="\n")
-    print(found.note.decode(), end="")
+    values = {
+        "origin": origin(checkpoint.domain),
+        "size": checkpoint.size,
+        "root": checkpoint.root.hex(),
+        "time": found.cosigned.time,
+        "cosigners": [elector.hex() for elector in cosigners],
+        "verifier_keys": [verifier_key(elector).encode() for elector in cosigners],
+        "note": found.note.decode(),
+        "consistency": proof,
+    }
+    # With a proof it is the body of an add-checkpoint request: https://c2sp.org/tlog-witness
+    above = [] if proof is None else [f"old {arguments.since}", *proof, ""]
+    options.show(arguments, values, lambda: print(*above, values["note"], sep="\n", end=""))
     return 0
 
 
@@ -154,12 +130,11 @@ def _values(proof: LogProof, electors: tuple[bytes, ...]) -> Values:
     }
 
 
-def _words(proof: LogProof, electors: tuple[bytes, ...]) -> list[tuple[str, str]]:
-    found = _values(proof, electors)
+def _words(found: Values) -> list[tuple[str, str]]:
     rows = [
         ("domain", f"{found['domain_name']}, {found['domain']}"),
         ("entry", found["entry"]),
-        ("written by", f"{found['author']} ({peer_id(proof.covering.entry.author)})"),
+        ("written by", f"{found['author']} ({peer_id(bytes.fromhex(found['author']))})"),
         ("place", f"{found['seq']} in its author's feed, of which the first {found['final_entries']} are final"),
         ("says", found["kind"]),
     ]

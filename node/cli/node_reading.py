@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,11 +28,7 @@ POLL: Final = 0.5
 
 def ask(directory: DataDirectory, op: str, **arguments: Any) -> Values:
     """One operation on the directory's daemon. Raises ``Unavailable``."""
-
-    async def call() -> Values:
-        return await request(directory, op, timeout=PATIENCE, **arguments)
-
-    return trio.run(call)
+    return trio.run(partial(request, directory, op, timeout=PATIENCE, **arguments))
 
 
 def ask_or_none(directory: DataDirectory, op: str) -> Values | None:

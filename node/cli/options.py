@@ -42,12 +42,15 @@ def add_command(
     run: Callable[[argparse.Namespace], int],
     *,
     help: str,
-    description: str | None = None,
     data_dir: bool = True,
     json: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add the parser of a command, or of an action, that ``run`` carries out and returns the exit code of."""
-    parser = parsers.add_parser(name, help=help, description=description)
+    """Add the parser of a command, or of an action, that ``run`` carries out and returns the exit code of.
+
+    The first paragraph of what is written about ``run`` describes the command to its users.
+    """
+    about = " ".join((run.__doc__ or "").partition("\n\n")[0].split())
+    parser = parsers.add_parser(name, help=help, description=about or None)
     if data_dir:
         add_folder(
             parser,
@@ -79,10 +82,15 @@ def add_folder(parser: argparse._ActionsContainer, *names: str, metavar: str = "
     action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
 
 
+def add_number(parser: argparse._ActionsContainer, *names: str, metavar: str = "N", **settings: Any) -> None:
+    """Add an argument that is a whole number."""
+    parser.add_argument(*names, **{"type": int, "metavar": metavar, **settings})
+
+
 def add_engine(parser: argparse.ArgumentParser, default: str) -> None:
     """Add ``--engine`` and ``--threads`` of a command that generates by itself."""
     parser.add_argument("--engine", choices=ENGINES, help=f"what generates (default: {default})")
-    parser.add_argument("--threads", type=int, metavar="N", help=f"threads that compute (default: {default})")
+    add_number(parser, "--threads", help=f"threads that compute (default: {default})")
 
 
 def check_threads(arguments: argparse.Namespace) -> None:
@@ -94,11 +102,8 @@ def check_threads(arguments: argparse.Namespace) -> None:
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add ``--config`` and the flags of the configuration's keys."""
     group = parser.add_argument_group("configuration")
-    add_file(
-        group,
-        "--config",
-        help="the configuration (default: $FARFLUNG_CONFIG, else farflung.toml in the node's folder)",
-    )
+    about = "the configuration (default: $FARFLUNG_CONFIG, else farflung.toml in the node's folder)"
+    add_file(group, "--config", help=about)
     for name, key in KEYS.items():
         if "." in name:
             continue
@@ -172,9 +177,12 @@ def configuration(arguments: argparse.Namespace, directory: DataDirectory, *, ma
     return resolve(path, required=named and not may_lack, environment=os.environ, flags=flags(arguments))
 
 
-def print_json(value: Values) -> None:
-    """One JSON object on standard output."""
-    print(json.dumps(value, indent=1))
+def show(arguments: argparse.Namespace, found: Values, for_people: Callable[[], None]) -> None:
+    """Print what a command ``found``: one JSON object where ``--json`` asks for it, else what ``for_people`` prints."""
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for_people()
 
 
 def note(text: str) -> None:

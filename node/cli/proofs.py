@@ -23,28 +23,11 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         help=phrase,
         description="What shows that a submission came from the weights it names (docs/ATTACKS.md).",
     )
-    replay = options.add_command(
-        actions,
-        "replay",
-        _replay,
-        help="judge again what a validator judged",
-        description="Replay a verdict with the validator's own draw: check its signature, replay the groups that it "
-        "picks, and compare. Needs the log, the submission's file and the version, as validators and the trainer hold "
-        "them. Works beside a running daemon. Exit code 0 where the verdict comes out again, 1 where it does not.",
-        json=True,
-    )
+    replay = options.add_command(actions, "replay", _replay, help="judge again what a validator judged", json=True)
     replay.add_argument("verdict", metavar="VERDICT", help="the verdict entry's id, or its first 8 or more digits")
     replay.add_argument("--all", action="store_true", help="replay all groups, not only those that the draw picks")
     calibrate = options.add_command(
-        actions,
-        "calibrate",
-        _calibrate,
-        help="measure what limits a model needs",
-        description="Generate with a model as honest nodes do (with every engine that is installed) and as forgers do, "
-        "and write into the folder OUT: thresholds.toml, a [thresholds] section for a domain.toml; calibration.json, "
-        "all figures; report.html, with a ROC curve for each statistic and forger.",
-        data_dir=False,
-        json=True,
+        actions, "calibrate", _calibrate, help="measure what limits a model needs", data_dir=False, json=True
     )
     options.add_folder(calibrate, "model", metavar="MODEL", help="a Hugging Face folder")
     options.add_folder(calibrate, "-o", "--out", required=True, metavar="OUT", help="a new folder")
@@ -56,7 +39,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
         ("--tokens", 64, "longest response"),
         ("--threads", 1, "processor threads"),
     ):
-        calibrate.add_argument(name, type=int, default=default, metavar="N", help=f"{what} ({default})")
+        options.add_number(calibrate, name, default=default, help=f"{what} ({default})")
     calibrate.add_argument(
         "--learning-rate", type=float, default=1e-6, metavar="RATE", help="of the steps that stale weights lack (1e-6)"
     )
@@ -64,13 +47,14 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
+    """Replay a verdict with the validator's own draw: check its signature, replay the groups that it picks, and
+    compare. Needs the log, the submission's file and the version, as validators and the trainer hold them. Works beside
+    a running daemon. Exit code 0 where the verdict comes out again, 1 where it does not."""
     directory = options.existing_directory(arguments)
     found: Replayed = trio.run(lambda: verdict_replay.replay(directory, arguments.verdict, everything=arguments.all))
     values = _values(found)
-    if arguments.json:
-        options.print_json(values)
-    else:
-        tables.facts(_lines(values), title="the verdict holds" if found.confirmed else "the verdict is not confirmed")
+    title = "the verdict holds" if found.confirmed else "the verdict is not confirmed"
+    options.show(arguments, values, lambda: tables.facts(_lines(values), title=title))
     return 0 if found.confirmed else 1
 
 
@@ -123,13 +107,15 @@ def _lines(values: Values) -> list[tuple[str, str]]:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    """Generate with a model as honest nodes do (with every engine that is installed) and as forgers do, and write into
+    the folder OUT: thresholds.toml, a [thresholds] section for a domain.toml; calibration.json, all figures;
+    report.html, with a ROC curve for each statistic and forger."""
     wanted = limit_calibration.CalibrationWanted(
         **{field.name: getattr(arguments, field.name) for field in fields(limit_calibration.CalibrationWanted)}
     )
     found = trio.run(lambda: limit_calibration.calibrate(wanted, arguments.out, options.note))
-    if arguments.json:
-        options.print_json(found)
-    else:
+
+    def for_people() -> None:
         tables.table(
             ("forger", "groups", "caught at once", "submissions until caught", "by"),
             [
@@ -138,4 +124,6 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             ],
         )
         print(f"{arguments.out / 'thresholds.toml'} is for a domain.toml, {arguments.out / 'report.html'} for people")
+
+    options.show(arguments, found, for_people)
     return 0

@@ -6,7 +6,8 @@ The words never leave the command that they are typed into: what it signs with t
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from node.cli import options
 from node.cli.node_reading import ask, ask_running, wait_for
@@ -25,47 +26,19 @@ FINAL_PATIENCE: Final = 30.0
 def add_to(actions: options.Parsers) -> None:
     """Add the actions to ``farflung identity``."""
     steps = options.add_group(
-        actions,
-        "recovery",
-        help="show or forget the recovery key",
-        description="The key that outlives this machine.",
+        actions, "recovery", help="show or forget the recovery key", description="The key that outlives this machine."
     )
-    options.add_command(
-        steps,
-        "show",
-        _show,
-        help="show the recovery key as words",
-        description="Show the recovery key as 24 words. Anybody who has them can end this node.",
-        json=True,
-    )
-    forget = options.add_command(
-        steps,
-        "forget",
-        _forget,
-        help="remove the recovery key from this machine",
-        description="Remove the recovery key from the data directory, once its words are on paper: from then on nobody "
-        "can read it here, neither thieves nor you.",
-    )
+    options.add_command(steps, "show", _show, help="show the recovery key as words", json=True)
+    forget = options.add_command(steps, "forget", _forget, help="remove the recovery key from this machine")
     forget.add_argument("--yes", action="store_true", help="do not ask")
     close = options.add_command(
-        actions,
-        "close",
-        close_lost,
-        help="end a node whose key was stolen, with its recovery words",
-        description="Have this running node end the feed of another one, whose recovery words you have: nothing that "
-        "is signed with its key counts any more. What is final stays, and identity rebind can still move it. This "
-        "cannot be undone.",
+        actions, "close", close_lost, help="end a node whose key was stolen, with its recovery words"
     )
     close.add_argument(
         "node", nargs="?", metavar="NODE", help="the first digits of its id (default: the one of these words)"
     )
     rebind = options.add_command(
-        actions,
-        "rebind",
-        rebind_lost,
-        help="go on for a node that was lost, with its recovery words",
-        description="Have this running node take over the credit and the reputation of another one, whose recovery "
-        "words you have, and end that one's feed. This cannot be undone.",
+        actions, "rebind", rebind_lost, help="go on for a node that was lost, with its recovery words"
     )
     rebind.add_argument("node", metavar="NODE", help="the first digits of the old node's id")
     for parser in (close, rebind):
@@ -73,20 +46,22 @@ def add_to(actions: options.Parsers) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    """Show the recovery key as 24 words. Anybody who has them can end this node."""
     directory = options.existing_directory(arguments)
     key = directory.recovery()
     committed = _committed(directory, key.node)
-    if arguments.json:
-        found = {"words": recovery_words.words(key).split(), "public": key.node.hex(), "committed": committed}
-        options.print_json({**found, "file": str(directory.recovery_file)})
-        return 0
-    if committed is False:
-        raise UserError(
-            f"{directory.recovery_file}: this is not the recovery key that the node named when it joined",
-            "it is of no use; the right one is among its backups, or on paper",
-        )
-    print("\n".join(recovery_words.lines(key)))
-    options.note(recovery_words.PURPOSE)
+    found = {"words": recovery_words.words(key).split(), "public": key.node.hex(), "committed": committed}
+
+    def for_people() -> None:
+        if committed is False:
+            raise UserError(
+                f"{directory.recovery_file}: this is not the recovery key that the node named when it joined",
+                "it is of no use; the right one is among its backups, or on paper",
+            )
+        print("\n".join(recovery_words.lines(key)))
+        options.note(recovery_words.PURPOSE)
+
+    options.show(arguments, {**found, "file": str(directory.recovery_file)}, for_people)
     return 0
 
 
@@ -99,6 +74,8 @@ def _committed(directory: DataDirectory, public: bytes) -> bool | None:
 
 
 def _forget(arguments: argparse.Namespace) -> int:
+    """Remove the recovery key from the data directory, once its words are on paper: from then on nobody can read it
+    here, neither thieves nor you."""
     directory = options.existing_directory(arguments)
     directory.recovery()
     if not arguments.yes:
@@ -113,39 +90,79 @@ def _forget(arguments: argparse.Namespace) -> int:
 
 
 def close_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
-    """End the node that the words are the key of; a cut that covers the entry may take ``patience`` seconds."""
-    directory, status, key, target = _prepare(arguments)
-    if target["ended"] is not None:
-        print(f"{_name(target)} ended already, with the cut of height {target['ended']}")
+    """Have this running node end the feed of another one, whose recovery words you have: nothing that is signed with
+    its key counts any more. What is final stays, and identity rebind can still move it. This cannot be undone.
+
+    End the node that the words are the key of; a cut that covers the entry may take ``patience`` seconds.
+    """
+    lost = _find(arguments)
+    if lost.row["ended"] is not None:
+        print(f"{lost} ended already, with the cut of height {lost.row['ended']}")
         return 0
-    domain, author = bytes.fromhex(status["domain"]), bytes.fromhex(status["node"])
-    record = recovery.close(key, domain, bytes.fromhex(target["node"]), author)
-    return _append(directory, "close", target, record.signature, key, f"{_name(target)} is closed", patience)
+    return lost.append("close", f"{lost} is closed", patience)
 
 
 def rebind_lost(arguments: argparse.Namespace, patience: float = FINAL_PATIENCE) -> int:
-    """Have this node go on for the one that the words are the key of; a cut may take ``patience`` seconds."""
-    directory, status, key, target = _prepare(arguments)
-    if target["node"] == status["node"]:
+    """Have this running node take over the credit and the reputation of another one, whose recovery words you have, and
+    end that one's feed. This cannot be undone.
+
+    Have this node go on for the one that the words are the key of; a cut may take ``patience`` seconds.
+    """
+    lost = _find(arguments)
+    if lost.row["node"] == lost.status["node"]:
         raise UserError("this node cannot take over from itself", "run the command on the new node")
-    if target["successor"] is not None:
-        raise UserError(
-            f"{_name(target)} went on as {target['successor'][:8]} already", "only the first rebind of a node counts"
-        )
-    domain, author = bytes.fromhex(status["domain"]), bytes.fromhex(status["node"])
-    record = recovery.rebind(key, domain, bytes.fromhex(target["node"]), author)
-    done = f"{status['name']} goes on for {_name(target)}: farflung credits"
-    return _append(directory, "rebind", target, record.signature, key, done, patience)
+    if (successor := lost.row["successor"]) is not None:
+        raise UserError(f"{lost} went on as {successor[:8]} already", "only the first rebind of a node counts")
+    return lost.append("rebind", f"{lost.status['name']} goes on for {lost}: farflung credits", patience)
 
 
-def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, Values, Identity, Values]:
-    """The folder, its daemon's status, the recovery key, and the node that it is the key of."""
+@dataclass(frozen=True, slots=True)
+class LostNode:
+    """A node whose recovery ``key`` was typed in: its ``row`` as the daemon of ``directory`` knows it, which has
+    ``status``."""
+
+    directory: DataDirectory
+    status: Values
+    key: Identity
+    row: Values
+
+    def __str__(self) -> str:
+        return f"{self.row['name']} ({self.row['node'][:8]})"
+
+    def append(self, op: Literal["close", "rebind"], done: str, patience: float) -> int:
+        """Have the daemon append the entry, and wait until a cut covers it."""
+        domain, node, author = map(bytes.fromhex, (self.status["domain"], self.row["node"], self.status["node"]))
+        record = (recovery.close if op == "close" else recovery.rebind)(self.key, domain, node, author)
+        signed = {"target": node.hex(), "recovery": self.key.node.hex(), "signature": record.signature.hex()}
+        made = ask(self.directory, op, **signed)
+
+        def read() -> Values:
+            return next(row for row in _named_by(self.directory, self.key) if row["node"] == self.row["node"])
+
+        def final(row: Values) -> bool:
+            return row["ended"] is not None and (op == "close" or row["successor"] is not None)
+
+        row = wait_for(read, final, patience)
+        if final(row):
+            print(f"{done} (final since the cut of height {row['ended']})")
+        else:
+            options.note(f"entry {made['entry']} stands in this node's feed; it takes effect with the next cut")
+        return 0
+
+
+def _named_by(directory: DataDirectory, key: Identity) -> list[Values]:
+    """The nodes that named the recovery key, as the daemon knows them."""
+    rows: list[Values] = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
+    return rows
+
+
+def _find(arguments: argparse.Namespace) -> LostNode:
+    """The node that the words are the key of. Raises ``UserError``."""
     directory = options.existing_directory(arguments)
     status = ask_running(directory, "can tell others", "start it with farflung run")
     key = recovery_words.key(_typed(arguments))
-    nodes = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
     wanted = (arguments.node or "").lower()
-    chosen = [row for row in nodes if row["node"].startswith(wanted)]
+    chosen = [row for row in _named_by(directory, key) if row["node"].startswith(wanted)]
     if not chosen:
         raise UserError(
             f"no node{f' {wanted}' if wanted else ''} of this domain named the key of these words when it joined",
@@ -154,7 +171,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[DataDirectory, Values, Iden
     if len(chosen) > 1:
         names = ", ".join(row["node"][:16] for row in chosen)
         raise UserError(f"{len(chosen)} nodes named this key: {names}", "name one of them")
-    return directory, status, key, chosen[0]
+    return LostNode(directory, status, key, chosen[0])
 
 
 def _typed(arguments: argparse.Namespace) -> str:
@@ -163,34 +180,3 @@ def _typed(arguments: argparse.Namespace) -> str:
     question = "The 24 recovery words, with spaces between them (not shown): "
     words: str = arguments.terminal.secret("the words", question, "use --words-file FILE")
     return words
-
-
-def _append(
-    directory: DataDirectory,
-    op: str,
-    target: Values,
-    signature: bytes,
-    key: Identity,
-    done: str,
-    patience: float,
-) -> int:
-    """Have the daemon append the entry, and wait until a cut covers it."""
-    made = ask(directory, op, target=target["node"], recovery=key.node.hex(), signature=signature.hex())
-
-    def read() -> Values:
-        rows = ask(directory, "recovery", commitment=commitment(key.node).hex())["nodes"]
-        return next(row for row in rows if row["node"] == target["node"])
-
-    def final(row: Values) -> bool:
-        return row["ended"] is not None and (op == "close" or row["successor"] is not None)
-
-    row = wait_for(read, final, patience)
-    if final(row):
-        print(f"{done} (final since the cut of height {row['ended']})")
-    else:
-        options.note(f"entry {made['entry']} stands in this node's feed; it takes effect with the next cut")
-    return 0
-
-
-def _name(row: Values) -> str:
-    return f"{row['name']} ({row['node'][:8]})"

@@ -11,30 +11,19 @@ from node.cli.node_reading import daemon_or_log
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "roles",
-        _roles,
-        help=phrase,
-        description="List the domain's nodes with the roles that they stand for in the log, and whether they are "
-        "there now. Where no daemon runs, what the folder's own log says.",
-        json=True,
-    )
+    options.add_command(commands, "roles", _roles, help=phrase, json=True)
 
 
 def _roles(arguments: argparse.Namespace) -> int:
+    """List the domain's nodes with the roles that they stand for in the log, and whether they are there now. Where no
+    daemon runs, what the folder's own log says."""
     answer, code = daemon_or_log(
         options.existing_directory(arguments),
         "roles",
         lambda ledger: {"domain": ledger.domain.id.hex(), "nodes": role_rows(ledger)},
     )
-    if arguments.json:
-        options.print_json(answer)
-        return code
-    tables.table(
-        ("node", "name", "role", "now"),
-        [(row["node"][:8], row["name"], row["role"], _now(row)) for row in answer["nodes"]],
-    )
+    rows = ((row["node"][:8], row["name"], row["role"], _now(row)) for row in answer["nodes"])
+    options.show(arguments, answer, lambda: tables.table(("node", "name", "role", "now"), rows))
     return code
 
 

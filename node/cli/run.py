@@ -16,14 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    parser = options.add_command(
-        commands,
-        "run",
-        _run,
-        help=phrase,
-        description="Run the node of a data directory until SIGTERM or Ctrl-C. The directory is made where it is "
-        "missing; its farflung.toml says where to listen and whom to ask first.",
-    )
+    parser = options.add_command(commands, "run", _run, help=phrase)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="stop when the process that started this one is gone"
     )
@@ -31,6 +24,8 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Run the node of a data directory until SIGTERM or Ctrl-C. The directory is made where it is missing; its
+    farflung.toml says where to listen and whom to ask first."""
     if arguments.die_with_parent:
         _die_with_parent()
     directory = options.data_directory(arguments)

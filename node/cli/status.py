@@ -13,18 +13,12 @@ from protocol.identity import peer_id
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    options.add_command(
-        commands,
-        "status",
-        _status,
-        help=phrase,
-        description="Show the node's role and why it has it, the version it holds, what it waits for, its peers, "
-        "credit and troubles. Exit code 0 where all is well, 1 where it does not run or something is not in order.",
-        json=True,
-    )
+    options.add_command(commands, "status", _status, help=phrase, json=True)
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    """Show the node's role and why it has it, the version it holds, what it waits for, its peers, credit and troubles.
+    Exit code 0 where all is well, 1 where it does not run or something is not in order."""
     from node.api.control_client import Unavailable
     from node.cli.node_reading import ask, lock_holder
 
@@ -36,22 +30,17 @@ def _status(arguments: argparse.Namespace) -> int:
         why = "no daemon runs" if holder is None else f"process {holder} holds the folder, but: {error}"
         status = {**_away(directory, why), "pid": holder}
     troubles = [*status["health"], *status["problems"]]
-    if arguments.json:
-        options.print_json(status)
-    elif status["running"]:
-        tables.facts(
-            _lines(status, troubles),
-            title=f"{status['name']}: {status['role']}, {'all is well' if not troubles else 'not all is well'}",
-            styles={
-                "role": tables.role_style(status["role"]),
-                "trouble": "yellow",
-                "last rejection": "yellow",
-                "earned nothing": "yellow",
-            },
-        )
-    else:
-        tables.facts(_away_lines(status), title=f"{directory.path}: the node does not run")
+    options.show(arguments, status, lambda: _show(status, troubles))
     return 1 if troubles else 0
+
+
+def _show(status: Values, troubles: list[str]) -> None:
+    if not status["running"]:
+        tables.facts(_away_lines(status), title=f"{status['data_dir']}: the node does not run")
+        return
+    title = f"{status['name']}: {status['role']}, {'not all' if troubles else 'all'} is well"
+    yellow = dict.fromkeys(("trouble", "last rejection", "earned nothing"), "yellow")
+    tables.facts(_lines(status, troubles), title=title, styles={"role": tables.role_style(status["role"]), **yellow})
 
 
 def _away(directory: DataDirectory, why: str) -> Values:

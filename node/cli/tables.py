@@ -10,21 +10,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-NUMBERS: Final = frozenset(
-    {
-        "version",
-        "credit",
-        "generated",
-        "audited",
-        "trained",
-        "accepted",
-        "rejected",
-        "void",
-        "pending",
-        "reputation",
-        "seconds",
-    }
-)
+ACCOUNT: Final = ("credit", "generated", "audited", "trained", "accepted", "rejected", "void", "pending")
+"""Columns of whole numbers in an account."""
+NUMBERS: Final = frozenset({"version", *ACCOUNT, "reputation", "seconds"})
 """Columns that are set to the right."""
 
 
@@ -50,6 +38,14 @@ def progress(*columns: str, clock: Callable[[], float] | None = None) -> Iterato
         yield bar
 
 
+@contextmanager
+def counting(*columns: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for one piece of work: what is yielded takes how much of it is done, and how much it is."""
+    with progress(*columns) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """Print ``rows``, made texts, under ``columns``."""
     cells = [[str(cell) for cell in row] for row in rows]
@@ -61,13 +57,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     from rich.table import Table
     from rich.text import Text
 
-    from node.devnet.live_display import ROLE_STYLES
-
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=title or None, title_justify="left")
     for column in columns:
         drawn.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
     for row in cells:
-        drawn.add_row(*(Text(cell, style=ROLE_STYLES.get(cell, "")) for cell in row))
+        drawn.add_row(*(Text(cell, style=role_style(cell)) for cell in row))
     Console().print(drawn)
 
 
@@ -103,7 +97,7 @@ def facts(
 
 
 def role_style(role: str) -> str:
-    """The rich style of a role's name."""
+    """The rich style of a role's name, none of another text."""
     from node.devnet.live_display import ROLE_STYLES
 
     return ROLE_STYLES.get(role, "")

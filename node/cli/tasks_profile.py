@@ -34,34 +34,24 @@ def add_to(actions: options.Parsers) -> None:
         "profile",
         _run,
         help="find the questions that are neither too easy nor too hard for a model",
-        description="Have a model answer each question several times, as inference nodes do, score the answers in the "
-        "tasks' sandbox, and write for each task the set of the questions whose pass@k lies in a band. A task names "
-        "such a file as its set, and the new domain then asks these questions only. Run it again with the same --out "
-        "to go on, to ask more items, or to choose another band.",
         json=True,
     )
     options.add_folder(parser, "-o", "--out", required=True, help="where the sets are written")
     source = parser.add_mutually_exclusive_group()
     options.add_file(source, "--domain", help="a domain.toml: its model, tasks and recipe (default: starter)")
-    source.add_argument(
-        "--version",
-        type=int,
-        metavar="N",
-        help="a version that a node's folder holds, with its domain's tasks and recipe",
-    )
+    version = "a version that a node's folder holds, with its domain's tasks and recipe"
+    options.add_number(source, "--version", help=version)
     options.add_folder(source, "--model", help="a Hugging Face folder instead of the starter model")
     parser.add_argument("--tasks", metavar="FILE|NAMES", help="other tasks, as of farflung devnet")
-    parser.add_argument(
-        "--items", type=int, default=1000, metavar="N", help="items of each task, as far as it has them (1000)"
-    )
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them (0)")
-    parser.add_argument("--responses", type=int, default=16, metavar="N", help="answers to each question (16)")
-    parser.add_argument("-k", type=int, default=1, metavar="K", help="the k of pass@k (1)")
+    options.add_number(parser, "--items", default=1000, help="items of each task, as far as it has them (1000)")
+    options.add_number(parser, "--first", default=0, help="the first of them (0)")
+    options.add_number(parser, "--responses", default=16, help="answers to each question (16)")
+    options.add_number(parser, "-k", default=1, metavar="K", help="the k of pass@k (1)")
     parser.add_argument(
         "--low", type=_share, default=Fraction(1, 8), metavar="P", help="keep from this pass@k on (0.125)"
     )
     parser.add_argument("--high", type=_share, default=Fraction(1, 2), metavar="P", help="up to this (0.5)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sampler's noise (0)")
+    options.add_number(parser, "--seed", default=0, help="of the sampler's noise (0)")
     options.add_engine(parser, "the node's configuration, else auto and 1 thread")
 
 
@@ -73,17 +63,19 @@ def _share(text: str) -> Fraction:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Have a model answer each question several times, as inference nodes do, score the answers in the tasks' sandbox,
+    and write for each task the set of the questions whose pass@k lies in a band. A task names such a file as its set,
+    and the new domain then asks these questions only. Run it again with the same --out to go on, to ask more items, or
+    to choose another band."""
     found: list[Profile]
     held = None
     if arguments.version is not None:  # asks the daemon, with a loop of its own
         held = _held(options.existing_directory(arguments), arguments)
     wanted, found = trio.run(_profile, arguments, held)
     values = [_values(each, arguments.out) for each in found]
-    if arguments.json:
-        band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
-        options.print_json({"responses": wanted.responses, **band, "tasks": values})
-    else:
-        _show(wanted, values)
+    band = {"k": wanted.band.k, "low": float(wanted.band.low), "high": float(wanted.band.high)}
+    result = {"responses": wanted.responses, **band, "tasks": values}
+    options.show(arguments, result, lambda: _show(wanted, values))
     return 0 if all(each.kept for each in found) else 1
 
 

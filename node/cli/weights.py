@@ -16,75 +16,43 @@ from node.weights.retention import clean
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
     """Add the command's parser."""
-    actions = options.add_group(
-        commands,
-        "weights",
-        help=phrase,
-        description="Commands on weights.",
-    )
-    options.add_command(
-        actions,
-        "ls",
-        _ls,
-        help="list what is on the disk",
-        description="List the versions and deltas on the disk, how much of each is here, and why it is kept.",
-        json=True,
-    )
-    gc = options.add_command(
-        actions,
-        "gc",
-        _gc,
-        help="delete what is not needed",
-        description="Delete what no rule keeps and, where the quota is exceeded or the reserve is not left, also what "
-        "the node can do without. A running node does the same by itself.",
-        json=True,
-    )
+    actions = options.add_group(commands, "weights", help=phrase, description="Commands on weights.")
+    options.add_command(actions, "ls", _ls, help="list what is on the disk", json=True)
+    gc = options.add_command(actions, "gc", _gc, help="delete what is not needed", json=True)
     gc.add_argument("--dry-run", action="store_true", help="only tell what would go")
-    pull = options.add_command(
-        actions,
-        "pull",
-        _pull,
-        help="fetch a version now",
-        description="Have the running node fetch a version, and show how far it is. Exit code 1 where it does not "
-        "arrive.",
-    )
-    pull.add_argument("version", type=int, nargs="?", default=-1, metavar="VERSION", help="default: the newest")
-    export = options.add_command(
-        actions,
-        "export",
-        _export,
-        help="write a version as a model directory",
-        description="Write a version with its configuration and tokenizer as a directory that transformers "
-        "loads as it is. Every byte is verified on the way.",
-    )
+    pull = options.add_command(actions, "pull", _pull, help="fetch a version now")
+    options.add_number(pull, "version", nargs="?", default=-1, metavar="VERSION", help="default: the newest")
+    export = options.add_command(actions, "export", _export, help="write a version as a model directory")
     options.add_folder(export, "folder", help="a new or empty folder")
-    export.add_argument("--version", type=int, default=-1, metavar="N", help="default: the newest that is here whole")
+    options.add_number(export, "--version", default=-1, help="default: the newest that is here whole")
 
 
 def _ls(arguments: argparse.Namespace) -> int:
+    """List the versions and deltas on the disk, how much of each is here, and why it is kept."""
     found = held_versions.on_disk(options.existing_directory(arguments))
-    if arguments.json:
-        options.print_json(found)
-        return 0
-    tables.table(
-        ("what", "number", "size", "here", "digest", "kept"),
-        [
-            (
-                row["kind"],
-                ", ".join(map(str, row["numbers"])) or "not of the lineage",
-                tables.size(row["size"]),
-                "whole" if row["here"] == row["size"] else f"{100 * row['here'] / row['size']:.0f} %",
-                row["digest"][:8],
-                row["kept"] or "not kept: farflung weights gc",
-            )
-            for row in found["objects"]
-        ],
-    )
-    options.note(_room(found))
+    options.show(arguments, found, lambda: _show(found))
     return 0
 
 
+def _show(found: Values) -> None:
+    rows = (
+        (
+            row["kind"],
+            ", ".join(map(str, row["numbers"])) or "not of the lineage",
+            tables.size(row["size"]),
+            "whole" if row["here"] == row["size"] else f"{100 * row['here'] / row['size']:.0f} %",
+            row["digest"][:8],
+            row["kept"] or "not kept: farflung weights gc",
+        )
+        for row in found["objects"]
+    )
+    tables.table(("what", "number", "size", "here", "digest", "kept"), rows)
+    options.note(_room(found))
+
+
 def _gc(arguments: argparse.Namespace) -> int:
+    """Delete what no rule keeps and, where the quota is exceeded or the reserve is not left, also what the node can do
+    without. A running node does the same by itself."""
     directory = options.existing_directory(arguments)
     if lock_holder(directory) is not None:
         found = ask(directory, "weights-gc", dry_run=arguments.dry_run)
@@ -92,34 +60,33 @@ def _gc(arguments: argparse.Namespace) -> int:
         _, store, lineage = held_versions.read_offline(directory)
         with directory.open_locked():
             found = clean(store, lineage, dry_run=arguments.dry_run)
-    if arguments.json:
-        options.print_json(found)
-        return 0
-    word = "would be deleted" if arguments.dry_run else "deleted"
+    options.show(arguments, found, lambda: _tell_gone(found, "would be deleted" if arguments.dry_run else "deleted"))
+    return 1 if found["shortage"] is not None and not arguments.json else 0
+
+
+def _tell_gone(found: Values, word: str) -> None:
     for row in found["gone"]:
         print(f"{row['digest'][:8]}  {tables.size(row['size'])}  {word}")
     freed = sum(row["size"] for row in found["gone"])
     options.note(f"{options.counted(len(found['gone']), 'object')}, {tables.size(freed)} {word}; {_room(found)}")
     if found["shortage"] is not None:
         options.note(f"still: {found['shortage']}")
-        return 1
-    return 0
 
 
 def _pull(arguments: argparse.Namespace) -> int:
+    """Have the running node fetch a version, and show how far it is. Exit code 1 where it does not arrive."""
     found = held_versions.pull(options.existing_directory(arguments), arguments.version)
     options.note(f"version {found['version']} is here, whole and verified ({tables.size(found['size'])})")
     return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    """Write a version with its configuration and tokenizer as a directory that transformers loads as it is. Every byte
+    is verified on the way."""
     directory = options.existing_directory(arguments)
     chosen = export.choose(directory, arguments.version)
-    with tables.progress("writing", "bar", "bytes", "rate", "left") as bar:
-        task = bar.add_task("", total=None)
-        export.write(
-            chosen, arguments.folder, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with tables.counting("writing", "bar", "bytes", "rate", "left") as progress:
+        export.write(chosen, arguments.folder, progress=progress)
     print(arguments.folder)
     options.note(f"version {chosen.number}, {tables.size(chosen.manifest.size)}: load it with transformers or vLLM")
     sys.stdout.flush()

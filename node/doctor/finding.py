@@ -49,11 +49,8 @@ async def gather(checks: Sequence[Check], deadline: float = DEADLINE) -> list[Fi
             reason = " ".join(str(error).split()) or type(error).__name__
             found[index] = [Finding(check.name, WARNING, f"could not be checked: {reason}")]
         if scope.cancelled_caught:
-            found[index] = [
-                Finding(
-                    check.name, WARNING, f"no result within {deadline:g} s", "try again when the machine is less busy"
-                )
-            ]
+            remedy = "try again when the machine is less busy"
+            found[index] = [Finding(check.name, WARNING, f"no result within {deadline:g} s", remedy)]
 
     async with trio.open_nursery() as nursery:
         for index, check in enumerate(checks):

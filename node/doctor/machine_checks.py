@@ -81,25 +81,13 @@ def judge_torch(probe: dict[str, Any], driver: str | None) -> list[Finding]:
     if driver is None:
         return [Finding("torch", OK, f"{version} computes on the CPU; no NVIDIA GPU")]
     if probe["cuda_build"] is None:
-        return [
-            Finding(
-                "torch",
-                WARNING,
-                f"{version} is a CPU build, and there is an NVIDIA driver ({driver})",
-                "delete .venv and install again, so that the GPU is used",
-            )
-        ]
+        found = f"{version} is a CPU build, and there is an NVIDIA driver ({driver})"
+        return [Finding("torch", WARNING, found, "delete .venv and install again, so that the GPU is used")]
     build = f"{version} for CUDA {probe['cuda_build']}, driver {driver}"
     if probe["cuda_error"] is not None or not probe["devices"]:
         reason = probe["cuda_error"] or "torch sees no GPU"
-        return [
-            Finding(
-                "torch",
-                ERROR,
-                f"{build}: {reason}",
-                "upgrade the NVIDIA driver to one for this CUDA version, and let this user open /dev/nvidia*",
-            )
-        ]
+        remedy = "upgrade the NVIDIA driver to one for this CUDA version, and let this user open /dev/nvidia*"
+        return [Finding("torch", ERROR, f"{build}: {reason}", remedy)]
     return [
         Finding("torch", OK, f"{build}: {device['name']}, {device['memory_mb']} MB, computes")
         if device["error"] is None

@@ -173,9 +173,8 @@ def _port(subject: Subject, address: str) -> Finding:
         except OSError as error:
             reason = f"{address}: {error.strerror or error}"
             if error.errno == errno.EADDRINUSE and subject.holder is not None:
-                return Finding(
-                    "ports", WARNING, reason, "it is probably held by this node's daemon, which does not answer"
-                )
+                remedy = "it is probably held by this node's daemon, which does not answer"
+                return Finding("ports", WARNING, reason, remedy)
             remedy = {
                 errno.EADDRINUSE: f"stop the program that holds it (ss -tlnp 'sport = :{port}'), or listen elsewhere",
                 errno.EACCES: "choose a port above 1023",
@@ -199,9 +198,8 @@ async def addresses(subject: Subject) -> list[Finding]:
         return [Finding("addresses", OK, f"{shown} (a devnet)")]
     if hosts and all(_private(host) for host in hosts):
         port = next((split(address)[2] for address in own), 4001)
-        remedy = (
-            f"forward TCP port {port} to this machine, or leave it: the node then only dials others, and never relays"
-        )
+        leave = "or leave it: the node then only dials others, and never relays"
+        remedy = f"forward TCP port {port} to this machine, {leave}"
         return [Finding("addresses", WARNING, f"only addresses of a private network: {shown}", remedy)]
     return [Finding("addresses", OK, f"{shown}; nobody has dialled them yet" if status is not None else shown)]
 

@@ -25,14 +25,7 @@ from node.tasks import task_service
 from node.workers.child_messages import ConvertedModel, ConvertModel
 from node.workers.child_process import WorkerError, open_worker
 from protocol.constants import MAX_BLOB_BYTES
-from protocol.domain import (
-    Domain,
-    Model,
-    Task,
-    default_timings,
-    make_genesis,
-    parse_genesis,
-)
+from protocol.domain import Domain, Model, Task, default_timings, make_genesis, parse_genesis
 from protocol.errors import LocalError
 from protocol.records import Blob
 from protocol.weights.manifest import Manifest

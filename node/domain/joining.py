@@ -48,6 +48,13 @@ def required(directory: DataDirectory) -> Domain:
     return domain
 
 
+def require_same(directory: DataDirectory, wanted: bytes | None, remedy: str) -> None:
+    """Raise ``UserError`` with ``remedy`` where the directory belongs to another domain than ``wanted``; None: any."""
+    domain = held(directory)
+    if domain is not None and wanted not in (None, domain.id):
+        raise UserError(f"{directory.path}: this node belongs to the domain {domain.id.hex()} ({domain.name})", remedy)
+
+
 def serve(network: Network, genesis: bytes) -> None:
     """Give the genesis to whoever asks."""
 

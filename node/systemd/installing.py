@@ -146,7 +146,11 @@ def install(
     genesis = place.data / "genesis"
     if genesis.exists():
         if address is not None:
-            _refuse_other(DataDirectory(place.data), address)
+            # Imported here: the network stack takes a second to load.
+            from node.domain import invitation, joining
+
+            wanted = invitation.parse(address).domain
+            joining.require_same(DataDirectory(place.data), wanted, "remove it with --purge first")
             _say(f"this node joined already (in {place.data}): the address is not needed again")
     elif address is None:
         raise UserError(f"{place.data}: no domain was joined yet", "name a peer's address: --join ADDRESS")
@@ -322,19 +326,6 @@ def _join(place: ServicePlace, program: Path, owner: tuple[int, int] | None, add
     return subprocess.run(
         command, user=owner[0], group=owner[1], extra_groups=(), cwd=place.data, env=environment, umask=0o077
     ).returncode
-
-
-def _refuse_other(directory: DataDirectory, address: str) -> None:
-    """Raise ``UserError`` where ``address`` is none, or asks for another domain than the one that was joined."""
-    # Imported here: the network stack takes a second to load.
-    from node.domain import invitation, joining
-
-    wanted, held = invitation.parse(address).domain, joining.held(directory)
-    if held is not None and wanted not in (None, held.id):
-        raise UserError(
-            f"{directory.path}: this node belongs to the domain {held.id.hex()} ({held.name})",
-            "remove it with --purge first",
-        )
 
 
 def _make(folder: Path, mode: int, owner: tuple[int, int] | None) -> None:

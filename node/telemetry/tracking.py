@@ -25,14 +25,7 @@ from node.peers.own_state import OwnState
 from node.telemetry.metrics import Metrics, Queue, Row
 from node.weights.following import WeightsService
 from node.weights.held import payload
-from node.workers.child_messages import (
-    FinishTracker,
-    LogRows,
-    OpenTracker,
-    TensorBoardFolder,
-    TrackerRow,
-    WandBRun,
-)
+from node.workers.child_messages import FinishTracker, LogRows, OpenTracker, TensorBoardFolder, TrackerRow, WandBRun
 from node.workers.child_process import OpenWorker, open_worker
 
 MODULE: Final = "node.workers.tracker_child"
