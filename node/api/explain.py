@@ -94,7 +94,7 @@ def waits_for(panel: Panel) -> list[str]:
             if groups < node.domain.recipe.groups_per_step:
                 found.append(f"accepted rollouts: {groups} of {node.domain.recipe.groups_per_step} groups are there")
         case "validator" if newest >= 0:
-            version = panel.weights.held.newest()
+            version = ledger.newest_weights()
             if version is not None and node.id not in ledger.validators_of(version.id):
                 found.append("a version that counts it among the validators")
             elif not ledger.pending_for(node.id):

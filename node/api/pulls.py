@@ -71,7 +71,7 @@ class Pulls:
         else:
             entry = next((e for e in lineage if payload(e).number == version), None)
         if version == -1:
-            entry = weights.held.newest()
+            entry = self._node.log.ledger.newest_weights()
         if entry is None:
             return {"error": "no version was published yet" if version == -1 else f"there is no version {version}"}
         number, size = payload(entry).number, payload(entry).size

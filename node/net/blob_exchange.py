@@ -43,68 +43,60 @@ BLOB_REQUEST: Final = codec.Array(
 )
 CHUNK_REQUEST: Final = codec.Array((("manifest", codec.HASH), ("index", codec.Int(0, 2**32 - 1))))
 
-ReadRange = Callable[[bytes, int, int], Awaitable[bytes | None] | bytes | None]
-ReadChunk = Callable[[bytes, int], Awaitable[bytes | None] | bytes | None]
-ReadHave = Callable[[bytes], Awaitable[bytes | None] | bytes | None]
+Found = Awaitable[bytes | None] | bytes | None
+"""What a read gives, plain or async: None for what is not held."""
+
+
+async def _held(found: Found) -> bytes:
+    """What was found; raises ``Refused`` where that is nothing."""
+    data = await found if inspect.isawaitable(found) else found
+    if data is None:
+        raise Refused("not held")
+    return data
 
 
 def serve_blobs(
     network: Network,
-    read: ReadRange,
+    read: Callable[[bytes, int, int], Found],
     *,
-    protocol: str = BLOB_PROTOCOL,
     may_read: Callable[[bytes, bytes], bool] = lambda peer, digest: True,
 ) -> None:
-    """Serve blobs to all peers that ``may_read(peer, digest)``. ``read(BLAKE3 digest, offset, length)``, plain or
-    async, returns that much of the blob, less where it ends before, or None: a request costs what it asks for."""
+    """Serve blobs to all peers that ``may_read(peer, digest)``. ``read(BLAKE3 digest, offset, length)`` gives
+    that much of the blob, less where it ends before: a request costs what it asks for."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         digest, offset, length = codec.parse(request, BLOB_REQUEST, max_bytes=MAX_REQUEST, what="blob request")
         if not may_read(peer, digest):
             raise Refused("only nodes that joined this domain get its blobs")
-        found = read(digest, offset, length)
-        part = await found if inspect.isawaitable(found) else found
-        if part is None:
-            raise Refused("not held")
+        part = await _held(read(digest, offset, length))
         if len(part) < length:
             raise PeerError("blob request: a range beyond the blob")
         return part
 
-    network.serve(protocol, handler, max_request=MAX_REQUEST)
+    network.serve(BLOB_PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
 def serve_chunks(
     network: Network,
-    read: ReadChunk,
+    read: Callable[[bytes, int], Found],
     *,
-    protocol: str = CHUNK_PROTOCOL,
     may_have: Callable[[bytes], bool] = lambda peer: True,
 ) -> None:
-    """Serve weight chunks to all peers that ``may_have`` them. ``read(manifest hash, index)``, plain or async, returns
-    the chunk or None."""
+    """Serve weight chunks to all peers that ``may_have`` them. ``read(manifest hash, index)`` gives the chunk."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         manifest, index = codec.parse(request, CHUNK_REQUEST, max_bytes=MAX_REQUEST, what="chunk request")
         if not may_have(peer):
             raise Refused("only nodes that joined this domain get its weights")
-        found = read(manifest, index)
-        chunk = await found if inspect.isawaitable(found) else found
-        if chunk is None:
-            raise Refused("not held")
-        return chunk
+        return await _held(read(manifest, index))
 
-    network.serve(protocol, handler, max_request=MAX_REQUEST)
+    network.serve(CHUNK_PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
 def serve_haves(
-    network: Network,
-    read: ReadHave,
-    *,
-    protocol: str = HAVE_PROTOCOL,
-    may_have: Callable[[bytes], bool] = lambda peer: True,
+    network: Network, read: Callable[[bytes], Found], *, may_have: Callable[[bytes], bool] = lambda peer: True
 ) -> None:
-    """Tell all peers that ``may_have`` them which chunks are here. ``read(manifest hash)``, plain or async, returns the
-    bitmap, None for what is not held."""
+    """Tell all peers that ``may_have`` them which chunks are here. ``read(manifest hash)`` gives the bitmap."""
 
     async def handler(peer: bytes, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -112,13 +104,9 @@ def serve_haves(
             raise PeerError("have request: not a hash")
         if not may_have(peer):
             raise Refused("only nodes that joined this domain get its weights")
-        found = read(request)
-        bitmap = await found if inspect.isawaitable(found) else found
-        if bitmap is None:
-            raise Refused("not held")
-        return bitmap
+        return await _held(read(request))
 
-    network.serve(protocol, handler, max_request=32)
+    network.serve(HAVE_PROTOCOL, handler, max_request=32)
 
 
 async def fetch_chunk(
@@ -140,13 +128,7 @@ async def fetch_haves(network: Network, peer: bytes, digest: bytes, chunks: int)
 
 
 async def fetch_blob(
-    network: Network,
-    peers: Sequence[bytes],
-    digest: bytes,
-    size: int,
-    *,
-    protocol: str = BLOB_PROTOCOL,
-    timeout: float = 15.0,
+    network: Network, peers: Sequence[bytes], digest: bytes, size: int, *, timeout: float = 15.0
 ) -> bytes:
     """The blob of ``size`` bytes whose BLAKE3 is ``digest``, from the first of ``peers`` that serve it.
 
@@ -164,8 +146,27 @@ async def fetch_blob(
     sources: set[bytes] = set()
     failures: list[str] = []
     suspects: list[bytes] = []
+
+    async def read_on(peer: bytes) -> Unreachable | PeerError | None:
+        """Append the missing ranges to ``whole``; why ``peer`` could not complete it, or None."""
+        while len(whole) < size:
+            length = min(CHUNK_BYTES, size - len(whole))
+            request = codec.encode([digest, len(whole), length])
+            try:
+                part = await network.request(peer, BLOB_PROTOCOL, request, timeout=timeout, max_response=length)
+                if len(part) != length:
+                    raise PeerError("blob: a range of another length")
+            except Unreachable as error:
+                return error
+            except PeerError as error:
+                network.blame(peer, error)
+                return error
+            sources.add(peer)
+            whole.extend(part)
+        return None
+
     for peer in peers:
-        error = await _read_ranges(network, peer, digest, size, whole, sources, protocol, timeout)
+        error = await read_on(peer)
         if error is not None:
             failures.append(str(error))
             continue
@@ -180,7 +181,7 @@ async def fetch_blob(
         sources.clear()
     for peer in dict.fromkeys(suspects):  # pieced together from several and wrong: ask each for the whole
         whole.clear()
-        if await _read_ranges(network, peer, digest, size, whole, set(), protocol, timeout) is not None:
+        if await read_on(peer) is not None:
             continue
         if blake3(whole).digest() == digest:
             return bytes(whole)
@@ -215,31 +216,3 @@ class BlobExchange:
         if not self.store.has(digest):
             await self.fetch(digest, size, timeout=60)
         return self.store.path(digest)
-
-
-async def _read_ranges(
-    network: Network,
-    peer: bytes,
-    digest: bytes,
-    size: int,
-    whole: bytearray,
-    sources: set[bytes],
-    protocol: str,
-    timeout: float,
-) -> Unreachable | PeerError | None:
-    """Append the missing ranges to ``whole``; returns why ``peer`` could not complete it, or None."""
-    while len(whole) < size:
-        length = min(CHUNK_BYTES, size - len(whole))
-        request = codec.encode([digest, len(whole), length])
-        try:
-            part = await network.request(peer, protocol, request, timeout=timeout, max_response=length)
-            if len(part) != length:
-                raise PeerError("blob: a range of another length")
-        except Unreachable as error:
-            return error
-        except PeerError as error:
-            network.blame(peer, error)
-            return error
-        sources.add(peer)
-        whole += part
-    return None

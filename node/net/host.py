@@ -220,10 +220,6 @@ class Network:
         """Gossip ``data`` (at most 256 KiB). A hint: it may be lost."""
         await self.gossip.publish(topic, data)
 
-    def listeners(self, topic: str) -> list[bytes]:
-        """Connected peers that are subscribed to ``topic``."""
-        return self.gossip.listeners(topic)
-
     @property
     def traffic(self) -> tuple[int, int]:
         """(sent, received) bytes of requests, answers and gossip data; ``counts`` has them by protocol."""

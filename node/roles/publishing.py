@@ -192,7 +192,7 @@ def in_office(node: Node) -> bool:
 
 def overtaken(bench: Workbench, base: Entry) -> bool:
     """Whether the term or the version that a step began with is over meanwhile."""
-    node, newest = bench.node, bench.weights.held.newest()
+    node, newest = bench.node, bench.node.log.ledger.newest_weights()
     over = not in_office(node) or newest is None or newest.id != base.id
     if over:
         number = weights_payload(base).number

@@ -117,11 +117,11 @@ class _Life:
 
     async def _turn(self) -> bool:
         """Do what is to be done now; False where that was to wait."""
-        node, bench = self._node, self._bench
+        node = self._node
         if not in_office(node):
             node.health.warn("office", "another trainer was granted a term")
             return False
-        if bench.weights.held.newest() is None:
+        if node.log.ledger.newest_weights() is None:
             await self._announce_version_0()
             return False
         number = await self._base_number()
@@ -153,7 +153,7 @@ class _Life:
 
     def _base(self) -> Entry | None:
         """The newest version, where it is held whole."""
-        newest, held = self._bench.weights.held.newest(), self._bench.weights.held.newest_held()
+        newest, held = self._node.log.ledger.newest_weights(), self._bench.weights.held.newest_held()
         return held if held is not None and newest is not None and held.id == newest.id else None
 
     async def _announce_version_0(self) -> None:

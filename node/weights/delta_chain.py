@@ -1,8 +1,8 @@
 """Getting a version by what changed since one that is here (``protocol.weights.delta``, rule 5), instead of whole.
 
-1. Deltas are taken where that is expected to be quicker: sizes are known from their manifests, rates were measured.
+1. Deltas are taken where that is expected to be quicker: sizes are known from their manifests, rates were measured. A
+   node that measured nothing yet assumes a common link.
 2. Each delta travels like a version and makes one, which is then held and served like any other.
-   A node that measured nothing yet assumes a common link.
 3. A child (``node.workers.delta_child``) is started for one piece of work and ends with it: versions are minutes apart,
    and it takes a third of a second to start. Cancelling kills it, which leaves a sound store (see there).
 4. Whatever goes wrong with a delta is a health warning and costs time only: the chunks that came out wrong, or all that

@@ -42,7 +42,7 @@ class WeightsService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.held.tidy)
             while True:
-                newest = self.held.newest()
+                newest = self._node.log.ledger.newest_weights()
                 if newest is not None and newest.id not in self.held:
                     await self._try(newest)
                     if newest.id in self.held and self._own.role == "relay":
@@ -67,7 +67,7 @@ class WeightsService:
         has to be: one holder that trickles would keep this node from all newer ones."""
         seen = 0
         while True:
-            newest = self.held.newest()
+            newest = self._node.log.ledger.newest_weights()
             displaced = newest is not None and newest.id != entry.id and newest.id not in self.held
             if displaced and (self.holders_of.dropped(entry) or self.held.outdated(entry.id)):
                 scope.cancel()

@@ -78,13 +78,9 @@ class HeldVersions:
         """Ids of the ``weights`` entries held whole, newest first."""
         return list(reversed(self._digests))
 
-    def newest(self) -> Entry | None:
-        """The newest version of the lineage, held or not."""
-        return self._log.ledger.newest_weights()
-
     def newest_number(self) -> int:
-        """Its number, -1 before version 0."""
-        entry = self.newest()
+        """The number of the newest version of the lineage, held or not; -1 before version 0."""
+        entry = self._log.ledger.newest_weights()
         return -1 if entry is None else payload(entry).number
 
     def newest_held(self) -> Entry | None:

@@ -82,7 +82,7 @@ class HoldersOf:
 
     def lagging(self) -> list[bytes]:
         """Connected nodes that have nothing of the newest version although this node could give them some of it."""
-        newest = self._held.newest()
+        newest = self._node.log.ledger.newest_weights()
         if newest is None or (newest.id not in self._held and newest.id not in self._arriving):
             return []
         return [

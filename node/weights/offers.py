@@ -54,7 +54,7 @@ async def push(node: Node, weights: WeightsService) -> None:
     limit = trio.CapacityLimiter(AT_ONCE)
     async with trio.open_nursery() as nursery:
         while True:
-            newest, now = weights.held.newest(), trio.current_time()
+            newest, now = node.log.ledger.newest_weights(), trio.current_time()
             lagging = weights.holders_of.lagging()
             for peer in lagging:
                 assert newest is not None

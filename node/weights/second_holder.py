@@ -63,7 +63,7 @@ def serve(node: Node, weights: WeightsService, blobs: BlobExchange) -> None:
     async def handler(peer: bytes, request: bytes) -> bytes:
         fields = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="entrusted version")
         digest, size, delta, delta_size = fields
-        grant, newest = node.log.ledger.grant(), weights.held.newest()
+        grant, newest = node.log.ledger.grant(), node.log.ledger.newest_weights()
         if grant is None or grant.trainer != peer or newest is None:
             raise Refused("only the trainer in office entrusts versions")
         whole = payload(newest).size

@@ -147,7 +147,12 @@ class Holders:
     def set_holders(self, holdings: Mapping[bytes, Holding], now: float) -> None:
         """Take these for the holders, and no others; the runs of those that are gone are broken off."""
         for node in [node for node in self._by_node if node not in holdings]:
-            for run in self._remembered(self._by_node.pop(node)).runs:
+            gone = self._by_node.pop(node)
+            if gone.refusals or gone.out:
+                self._known[node] = gone.refusals, gone.out
+                while len(self._known) > MAX_KNOWN:
+                    del self._known[next(iter(self._known))]
+            for run in gone.runs:
                 self.break_off(run)
         for node, holding in holdings.items():
             known = self._by_node.get(node)
@@ -161,13 +166,6 @@ class Holders:
                 known.holding = holding
         self._levels.clear()
         self.choose(now)
-
-    def _remembered(self, holder: Holder) -> Holder:
-        if holder.refusals or holder.out:
-            self._known[holder.node] = holder.refusals, holder.out
-            while len(self._known) > MAX_KNOWN:
-                del self._known[next(iter(self._known))]
-        return holder
 
     def learn(self, node: bytes, has: int, coming: int, now: float) -> None:
         """A holder told which chunks it has, all of them, and which it is fetching."""
@@ -302,15 +300,11 @@ class Holders:
     def review(self, running: int, now: float) -> None:
         """Let the least useful give way where it is time; ``running`` is the number of runs."""
         if now >= self._rotate_at or (not running and now >= self._rotate_at - ROTATE_SECONDS + STARVED_SECONDS):
-            self._rotate(now)
-
-    def _rotate(self, now: float) -> None:
-        self._rotate_at = now + ROTATE_SECONDS
-        usable = self._usable(now)
-        if len(usable) > MAX_ACTIVE:
+            self._rotate_at = now + ROTATE_SECONDS
+            usable = self._usable(now)
             active = [h for h in usable if h.active]
-            least = min(active, key=lambda h: (bool(h.has & self.missing), h.rate), default=None)
-            if least is not None:
+            if active and len(usable) > MAX_ACTIVE:
+                least = min(active, key=lambda h: (bool(h.has & self.missing), h.rate))
                 least.not_before = now + PAUSE_SECONDS  # not drawn again at once
                 self.choose(now)
 

@@ -99,7 +99,7 @@ class Control:
         difference, found = await self._adopt(*delta) if delta else (None, None)
         assert found is None or isinstance(found, DeltaManifest)
         weights.held.expect(listing, found)
-        grant, newest = node.log.ledger.grant(), weights.held.newest()
+        grant, newest = node.log.ledger.grant(), node.log.ledger.newest_weights()
         assert grant is not None
         number, predecessor = (0, None) if newest is None else (weights.held.newest_number() + 1, newest.id)
         began = time.monotonic()

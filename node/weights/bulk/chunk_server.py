@@ -204,6 +204,8 @@ class ChunkServer:
                     self._converse(secured, ticket)
         except (OSError, EOFError) as error:
             log.debug("bulk: a connection ended: %r", error)
+        except Exception:
+            log.exception("bulk: serving a connection failed")
         finally:
             with suppress(OSError):
                 connection.close()

@@ -145,7 +145,8 @@ class Gate:
 
     def pause(self, ticket: Ticket, amount: int) -> float:
         """Seconds to wait after ``amount`` bytes were sent over the connection."""
-        peer = self.peers.get(ticket.node or b"")
+        with self._lock:
+            peer = self.peers.get(ticket.node or b"")
         return max(self._bucket.take(amount), 0.0 if peer is None else peer.bucket.take(amount))
 
     def _release(self, ticket: Ticket) -> None:

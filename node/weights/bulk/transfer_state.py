@@ -95,8 +95,15 @@ class TransferState:
 
     def thread(self, work: Callable[[], None]) -> bool:
         """Run ``work`` in a thread of its own; False where none can be had."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("bulk: a transfer's thread failed")
+
         try:
-            threading.Thread(target=work, daemon=True, name="bulk-fetch").start()
+            threading.Thread(target=guarded, daemon=True, name="bulk-fetch").start()
         except RuntimeError as error:  # no more threads to be had: the flows that there are go on
             log.warning("bulk: %s", error)
             return False

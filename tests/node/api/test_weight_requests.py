@@ -82,7 +82,7 @@ async def test_a_pull_that_fails_says_why(
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         running = await stage(cluster)
-        newest = running.weights.held.newest()
+        newest = running.node.log.ledger.newest_weights()
         assert newest is not None
         assert isinstance(newest.payload, Weights)
         # A file stands where the version's folder belongs.

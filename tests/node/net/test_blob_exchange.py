@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from node.net.blob_exchange import (
     BLOB_PROTOCOL,
     CHUNK_PROTOCOL,
     HAVE_PROTOCOL,
-    ReadRange,
     fetch_blob,
     fetch_haves,
     serve_blobs,
@@ -53,7 +52,7 @@ async def networks(count: int) -> AsyncIterator[list[Network]]:
         yield opened
 
 
-def ranges(held: Mapping[bytes, bytes]) -> ReadRange:
+def ranges(held: Mapping[bytes, bytes]) -> Callable[[bytes, int, int], bytes | None]:
     """Reads these blobs."""
 
     def read(name: bytes, offset: int, length: int) -> bytes | None:

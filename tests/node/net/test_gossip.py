@@ -16,7 +16,7 @@ from tests.node.net.helpers import network, until
 
 async def meshed(*networks: Network, topic: str = "roles") -> None:
     """Wait until neighbours know of each other's subscription."""
-    await until(lambda: all(set(one.peers) and set(one.peers) <= set(one.listeners(topic)) for one in networks))
+    await until(lambda: all(set(one.peers) and set(one.peers) <= set(one.gossip.listeners(topic)) for one in networks))
 
 
 async def test_a_message_crosses_a_line_and_does_not_come_back() -> None:
@@ -49,10 +49,12 @@ async def test_tags_keep_domains_apart() -> None:
             one.subscribe("roles", lambda origin, data, one=one: heard.append(one.node))  # type: ignore[misc]
         await second.connect(first.addresses[0], 5)
         await third.connect(first.addresses[0], 5)
-        await until(lambda: first.listeners("roles") == [third.node] and third.listeners("roles") == [first.node])
+        await until(
+            lambda: first.gossip.listeners("roles") == [third.node] and third.gossip.listeners("roles") == [first.node]
+        )
         await first.publish("roles", b"x")
         await until(lambda: heard == [third.node])
-        assert second.listeners("roles") == []
+        assert second.gossip.listeners("roles") == []
 
 
 async def test_a_burst_arrives_whole() -> None:

@@ -198,7 +198,9 @@ async def test_3_a_handler_that_raises_costs_one_message() -> None:
         victim.subscribe("roles", handler)
         other.subscribe("roles", lambda origin, data: None)
         await other.connect(victim.addresses[0], 5)
-        await until(lambda: victim.node in other.listeners("roles") and other.node in victim.listeners("roles"))
+        await until(
+            lambda: victim.node in other.gossip.listeners("roles") and other.node in victim.gossip.listeners("roles")
+        )
         for data in (b"bug", b"rubbish", b"fine"):
             await other.publish("roles", data)
         await until(lambda: heard == [b"bug", b"rubbish", b"fine"])

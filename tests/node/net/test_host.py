@@ -192,8 +192,8 @@ async def test_a_host_that_dies_is_restarted_on_the_same_port_with_everything() 
             await until(lambda: other.is_connected(victim.node) and victim.is_connected(other.node))
             assert await other.request(victim.node, ECHO, b"x", timeout=5, max_response=8) == b"x"
         assert victim.addresses == addresses
-        await until(lambda: victim.node in other.listeners("roles"))
-        await until(lambda: other.node in victim.listeners("roles"))
+        await until(lambda: victim.node in other.gossip.listeners("roles"))
+        await until(lambda: other.node in victim.gossip.listeners("roles"))
         await other.publish("roles", b"after")
         await until(lambda: heard == [b"after"])
 

@@ -86,7 +86,7 @@ async def test_a_node_that_is_gone_for_good_is_replaced(
         await trained(cluster, 2)
         gone = next(name for name, r in cluster.running.items() if r.own.role == role and name != "elector")
         # Bytes that nobody else has yet would be lost with it, and the version's number with them.
-        newest = cluster.running[gone].weights.held.newest
+        newest = cluster.running[gone].node.log.ledger.newest_weights
         others = [r.weights.held for name, r in cluster.running.items() if name != gone]
         await cluster.until(lambda: any(newest() == held.newest_held() for held in others))
         cluster.crash(gone)

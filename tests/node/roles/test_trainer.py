@@ -189,7 +189,7 @@ async def test_version_0_waits_for_a_validator_and_an_inference_node(
         await cluster.start("b", willing=("validator",))
         await trio.sleep(10)
         assert running.own.role == "trainer"
-        assert running.weights.held.newest() is None
+        assert running.node.log.ledger.newest_weights() is None
         assert "waiting for a validator and an inference node" in running.node.health.warnings["founding"]
         await cluster.start("c", willing=("inference",))
         await trained(cluster, 1)
@@ -217,7 +217,7 @@ async def test_a_restarted_trainer_resumes_from_its_checkpoint(
         assert again.node.log.replica.forks == {}
         # The state was carried on: it counts every step that was ever made.
         (kept,) = again.node.directory.trainer.glob("*.safetensors")
-        await cluster.until(lambda: again.weights.held.newest_held() == again.weights.held.newest())
+        await cluster.until(lambda: again.weights.held.newest_held() == again.node.log.ledger.newest_weights())
         assert int(next(iter(again.node.directory.trainer.glob("*.safetensors"))).read_text()) >= made + 2
         assert kept.parent == again.node.directory.trainer
 

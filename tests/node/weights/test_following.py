@@ -313,7 +313,7 @@ async def test_a_version_of_no_trainer_in_office_is_refused(
             await cluster.agree()
             with pytest.raises(PeerError, match="another than the trainer whose term counts"):
                 await running.weights.hold(entry, timeout=10)
-        assert running.weights.held.newest() == version
+        assert running.node.log.ledger.newest_weights() == version
         assert running.versions.held() == []
 
 

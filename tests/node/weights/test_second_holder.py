@@ -55,7 +55,7 @@ async def test_the_relay_is_asked_first_and_keeps_it(
         assert trainer.node.health.warnings == {}
         # What is fetched and noted meanwhile does not displace it.
         relay = cluster.running["r"]
-        newest = relay.weights.held.newest()
+        newest = relay.node.log.ledger.newest_weights()
         assert newest is not None
         await relay.weights.hold(newest, timeout=10)
         assert holders(cluster) == {"t", "r"}
