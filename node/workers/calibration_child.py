@@ -26,7 +26,7 @@ from torch.nn import functional
 from node.errors import UserError
 from node.starter import defaults
 from node.workers import child_loop, forger_zoo, transformers_engine
-from node.workers.architectures import build, read_config
+from node.workers.architectures import build, read_config, read_folder
 from node.workers.child_messages import (
     AskOther,
     CalibrationReady,
@@ -43,7 +43,6 @@ from node.workers.engine_child import Measured, Texts, measure, prefill
 from node.workers.forger_zoo import Job, Scorer, Stage, claim_of
 from node.workers.generation import SamplingSettings, Written, generate
 from node.workers.model import CausalLM, LanguageModel
-from node.workers.model_conversion import read_folder
 from node.workers.weight_files import checksum, layout, load_into, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe

@@ -2,7 +2,7 @@
 
 1. How responses are written: ``node.workers.generation``.
 2. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
-3. It computes on a GPU where there is one (``node.workers.device``).
+3. It computes on a GPU where there is one (``node.workers.architectures``).
 
 What it answers: ``node.workers.child_messages``. ``node.workers.vllm_child`` offers the same without the replay and the
 conversion.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from node.errors import UserError
 from node.workers import child_loop, row_layout, weight_files
-from node.workers.architectures import build, read_config
+from node.workers.architectures import build, chosen, convert, read_config
 from node.workers.child_messages import (
     Benchmark,
     ConfigureEngine,
@@ -37,10 +37,9 @@ from node.workers.child_messages import (
     WrittenGroups,
     WrittenResponse,
 )
-from node.workers.device import chosen
 from node.workers.generation import SamplingSettings, Written, build_proofs, generate, micro, states_array
-from node.workers.model import LanguageModel, ModelConfig
-from node.workers.model_conversion import convert
+from node.workers.model import LanguageModel
+from node.workers.model_config import ModelConfig
 from proofs import activation, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.workers.model import LanguageModel, ModelConfig
+from node.workers.model import LanguageModel
+from node.workers.model_config import ModelConfig
 from proofs import activation, race, sampling
 from protocol.constants import MILLION
 from protocol.domain import Recipe

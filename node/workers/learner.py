@@ -22,7 +22,7 @@ from torch import Tensor
 
 from node.workers import grpo, row_layout
 from node.workers.architectures import build
-from node.workers.model import ModelConfig
+from node.workers.model_config import ModelConfig
 from node.workers.policy import TrainedPolicy
 from node.workers.sharding import Ranks
 from protocol.constants import MILLION

@@ -3,10 +3,16 @@
 1. Master weights and the optimizer are float32; what is published has the dtypes of the manifest that was loaded.
 2. A loss or gradient that is not finite stops the step: nothing is written, the answer says why, and the child refuses
    to train until the last good version is loaded again.
-3. It computes on a GPU where there is one (``node.workers.device``), one process or many.
+3. It computes on a GPU where there is one (``node.workers.architectures``), one process or many.
 4. Run as ``python -P -m node.workers.trainer_child FD`` it is one process; with ``FD FOLDER``, started through
    torchrun, it is one rank of several. Rank 0 answers the daemon, and every rank does what rank 0 is asked to
    (``sharding``).
+5. A step writes two files: the version that it made, and the checkpoint from which the next one goes on. The checkpoint
+   (safetensors) holds the float32 masters and Adam's moments, and names the version it belongs to by its checksum.
+   Loading the version and its checkpoint continues bit for bit as if the child had never ended.
+6. Both files are written beside their destination and renamed, the checkpoint first: a version never lacks the state
+   that made it. One tensor is whole in memory at a time, however many processes share the model. Rank 0 writes, the
+   others hand over their slices; each reads only its own.
 """
 
 from __future__ import annotations
@@ -14,34 +20,37 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from node.errors import UserError
 from node.workers import child_loop, sharding, weight_files
-from node.workers import trainer_files as checkpoints
-from node.workers.architectures import read_config
+from node.workers.architectures import chosen, read_config
 from node.workers.child_messages import (
     AUTO,
     ConfigureTrainer,
     LoadTraining,
+    TensorRow,
     Trained,
     TrainerReady,
     TrainingStopped,
     TrainStep,
 )
-from node.workers.device import chosen
 from node.workers.frames import ChildRequest
 from node.workers.learner import Learner, TrainingSample, activation_bytes, make_policy, samples_of
-from node.workers.model import ModelConfig, parameter_count
+from node.workers.model import parameter_count
+from node.workers.model_config import ModelConfig
 from node.workers.policy import TrainedPolicy
 from node.workers.sharding import Ranks
+from proofs.checksum import value_checksum
 from protocol.domain import Recipe
 from protocol.errors import LocalError, PeerError
 from protocol.work.rollout import Submission
@@ -99,7 +108,7 @@ class Trainer:
         learner = Learner(policy, recipe, group)
         if request.checkpoint is not None:
             checkpoint = Path(request.checkpoint)
-            group.together(lambda: checkpoints.restore(learner, checkpoint, checksum))
+            group.together(lambda: restore_checkpoint(learner, checkpoint, checksum))
         self._learner = learner
         return checksum
 
@@ -116,7 +125,7 @@ class Trainer:
             metrics = learner.train(samples, self._reference_policy)
         except FloatingPointError as error:
             return TrainingStopped(str(error))
-        layout, checksum = checkpoints.write(learner, self._dtypes, Path(request.output), Path(request.checkpoint))
+        layout, checksum = write_files(learner, self._dtypes, Path(request.output), Path(request.checkpoint))
         self._learner = learner
         return Trained(metrics, int(metrics["trained"]), int(metrics["tokens"]), layout, checksum)
 
@@ -164,6 +173,61 @@ def read_submission(path: Path, recipe: Recipe) -> Submission:
 def read_samples(paths: Sequence[str], recipe: Recipe) -> list[TrainingSample]:
     """The samples of the submissions in these files, in their order. Raises ``UserError``."""
     return [sample for path in paths for sample in samples_of(read_submission(Path(path), recipe), recipe)]
+
+
+# The files of a step (rules 5 and 6)
+
+
+def write_files(
+    learner: Learner, dtypes: Mapping[str, torch.dtype], output: Path, checkpoint: Path
+) -> tuple[list[TensorRow], int]:
+    """Write what ``learner`` holds as a version with ``dtypes``, in their order, and as a checkpoint.
+
+    Returns the version's layout and checksum on rank 0, and zeros elsewhere.
+    """
+    parameters = learner.parameters()
+    published = {name: parameters[name] for name in dtypes}
+    state = learner.state()
+    if not learner.group.first:
+        for _ in chain(learner.whole(published), learner.whole(state)):
+            pass
+        return [], 0
+    with weight_files.replacing(output) as version:
+
+        def written() -> Iterator[Tensor]:
+            for tensor, dtype in zip(learner.whole(published), dtypes.values(), strict=True):
+                rounded = tensor.to(dtype)
+                weight_files.write_tensor(rounded, version)
+                yield rounded
+
+        checksum = value_checksum(written())
+        described = {name: (tensor.dtype, tensor.shape) for name, tensor in state.items()}
+        metadata = {"checksum": str(checksum), "updates": str(learner.updates)}
+        with weight_files.replacing(checkpoint) as file:
+            weight_files.write_safetensors(file, described, learner.whole(state), metadata)
+    return [weight_files.row(name, dtype, published[name].shape) for name, dtype in dtypes.items()], checksum
+
+
+def restore_checkpoint(learner: Learner, path: Path, checksum: int) -> None:
+    """Restore the learner's state. Raises ``UserError`` where the file is damaged or belongs to another version."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("checksum") != str(checksum):
+                raise UserError(f"the checkpoint {path} belongs to another version of the weights")
+
+            def read(name: str) -> Tensor:
+                part = file.get_slice(name)
+                start, stop = learner.group.bounds(part.get_shape()[0])
+                found: Tensor = part[start:stop]
+                return found
+
+            learner.restore(int(metadata["updates"]), read)
+    except (OSError, SafetensorError, LookupError, ValueError, RuntimeError) as error:
+        raise UserError(f"cannot read the checkpoint {path}: {error}") from None
+
+
+# One rank of several
 
 
 def _shared(group: Ranks, operation: child_loop.Operation, request: ChildRequest[Any]) -> object:

@@ -9,8 +9,8 @@
    is emptied: it holds keys and values of the old weights.
 4. An exception out of vLLM's step leaves its state unknown, so the process ends; whoever called starts another and has
    the same work done again, with the same result.
-5. vLLM reads a configuration written from the fields that ``node.workers.model`` understands, never the domain's file:
-   it cannot be talked into another model than the one that validators replay.
+5. vLLM reads a configuration written from the fields that ``node.workers.model_config`` understands, never the domain's
+   file: it cannot be talked into another model than the one that validators replay.
 6. Python dispatches each operation (``enforce_eager``) on a CPU: compiled code would keep calling the packed weights
    that a reload has replaced.
 
@@ -39,7 +39,7 @@ from node.workers import child_loop
 from node.workers.child_messages import ConfigureEngine, CountRewritten
 from node.workers.engine_child import EngineChild
 from node.workers.generation import SamplingSettings, Written, build_proofs, micro
-from node.workers.model import ARCHITECTURES, ModelConfig, config_json
+from node.workers.model_config import ARCHITECTURES, ModelConfig, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
 from proofs.checksum import checksum_of_sums
 from protocol.errors import LocalError
