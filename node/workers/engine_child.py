@@ -253,13 +253,11 @@ class EngineChild(abc.ABC):
         tokens = sum(len(one.tokens) for group, _ in self._write(prompts, seeds) for one in group)
         return max(1, round(tokens / (time.perf_counter() - begun)))
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What every engine child answers."""
-        return [self.configure, self.load, self.encode, self.generate, self.benchmark]
-
 
 class TorchEngine(EngineChild):
-    """The engine that computes with torch itself, and replays as well."""
+    """The engine that computes with torch itself, replays and converts as well."""
+
+    convert = staticmethod(convert)
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,10 +299,6 @@ class TorchEngine(EngineChild):
             for claim, found in zip(claims, replay(self._model, claims, settings, request.clip), strict=True)
         ]
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What this one answers."""
-        return [*super().operations(), self.replay, convert]
-
 
 if __name__ == "__main__":
-    child_loop.run(lambda: TorchEngine().operations())
+    child_loop.run(lambda: child_loop.methods(TorchEngine()))

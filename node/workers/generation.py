@@ -53,6 +53,10 @@ class SamplingSettings:
             end_token=config.end_token,
         )
 
+    def finish(self, tokens: Sequence[int]) -> int:
+        """How a response of these tokens ended."""
+        return FINISH_END if tokens[-1] == self.end_token else FINISH_LENGTH
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -147,7 +151,7 @@ def _generate(
             Written(
                 tokens=line,
                 logprobs=scores[number, :count].tolist(),
-                finish=FINISH_END if line[-1] == settings.end_token else FINISH_LENGTH,
+                finish=settings.finish(line),
                 states=states_array(states[number, :count]),
             )
         )

@@ -53,6 +53,7 @@ from node.workers.sharding import Ranks
 from proofs.checksum import value_checksum
 from protocol.domain import Recipe
 from protocol.errors import LocalError, PeerError
+from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Submission
 
 _EXPECTED = (UserError, LocalError)
@@ -62,10 +63,7 @@ MEMORY_SHARE = 4
 
 
 class Trainer:
-    """The child's state between operations.
-
-    Where ``group`` is None the process is alone.
-    """
+    """The child's state; its public methods are operations. Where ``group`` is None the process is alone."""
 
     def __init__(self, group: Ranks | None = None) -> None:
         self._group = group
@@ -99,8 +97,7 @@ class Trainer:
         group, policy, recipe = self._group, self._policy, self._recipe
         self._learner = None
         policy.zero_grad(set_to_none=True)  # a step that failed left some
-        described = group.together(partial(weight_files.read_manifest, Path(request.manifest)))
-        group.together(lambda: _fill(group, policy, weight_files.map_whole(described, Path(request.weights))))
+        described = _load(group, policy, request.manifest, request.weights)
         checksum = group.checksum(policy.model.parameters())
         # In the manifest's order: the next version is written in the same one.
         self._dtypes = {info.name: weight_files.DTYPES[info.dtype] for info in described.tensors}
@@ -129,22 +126,22 @@ class Trainer:
         self._learner = learner
         return Trained(metrics, int(metrics["trained"]), int(metrics["tokens"]), layout, checksum)
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What the child answers."""
-        return [self.configure, self.load, self.train]
-
     def _reference_policy(self) -> TrainedPolicy:
         """The policy of version 0, in the dtype in which the domain computes."""
         assert self._config is not None
         assert self._recipe is not None
         assert self._group is not None
         assert self._reference is not None
-        manifest, weights = map(Path, self._reference)
-        group = self._group
-        made = make_policy(self._config, self._recipe, group, self._dtype, frozen=True)
-        described = group.together(lambda: weight_files.read_manifest(manifest))
-        group.together(lambda: _fill(group, made, weight_files.map_whole(described, weights)))
+        made = make_policy(self._config, self._recipe, self._group, self._dtype, frozen=True)
+        _load(self._group, made, *self._reference)
         return made
+
+
+def _load(group: Ranks, policy: TrainedPolicy, manifest: str, weights: str) -> Manifest:
+    """Load a version, given the paths of its manifest and whole file, on every rank; its manifest."""
+    described = group.together(lambda: weight_files.read_manifest(Path(manifest)))
+    group.together(lambda: _fill(group, policy, weight_files.map_whole(described, Path(weights))))
+    return described
 
 
 def _fill(group: Ranks, policy: TrainedPolicy, tensors: Mapping[str, Tensor]) -> None:
@@ -245,11 +242,11 @@ def _shared(group: Ranks, operation: child_loop.Operation, request: ChildRequest
 def main(arguments: Sequence[str]) -> None:
     """Serve until the socket closes; see rule 4."""
     if len(arguments) == 1:
-        child_loop.run(lambda: Trainer().operations(), arguments)
+        child_loop.run(lambda: child_loop.methods(Trainer()), arguments)
         return
     connection = child_loop.connect(int(arguments[0]))
     group = sharding.join(Path(arguments[1]), chosen(AUTO))
-    table = child_loop.table(Trainer(group).operations())
+    table = child_loop.table(child_loop.methods(Trainer(group)))
     if group.first:
         with suppress(OSError):
             child_loop.serve({kind: partial(_shared, group, each) for kind, each in table.items()}, connection)

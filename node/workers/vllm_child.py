@@ -43,7 +43,6 @@ from node.workers.model_config import ARCHITECTURES, ModelConfig, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
 from proofs.checksum import checksum_of_sums
 from protocol.errors import LocalError
-from protocol.work.rollout import FINISH_END, FINISH_LENGTH
 
 MAX_SEQUENCES: Final = 256
 """Sequences decoded together at most."""
@@ -200,7 +199,7 @@ class VllmEngine(EngineChild):
                     group.written[number] = Written(
                         tokens=tokens,
                         logprobs=micro(torch.tensor(logprobs)).tolist(),
-                        finish=FINISH_END if line[-1] == settings.end_token else FINISH_LENGTH,
+                        finish=settings.finish(line),
                         states=states,
                     )
                     if len(group.written) == settings.group_size:
@@ -212,10 +211,6 @@ class VllmEngine(EngineChild):
         count: int = self._llm.collective_rpc("farflung_rewritten")[0]
         return count
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What this one answers."""
-        return [*super().operations(), self.rewritten]
-
     def _end(self) -> NoReturn:
         """End the process: vLLM has failed and cannot be trusted with another call."""
         traceback.print_exc()
@@ -223,4 +218,4 @@ class VllmEngine(EngineChild):
 
 
 if __name__ == "__main__":
-    child_loop.run(lambda: VllmEngine().operations())
+    child_loop.run(lambda: child_loop.methods(VllmEngine()))

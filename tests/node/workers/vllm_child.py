@@ -120,7 +120,7 @@ def _operations() -> list[child_loop.Operation]:
             weight_files.map_whole = part
             return checksum
 
-    operations: list[child_loop.Operation] = Forgetful().operations()
+    operations: list[child_loop.Operation] = child_loop.methods(Forgetful())
     return operations
 
 
