@@ -153,12 +153,7 @@ class Learner:
         return {
             "loss": loss,
             "grad_norm": norm,
-            "ratio_mean": means[0],
-            "importance_mean": means[1],
-            "clip_share": means[2],
-            "entropy": means[3],
-            "behaviour_kl": means[4],
-            "reference_kl": means[5],
+            **dict(zip(grpo.MEASURES, means, strict=True)),
             "groups_used": len(used),
             "groups_dropped": len(samples) - len(used),
             "trained": sum(len(sample.responses) for sample, _ in used),

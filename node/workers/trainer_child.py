@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -47,7 +47,6 @@ from node.workers.child_messages import (
 from node.workers.frames import ChildRequest
 from node.workers.learner import Learner, TrainingSample, activation_bytes, make_policy, samples_of
 from node.workers.model import parameter_count
-from node.workers.model_config import ModelConfig
 from node.workers.policy import TrainedPolicy
 from node.workers.sharding import Ranks
 from proofs.checksum import value_checksum
@@ -67,24 +66,25 @@ class Trainer:
 
     def __init__(self, group: Ranks | None = None) -> None:
         self._group = group
-        self._config: ModelConfig | None = None
         self._recipe: Recipe | None = None
-        self._dtype = torch.float32
+        self._make: partial[TrainedPolicy] | None = None
+        """Makes a policy, in the dtype in which the domain computes."""
         self._policy: TrainedPolicy | None = None
         self._learner: Learner | None = None
         self._dtypes: dict[str, torch.dtype] = {}
-        self._reference: tuple[str, str] | None = None
+        self._reference: Callable[[], TrainedPolicy] | None = None
+        """Makes the policy of version 0."""
 
     def configure(self, request: ConfigureTrainer) -> TrainerReady:
         """Read the model's configuration and make the policy."""
         torch.set_num_threads(request.threads)
-        self._config, self._recipe = read_config(Path(request.config)), request.recipe
-        self._dtype = sharding.DTYPES[request.dtype]
+        config, dtype = read_config(Path(request.config)), sharding.DTYPES[request.dtype]
         if self._group is None:
-            self._group = sharding.alone(chosen(request.device), sharded=self._dtype is not torch.float32)
+            self._group = sharding.alone(chosen(request.device), sharded=dtype is not torch.float32)
         self._learner = self._policy = None
-        self._policy = make_policy(self._config, self._recipe, self._group, self._dtype)
-        needed = activation_bytes(self._config, self._group.device, self._dtype)
+        self._recipe, self._make = request.recipe, partial(make_policy, config, request.recipe, self._group, dtype)
+        self._policy = self._make()
+        needed = activation_bytes(config, self._group.device, dtype)
         short = needed * MEMORY_SHARE > _memory(self._group.device)
         again = request.recompute == "on" or (request.recompute == "auto" and short)
         self._policy.model.recompute = again
@@ -92,16 +92,16 @@ class Trainer:
 
     def load(self, request: LoadTraining) -> int:
         """Load a version, and the checkpoint that goes with it where there is one; answers the version's checksum."""
-        if self._policy is None or self._recipe is None or self._group is None:
+        group, policy, recipe, make = self._group, self._policy, self._recipe, self._make
+        if group is None or policy is None or recipe is None or make is None:
             raise LocalError("configure comes before load")
-        group, policy, recipe = self._group, self._policy, self._recipe
         self._learner = None
         policy.zero_grad(set_to_none=True)  # a step that failed left some
         described = _load(group, policy, request.manifest, request.weights)
         checksum = group.checksum(policy.model.parameters())
         # In the manifest's order: the next version is written in the same one.
         self._dtypes = {info.name: weight_files.DTYPES[info.dtype] for info in described.tensors}
-        self._reference = request.reference
+        self._reference = None if request.reference is None else partial(_reference, group, make, *request.reference)
         learner = Learner(policy, recipe, group)
         if request.checkpoint is not None:
             checkpoint = Path(request.checkpoint)
@@ -119,22 +119,18 @@ class Trainer:
             raise LocalError("the recipe has a KL term, and no reference was loaded")
         self._learner = None  # until the step has succeeded
         try:
-            metrics = learner.train(samples, self._reference_policy)
+            metrics = learner.train(samples, self._reference)
         except FloatingPointError as error:
             return TrainingStopped(str(error))
         layout, checksum = write_files(learner, self._dtypes, Path(request.output), Path(request.checkpoint))
         self._learner = learner
         return Trained(metrics, int(metrics["trained"]), int(metrics["tokens"]), layout, checksum)
 
-    def _reference_policy(self) -> TrainedPolicy:
-        """The policy of version 0, in the dtype in which the domain computes."""
-        assert self._config is not None
-        assert self._recipe is not None
-        assert self._group is not None
-        assert self._reference is not None
-        made = make_policy(self._config, self._recipe, self._group, self._dtype, frozen=True)
-        _load(self._group, made, *self._reference)
-        return made
+
+def _reference(group: Ranks, make: partial[TrainedPolicy], manifest: str, weights: str) -> TrainedPolicy:
+    made = make(frozen=True)
+    _load(group, made, manifest, weights)
+    return made
 
 
 def _load(group: Ranks, policy: TrainedPolicy, manifest: str, weights: str) -> Manifest:

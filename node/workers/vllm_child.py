@@ -14,7 +14,7 @@
 6. Python dispatches each operation (``enforce_eager``) on a CPU: compiled code would keep calling the packed weights
    that a reload has replaced.
 
-``node.workers.vllm_start`` has the variables that the process must be started with.
+``node.roles.engine_client`` has the variables that the process must be started with.
 """
 
 from __future__ import annotations
