@@ -43,7 +43,7 @@ from node.peers import peers_file, twins
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles import cheats, inference, trainer, validator
-from node.roles.engine_client import chosen
+from node.roles.engine_client import chosen, vllm_installed
 from node.roles.role_manager import Lives, RoleManager
 from node.roles.rollout_pool import Pool
 from node.roles.term_watch import ElectorPart
@@ -60,7 +60,6 @@ from node.weights.bulk.bulk_process import BulkProcess, StartBulk, start_child
 from node.weights.bulk.token_exchange import TokenExchange
 from node.weights.following import WeightsService
 from node.weights.held import WeightsMeans
-from node.workers import vllm_start
 from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Domain
 from protocol.identity import node_id
@@ -284,4 +283,4 @@ def _refuse_unfit(config: Config, domain: Domain) -> None:
             f"cheat = {config.devnet.cheat!r} is for a devnet only", f"delete the line ({', '.join(cheats.CHEATS)})"
         )
     if "inference" in config.willing:
-        chosen(config.engine, 0, installed=vllm_start.installed())
+        chosen(config.engine, 0, installed=vllm_installed())

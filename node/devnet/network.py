@@ -31,10 +31,9 @@ from node.domain import domain_toml, founding
 from node.domain.domain_toml import EARNED_REPUTATION, Founding, new_policy
 from node.errors import UserError
 from node.log.offline_verification import verify
-from node.roles.engine_client import chosen
+from node.roles.engine_client import chosen, vllm_installed
 from node.store.data_directory import DataDirectory
 from node.store.durable_files import write_atomic
-from node.workers import vllm_start
 from protocol.credit.ledger import Ledger
 
 ELECTORS: Final = 4
@@ -343,7 +342,7 @@ async def run(
         # Its own nodes are electors and validators, whatever the file says: see ``_live``.
         policy = new_policy(nodes, EARNED_REPUTATION)
         asked = replace(domain_toml.load(options.domain), devnet=True, policy=policy)
-    chosen(options.engine, 0, installed=vllm_start.installed())
+    chosen(options.engine, 0, installed=vllm_installed())
     await check(asked)
     # From here on there is a folder; what is wrong with the command line is told before that.
     make_folder(options.folder)

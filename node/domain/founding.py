@@ -70,7 +70,7 @@ async def check(founding: Founding) -> None:
 
 async def convert_model(folder: Path, whole: Path, dtype: str, size: int) -> ConvertedModel:
     """Write the weights of a Hugging Face folder, of ``size`` bytes, as version 0's whole file. Returns what
-    ``node.workers.model_conversion.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at
+    ``node.workers.architectures.convert`` does. Raises ``WorkerError``, of kind "user" where the model is at
     fault."""
     async with open_worker("node.workers.engine_child", name="engine") as worker:
         request = ConvertModel(str(folder), str(whole), dtype)

@@ -20,10 +20,10 @@ import trio
 
 from node import __version__
 from node.errors import UserError
+from node.roles.engine_client import vllm_environment, vllm_installed
 from node.starter import defaults
 from node.store.durable_files import write_new
 from node.telemetry.plot import STYLE, Series, legend, plot
-from node.workers import vllm_start
 from node.workers.child_messages import (
     AskOther,
     ConfigureEngine,
@@ -151,7 +151,7 @@ async def _measure(
                 rows = await worker.call(MeasureHonest(way, start, count), timeout=WORK_TIMEOUT)
                 honest.setdefault(engine, []).extend(rows)
             note(f"{len(honest[engine])} honest groups by {engine}")
-        if vllm_start.installed():
+        if vllm_installed():
             try:
                 honest["vllm"] = await _by_vllm(wanted, recipe, worker, open_worker)
             except WorkerError as error:
@@ -195,7 +195,7 @@ async def _by_vllm(wanted: CalibrationWanted, recipe: Recipe, worker: Worker, op
     """The rows of honest groups that vLLM wrote with the weights of the calibration child ``worker``."""
     rows: list[Figures] = []
     with TemporaryDirectory(prefix="farflung-calibration-") as folder:
-        environment = vllm_start.environment(wanted.threads, Path(folder) / "cache")
+        environment = vllm_environment(wanted.threads, Path(folder) / "cache")
         version = await worker.call(StoreJudge(folder), timeout=WORK_TIMEOUT)
         async with open_worker("node.workers.vllm_child", name="vllm engine", environment=environment) as vllm:
             request = ConfigureEngine(

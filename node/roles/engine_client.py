@@ -2,10 +2,12 @@
 
 There are two: torch generates and replays, vLLM generates. Validators use the first, inference nodes what ``engine`` in
 the configuration says; "auto" is vLLM where it is installed and the model is large enough to be worth its start.
+Nothing of vLLM is imported here.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,7 +17,6 @@ from pathlib import Path
 import trio
 
 from node.errors import UserError
-from node.workers import vllm_start
 from node.workers.child_messages import (
     ClaimedGroup,
     ConfigureEngine,
@@ -104,6 +105,32 @@ def claimed(seed: bytes, group: Group) -> ClaimedGroup:
     return ClaimedGroup(seed, pack(group.prompt), responses, group.proofs)
 
 
+def vllm_installed() -> bool:
+    """Whether vLLM can be imported, without importing it."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def vllm_environment(threads: int, cache: Path) -> dict[str, str]:
+    """The variables that the vLLM child is started with; ``cache`` is a folder for what vLLM compiles."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),  # where torch is built with MKL, it takes its number of threads from there
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CACHE_ROOT": str(cache),
+        "VLLM_CONFIG_ROOT": str(cache),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        # Nothing is asked of a model hub, and nobody is told.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+
+
 def chosen(engine: str, size: int, *, installed: bool) -> str:
     """The engine that generates: "torch" or "vllm". ``size`` in bytes of the model's weights.
 
@@ -141,7 +168,7 @@ async def open_child(
     ``started`` is called with its process id before it is configured. "auto" falls back on torch where vLLM cannot run
     the model. ``vllm``: whether it is installed, where that is known.
     """
-    found = chosen(setup.engine, size, installed=vllm_start.installed() if vllm is None else vllm)
+    found = chosen(setup.engine, size, installed=vllm_installed() if vllm is None else vllm)
     async with AsyncExitStack() as stack:
         try:
             engine = await _start(stack, found, setup, started, open_worker)
@@ -161,7 +188,7 @@ async def _start(
         opened = open_worker("node.workers.engine_child", name="engine", prefix=prefix)
         timeout = LOAD_TIMEOUT
     else:
-        environment = vllm_start.environment(setup.configured.threads, setup.cache)
+        environment = vllm_environment(setup.configured.threads, setup.cache)
         opened = open_worker("node.workers.vllm_child", name="vllm engine", environment=environment, prefix=prefix)
         timeout = VLLM_START_TIMEOUT
     worker = await stack.enter_async_context(opened)

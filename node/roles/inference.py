@@ -118,18 +118,16 @@ class InferenceLife:
         data = await trio.to_thread.run_sync(submission.encode)
         digest = await bench.blobs.put(data)
         sent = [response for group in groups for response in group.responses]
-        tokens, responses = sum(len(response.tokens) for response in sent), len(sent)
-        await node.log.append(
-            Rollout(version.id, first, len(groups), responses, tokens, digest, len(data), submission.signal)
-        )
+        counts = (len(groups), submission.responses, submission.tokens)
+        await node.log.append(Rollout(version.id, first, *counts, digest, len(data), submission.signal))
         bench.metrics.record(
             "generation",
             version=self.newest_used,
             groups=len(groups),
             groups_with_signal=submission.signal,
-            responses=responses,
-            tokens=tokens,
-            tokens_per_second=tokens / written.seconds if written.seconds else None,
+            responses=submission.responses,
+            tokens=submission.tokens,
+            tokens_per_second=submission.tokens / written.seconds if written.seconds else None,
             generating_seconds=written.seconds,
             scoring_seconds=scoring,
             bytes=len(data),

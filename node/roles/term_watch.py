@@ -81,10 +81,12 @@ class TermWatch:
         )
         if not renewed and not self._vacant(slack):
             return "the office is not vacant"
-        presence = self._presences.live().get(grant.trainer)
-        if presence is None or ("trainer" not in presence.willing and presence.role != "trainer"):
-            return "that trainer is not there"
-        return None
+        return None if self._is_there(grant.trainer) else "that trainer is not there"
+
+    def _is_there(self, trainer: bytes) -> bool:
+        """Whether it is present, training or willing to."""
+        presence = self._presences.live().get(trainer)
+        return presence is not None and ("trainer" in presence.willing or presence.role == "trainer")
 
     def _note_holder(self) -> None:
         """Take notice of who holds the office and whether it is there."""
@@ -94,8 +96,7 @@ class TermWatch:
         now = trio.current_time()
         if grant.term != self._term:
             self._term, self._since, self._seen_at = grant.term, now, now
-        trainer = self._presences.live().get(grant.trainer)
-        if trainer is not None and ("trainer" in trainer.willing or trainer.role == "trainer"):
+        if self._is_there(grant.trainer):
             self._seen_at = now
 
     def _vacant(self, slack: float = 0.0) -> bool:

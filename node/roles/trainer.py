@@ -35,7 +35,6 @@ from node.roles.publishing import Made, Publication, in_office, milliseconds
 from node.roles.rollout_pool import Gathering
 from node.roles.workbench import Workbench
 from node.weights.held import payload as weights_payload
-from node.workers import torchrun
 from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainingStopped, TrainStep
 from node.workers.child_process import Worker, WorkerError
 from protocol.log.entry import Entry
@@ -82,10 +81,24 @@ async def _open_trainer(bench: Workbench) -> AsyncIterator[Worker]:
     with ExitStack() as stack:
         if processes > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-", dir=node.directory.work))
-            launcher = torchrun.command(sys.executable, processes, Path(folder))
+            launcher = torchrun(processes, Path(folder))
             start = partial(start, prefix=launcher, launched=True, arguments=[folder])
         async with start() as worker:
             yield worker
+
+
+def torchrun(processes: int, folder: Path) -> list[str]:
+    """The command line before a child's own that starts so many processes of it.
+
+    They meet in the empty ``folder`` (``node.workers.sharding``), whose name goes to the child as well: nothing listens
+    for a rendezvous. All end when one dies, and none is started again: the role begins anew with the child.
+    """
+    return [
+        *(sys.executable, "-P", "-m", "torch.distributed.run"),
+        *("--nnodes", "1", "--nproc-per-node", str(processes), "--max-restarts", "0", "--monitor-interval", "0.2"),
+        *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", str(folder / "rendezvous")),
+        *("--local-addr", "127.0.0.1", "--log-dir", str(folder / "log"), "--no-python"),
+    ]
 
 
 class _Life:

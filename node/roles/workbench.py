@@ -20,13 +20,12 @@ from node.context import Node
 from node.net.blob_exchange import BlobExchange
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
-from node.roles.engine_client import Engine, Setup, open_child
+from node.roles.engine_client import Engine, Setup, open_child, vllm_installed
 from node.roles.rollout_pool import Pool
 from node.store.version_store import VersionStore
 from node.tasks.task_service import TaskService
 from node.telemetry.metrics import Metrics
 from node.weights.following import WeightsService
-from node.workers import vllm_start
 from node.workers.child_messages import ConfigureEngine
 from node.workers.child_process import OpenWorker, open_worker
 from protocol.records import Blob
@@ -75,7 +74,7 @@ class Engines:
 
     async def model_bytes(self, engine: str) -> int:
         """Bytes of the domain's weights, where the choice of the engine depends on them; else 0."""
-        if engine != "auto" or not vllm_start.installed():
+        if engine != "auto" or not vllm_installed():
             return 0
         blob = self.node.domain.model.manifest
         data = await trio.Path(await self.blobs.path(blob.hash, blob.size)).read_bytes()

@@ -7,7 +7,7 @@
    instructions, ours and transformers compute products by float32 kernels and round every result, as accelerators do:
    it is five times faster than emulated instructions, with the same rounding. A model that transformers computes anyway
    (``node.workers.transformers_model``) has no second engine, and does without those kernels.
-3. Stale weights are versions that real optimizer steps lead through (``node.workers.forger_zoo``).
+3. Stale weights are versions that real optimizer steps lead through (``aged``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn import functional
 from node.errors import UserError
 from node.starter import defaults
 from node.workers import child_loop, forger_zoo, transformers_engine
-from node.workers.architectures import build, read_config
+from node.workers.architectures import build, read_config, read_folder
 from node.workers.child_messages import (
     AskOther,
     CalibrationReady,
@@ -42,8 +42,10 @@ from node.workers.child_messages import (
 from node.workers.engine_child import Measured, Texts, measure, prefill
 from node.workers.forger_zoo import Job, Scorer, Stage, claim_of
 from node.workers.generation import SamplingSettings, Written, generate
+from node.workers.learner import Learner, TrainingSample
 from node.workers.model import CausalLM, LanguageModel
-from node.workers.model_conversion import read_folder
+from node.workers.policy import TrainedPolicy
+from node.workers.sharding import Ranks
 from node.workers.weight_files import checksum, layout, load_into, write_whole
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -118,6 +120,34 @@ def figures(found: Measured) -> Figures:
     )
 
 
+def aged(
+    model: LanguageModel, job: Job, settings: SamplingSettings, recipe: Recipe, score: Scorer | None, steps: int
+) -> list[LanguageModel]:
+    """``model`` and the versions after each of ``steps`` training steps on its own answers to ``job``.
+
+    Without a scorer, rewards are made up (every second response is right): how far an optimizer step moves the weights
+    is set by the learning rate, hardly by what it learns.
+    """
+    versions = [model]
+    policy = TrainedPolicy(copy.deepcopy(model).float().requires_grad_(True), recipe.temperature / MILLION)
+    learner = Learner(policy, replace(recipe, kl=0), Ranks(0, 1, model.device))
+    learner.updates = recipe.warmup_steps  # versions in the middle of a run, at the full learning rate
+    for _ in range(steps):
+        newest = versions[-1]
+        samples = []
+        for index, group in enumerate(generate(newest, job.prompts, job.seeds, settings)):
+            rewards = [
+                (MILLION * (place % 2) if score is None else score(job.number + index, one.tokens))
+                for place, one in enumerate(group)
+            ]
+            samples.append(
+                TrainingSample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards)
+            )
+        learner.train(samples)
+        versions.append(copy.deepcopy(learner.policy.model).to(model.dtype).requires_grad_(False))
+    return versions
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way in which an honest author works: ``engine``, groups made ``at_once``, processor ``threads``."""
@@ -155,7 +185,7 @@ class Laboratory:
         if cache is not None and cache.exists():
             states = torch.load(cache, mmap=True)
         else:
-            versions = forger_zoo.aged(base, training(self), self.settings, recipe, score, 3)
+            versions = aged(base, training(self), self.settings, recipe, score, 3)
             states = [versions[number].state_dict() for number in (3, 2, 0)]
             if cache is not None:
                 torch.save(states, cache)
@@ -244,7 +274,7 @@ def starter_prompts() -> list[str]:
 
 
 class Calibration:
-    """The child's state."""
+    """The child's state; its public methods are operations."""
 
     def __init__(self) -> None:
         self._laboratory: Laboratory | None = None
@@ -303,10 +333,6 @@ class Calibration:
         forger = next(forger for forger in forger_zoo.ZOO if forger.name == request.name)
         return made.judged(job, forger.make(made.stage, job))
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What the child answers."""
-        return [self.prepare, self.honest, self.store, self.asked, self.measured, self.forged]
-
     def _ready(self) -> Laboratory:
         if self._laboratory is None:
             raise LocalError("prepare comes first")
@@ -335,4 +361,4 @@ REPLAYED = tuple(
 
 
 if __name__ == "__main__":
-    child_loop.run(lambda: Calibration().operations())
+    child_loop.run(lambda: child_loop.methods(Calibration()))

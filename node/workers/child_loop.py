@@ -57,6 +57,11 @@ def _one_line(error: BaseException) -> str:
     return (text or type(error).__name__)[:2000]
 
 
+def methods(child: object) -> list[Operation]:
+    """The public methods of ``child``, where these are its operations."""
+    return [getattr(child, name) for name in dir(child) if not name.startswith("_")]
+
+
 def table(operations: Iterable[Operation]) -> Table:
     """The ``operations`` by the type of the request that each takes, which its signature says.
 

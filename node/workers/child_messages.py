@@ -138,7 +138,7 @@ class ConvertedModel(Struct, frozen=True):
 
 
 class ConvertModel(ChildRequest[ConvertedModel], frozen=True, tag="convert"):
-    """Make version 0's whole file ``output`` from a Hugging Face folder (``node.workers.model_conversion``)."""
+    """Make version 0's whole file ``output`` from a Hugging Face folder (``node.workers.architectures``)."""
 
     model_dir: str
     output: str

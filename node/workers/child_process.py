@@ -18,9 +18,9 @@ import sys
 import sysconfig
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Required, TypedDict, TypeVar, Unpack
 
 import trio
 
@@ -76,28 +76,19 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return environment | dict(extra)
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A child that was started: our end of the socket, and descriptors of its standard error and of the process."""
-
-    process: subprocess.Popen[bytes]
-    stream: trio.SocketStream
-    stderr: int
-    pidfd: int
-
-
+@dataclass(eq=False)
 class Process:
-    """One running child and the socket to it. Made by ``spawn``; ``aclose`` ends it."""
+    """One running child: our end of the socket to it, and descriptors of its standard error and of the process. Made by
+    ``spawn``; ``aclose`` ends it."""
 
-    def __init__(self, name: str, started: Started) -> None:
-        self.name = name
-        self.pid = started.process.pid
-        self._process = started.process
-        self._stream = started.stream
-        self._stderr = started.stderr
-        self._pidfd = started.pidfd
-        self._watching = trio.Lock()
-        self._tail = b""
+    name: str
+    pid: int
+    _process: subprocess.Popen[bytes]
+    _stream: trio.SocketStream
+    _stderr: int
+    _pidfd: int
+    _watching: trio.Lock = field(default_factory=trio.Lock, init=False)
+    _tail: bytes = field(default=b"", init=False)
 
     def _reap(self) -> int | None:
         """The child's exit code, None while it runs. What a dead child left running in its group is killed."""
@@ -184,13 +175,12 @@ class Process:
         os.close(self._pidfd)
 
 
+@dataclass(eq=False)
 class Worker(Process):
     """A child that answers one call at a time. Made by ``open_worker`` only."""
 
-    def __init__(self, name: str, started: Started) -> None:
-        super().__init__(name, started)
-        self._lock = trio.Lock()
-        self._out_of_step = False
+    _lock: trio.Lock = field(default_factory=trio.Lock, init=False)
+    _out_of_step: bool = field(default=False, init=False)
 
     @property
     def alive(self) -> bool:
@@ -264,22 +254,32 @@ class Worker(Process):
 P = TypeVar("P", bound=Process)
 
 
-def spawn(
-    kind: type[P],
-    module: str,
-    name: str,
-    environment: Mapping[str, str],
-    prefix: Sequence[str] = (),
-    inherited: Sequence[int] = (),
-    launched: bool = False,
-    arguments: Sequence[str] = (),
-) -> P:
-    """Start ``python -P -m module FD arguments…`` as a child; ``inherited`` are descriptors that it gets under the same
-    numbers. For ``launched`` see ``open_worker``.
+class StartOptions(TypedDict, total=False):
+    """How a child is started, beside its module."""
+
+    name: Required[str]
+    """What people read in errors."""
+    environment: Mapping[str, str]
+    """Adds to the little that a child gets."""
+    prefix: Sequence[str]
+    """Goes before the command line: a sandbox, or a launcher."""
+    launched: bool
+    """``prefix`` is a launcher of processes: those close every descriptor but the standard ones, so the socket is
+    standard input."""
+    arguments: Sequence[str]
+    """What follows the socket's number on the command line."""
+    inherited: Sequence[int]
+    """Descriptors that it gets under the same numbers."""
+
+
+def spawn(kind: type[P], module: str, **how: Unpack[StartOptions]) -> P:
+    """Start ``python -P -m module FD arguments…`` as a child.
 
     Call it from the main thread. Raises ``WorkerError`` where it cannot be started, for whatever reason, and leaves
     nothing behind then.
     """
+    name, launched = how["name"], how.get("launched", False)
+    command = [*how.get("prefix", ()), sys.executable, "-P", "-m", module]
     try:
         # What the child gets is closed here in any case, what is kept where something fails.
         with ExitStack() as given, ExitStack() as kept:
@@ -290,15 +290,15 @@ def spawn(
             kept.callback(os.close, stderr_read)
             given.callback(os.close, stderr_write)
             process = subprocess.Popen(
-                [*prefix, sys.executable, "-P", "-m", module, str(0 if launched else theirs.fileno()), *arguments],
+                [*command, str(0 if launched else theirs.fileno()), *how.get("arguments", ())],
                 stdin=theirs.fileno() if launched else subprocess.DEVNULL,
                 stdout=stderr_write,
                 stderr=stderr_write,
-                pass_fds=(theirs.fileno(), *inherited),
+                pass_fds=(theirs.fileno(), *how.get("inherited", ())),
                 # No session of its own: with autogroups (sched(7)) niceness counts among the processes of one session
                 # only.
                 process_group=0,
-                env=child_environment(environment),
+                env=child_environment(how.get("environment", {})),
             )
             kept.callback(_discard, process)
             pidfd = os.pidfd_open(process.pid)
@@ -309,7 +309,7 @@ def spawn(
             kept.pop_all()
     except OSError as error:
         raise WorkerError(f"{name}: cannot start the child: {error}", "died") from None
-    return kind(name, Started(process, stream, stderr_read, pidfd))
+    return kind(name, process.pid, process, stream, stderr_read, pidfd)
 
 
 def _discard(process: subprocess.Popen[bytes]) -> None:
@@ -319,23 +319,9 @@ def _discard(process: subprocess.Popen[bytes]) -> None:
 
 
 @asynccontextmanager
-async def open_worker(
-    module: str,
-    *,
-    name: str,
-    environment: Mapping[str, str] | None = None,
-    prefix: Sequence[str] = (),
-    launched: bool = False,
-    arguments: Sequence[str] = (),
-) -> AsyncIterator[Worker]:
-    """Start ``python -P -m module FD arguments…`` as a child and yield it; leaving the block kills it.
-
-    ``name`` is what people read in errors. ``environment`` adds to the little that a child gets. ``prefix`` goes before
-    the command line (a sandbox). Where it is a launcher of processes, say ``launched``: those close every descriptor
-    but the standard ones, so the socket is standard input. Call it from the main thread. Raises ``WorkerError`` where
-    the child cannot be started.
-    """
-    worker = spawn(Worker, module, name, environment or {}, prefix, launched=launched, arguments=arguments)
+async def open_worker(module: str, **how: Unpack[StartOptions]) -> AsyncIterator[Worker]:
+    """Start a child as ``spawn`` does and yield it; leaving the block kills it."""
+    worker = spawn(Worker, module, **how)
     try:
         yield worker
     finally:
@@ -345,14 +331,5 @@ async def open_worker(
 class OpenWorker(Protocol):
     """How children are started: ``open_worker``, or what tests put in its place."""
 
-    def __call__(
-        self,
-        module: str,
-        *,
-        name: str,
-        environment: Mapping[str, str] | None = None,
-        prefix: Sequence[str] = (),
-        launched: bool = False,
-        arguments: Sequence[str] = (),
-    ) -> AbstractAsyncContextManager[Worker]:
+    def __call__(self, module: str, **how: Unpack[StartOptions]) -> AbstractAsyncContextManager[Worker]:
         """See ``open_worker``."""

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from threading import local
 from typing import Any, Final, TypeVar
@@ -264,29 +265,21 @@ class _Difference:
         )
 
 
+@dataclass(eq=False)
 class _Patcher:
     """Makes the target's blocks; for many threads at once."""
 
-    def __init__(
-        self,
-        listing: DeltaManifest,
-        target: Manifest,
-        difference: _Reader,
-        base: _Reader,
-        output: int,
-        marks: mmap.mmap,
-    ) -> None:
-        self._unit = listing.unit
-        self._type = value_type(listing.unit)
-        self._segments = dict(
-            (segment.block, (segment, offset))
-            for segment, offset in zip(listing.segments, segments_at(listing.segments), strict=True)
-        )
-        self._target = target
-        self._difference = difference
-        self._base = base
-        self._output = output
-        self._marks = marks
+    _listing: DeltaManifest
+    _target: Manifest
+    _difference: _Reader
+    _base: _Reader
+    _output: int
+    _marks: mmap.mmap
+
+    def __post_init__(self) -> None:
+        listed = self._listing.segments
+        self._unit = self._listing.unit
+        self._segments = {each.block: (each, at) for each, at in zip(listed, segments_at(listed), strict=True)}
         self._own = local()
 
     def block(self, block: int) -> tuple[int, list[int]]:
@@ -317,7 +310,7 @@ class _Patcher:
             positions, differences = changes
             start = within // self._unit
             begin, end = np.searchsorted(positions, (start, start + len(view) // self._unit))
-            values = np.frombuffer(view, self._type)
+            values = np.frombuffer(view, value_type(self._unit))
             values[positions[begin:end] - start] += differences[begin:end]
         if blake3(view).digest() != self._target.chunks[index]:
             return False

@@ -2,7 +2,7 @@
 
 1. How responses are written: ``node.workers.generation``.
 2. Replay is one teacher-forced pass over prompts and responses. It measures and never judges: ``proofs.audit`` does.
-3. It computes on a GPU where there is one (``node.workers.device``).
+3. It computes on a GPU where there is one (``node.workers.architectures``).
 
 What it answers: ``node.workers.child_messages``. ``node.workers.vllm_child`` offers the same without the replay and the
 conversion.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from node.errors import UserError
 from node.workers import child_loop, row_layout, weight_files
-from node.workers.architectures import build, read_config
+from node.workers.architectures import build, chosen, convert, read_config
 from node.workers.child_messages import (
     Benchmark,
     ConfigureEngine,
@@ -37,10 +37,9 @@ from node.workers.child_messages import (
     WrittenGroups,
     WrittenResponse,
 )
-from node.workers.device import chosen
 from node.workers.generation import SamplingSettings, Written, build_proofs, generate, micro, states_array
-from node.workers.model import LanguageModel, ModelConfig
-from node.workers.model_conversion import convert
+from node.workers.model import LanguageModel
+from node.workers.model_config import ModelConfig
 from proofs import activation, sampling
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
@@ -254,13 +253,11 @@ class EngineChild(abc.ABC):
         tokens = sum(len(one.tokens) for group, _ in self._write(prompts, seeds) for one in group)
         return max(1, round(tokens / (time.perf_counter() - begun)))
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What every engine child answers."""
-        return [self.configure, self.load, self.encode, self.generate, self.benchmark]
-
 
 class TorchEngine(EngineChild):
-    """The engine that computes with torch itself, and replays as well."""
+    """The engine that computes with torch itself, replays and converts as well."""
+
+    convert = staticmethod(convert)
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,10 +299,6 @@ class TorchEngine(EngineChild):
             for claim, found in zip(claims, replay(self._model, claims, settings, request.clip), strict=True)
         ]
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What this one answers."""
-        return [*super().operations(), self.replay, convert]
-
 
 if __name__ == "__main__":
-    child_loop.run(lambda: TorchEngine().operations())
+    child_loop.run(lambda: child_loop.methods(TorchEngine()))

@@ -9,7 +9,8 @@ reward by it. Each is the strongest of its kind that costs less than honest work
 2. Quantised weights are rounded to symmetric grids: int8 with a scale for each row, int4 with one for each 32 values.
    So they differ from the Q4_1 grid (with offsets) that published GGUF files are made on.
 3. The smaller model is the right one without its last third of layers: no other small model is as close to it.
-4. Stale weights are real ones: the versions that the trainer's own steps lead through, at the domain's learning rate.
+4. Stale weights are real ones: the versions that the trainer's own steps lead through, at the domain's learning rate
+   (``node.workers.calibration_child.aged``).
 5. Many forgers begin with the same tokens, so what was written for a job is kept for those after it: the zoo costs
    ten generations and not twenty-five.
 
@@ -31,17 +32,13 @@ import torch
 
 from node.workers.child_messages import WrittenGroup
 from node.workers.engine_child import Claim, prefill
-from node.workers.generation import SamplingSettings, Written, build_proofs, generate, states_array
-from node.workers.learner import Learner, TrainingSample
+from node.workers.generation import SamplingSettings, Written, build_proofs, generate, micro, states_array
 from node.workers.model import LanguageModel
-from node.workers.policy import TrainedPolicy
-from node.workers.sharding import Ranks
 from proofs import activation, sampling
 from protocol.constants import FIELD_PRIME, MILLION, PROOF_CHUNK_TOKENS
-from protocol.domain import Recipe
 from protocol.errors import LocalError
 from protocol.work import schedule
-from protocol.work.rollout import FINISH_END, FINISH_LENGTH, MAX_LOGPROB, Group, Response, unpack
+from protocol.work.rollout import FINISH_END, Group, Response, unpack
 
 Scorer = Callable[[int, Sequence[int]], int]
 """The reward (micro) of the response (tokens) to the prompt of this index."""
@@ -129,14 +126,20 @@ class Stage:
     ) -> list[Group]:
         """Protocol groups of what was written, scored; with own proofs unless others are given."""
         made = build_proofs(written) if proofs is None else proofs
-        found = []
-        for index, (prompt, group, proof) in enumerate(zip(job.prompts, written, made, strict=True)):
-            responses = tuple(
-                Response(tuple(w.tokens), tuple(w.logprobs), self.score(job.number + index, w.tokens), w.finish)
-                for w in group
-            )
-            found.append(Group(job.first + index, tuple(prompt), responses, proof))
-        return found
+        return [
+            self._group(job, index, [(one.tokens, one.logprobs, one.finish) for one in group], proof)
+            for index, (group, proof) in enumerate(zip(written, made, strict=True))
+        ]
+
+    def _group(
+        self, job: Job, index: int, lines: Sequence[tuple[Sequence[int], Sequence[int], int]], proof: bytes
+    ) -> Group:
+        """The answer to the prompt of this index: tokens, log-probabilities and the end of each response, scored."""
+        responses = tuple(
+            Response(tuple(tokens), tuple(logprobs), self.score(job.number + index, tokens), finish)
+            for tokens, logprobs, finish in lines
+        )
+        return Group(job.first + index, tuple(job.prompts[index]), responses, proof)
 
     def write(self, job: Job, weights: str = "right", settings: SamplingSettings | None = None) -> list[list[Written]]:
         """The answers of the weights of this name to a job."""
@@ -151,13 +154,8 @@ class Stage:
         for index, (prompt, answer) in enumerate(zip(job.prompts, answers, strict=True)):
             if unpack(answer.prompt) != tuple(prompt):
                 raise LocalError("an engine reads the prompts otherwise")
-            responses = tuple(
-                Response(
-                    line := unpack(one.tokens), unpack(one.logprobs), self.score(job.number + index, line), one.finish
-                )
-                for one in answer.responses
-            )
-            found.append(Group(job.first + index, tuple(prompt), responses, answer.proofs))
+            lines = [(unpack(one.tokens), unpack(one.logprobs), one.finish) for one in answer.responses]
+            found.append(self._group(job, index, lines, answer.proofs))
         return found
 
     def honest(self, job: Job) -> list[Group]:
@@ -172,8 +170,7 @@ class Stage:
             tokens = torch.tensor([token for one in group for token in one.tokens])
             with torch.inference_mode():
                 values = sampling.logprobs(self.model.logits(hidden), tokens, self.settings.temperature)
-            micro = (values.double() * -MILLION).round().clamp(0, MAX_LOGPROB).long()
-            lines = torch.split(micro, [len(one.tokens) for one in group])
+            lines = torch.split(micro(values), [len(one.tokens) for one in group])
             groups.append([replace(one, logprobs=line.tolist()) for one, line in zip(group, lines, strict=True)])
         return self.groups(job, groups, activation.build_many([states_array(hidden) for hidden in states]))
 
@@ -227,34 +224,6 @@ def smaller(model: LanguageModel) -> LanguageModel:
     return made
 
 
-def aged(
-    model: LanguageModel, job: Job, settings: SamplingSettings, recipe: Recipe, score: Scorer | None, steps: int
-) -> list[LanguageModel]:
-    """``model`` and the versions after each of ``steps`` training steps on its own answers to ``job``.
-
-    Without a scorer, rewards are made up (every second response is right): how far an optimizer step moves the weights
-    is set by the learning rate, hardly by what it learns.
-    """
-    versions = [model]
-    policy = TrainedPolicy(copy.deepcopy(model).float().requires_grad_(True), recipe.temperature / MILLION)
-    learner = Learner(policy, replace(recipe, kl=0), Ranks(0, 1, model.device))
-    learner.updates = recipe.warmup_steps  # versions in the middle of a run, at the full learning rate
-    for _ in range(steps):
-        newest = versions[-1]
-        samples = []
-        for index, group in enumerate(generate(newest, job.prompts, job.seeds, settings)):
-            rewards = [
-                (MILLION * (place % 2) if score is None else score(job.number + index, one.tokens))
-                for place, one in enumerate(group)
-            ]
-            samples.append(
-                TrainingSample(job.prompts[index], [o.tokens for o in group], [o.logprobs for o in group], rewards)
-            )
-        learner.train(samples)
-        versions.append(copy.deepcopy(learner.policy.model).to(model.dtype).requires_grad_(False))
-    return versions
-
-
 # The forgers
 
 
@@ -305,8 +274,7 @@ def _shorter(stage: Stage, job: Job, end: bool) -> list[Group]:
         for one in group:
             half = max(1, len(one.tokens) // 2)
             tokens = [*one.tokens[: half - 1], stage.settings.end_token] if end else one.tokens[:half]
-            finish = FINISH_END if tokens[-1] == stage.settings.end_token else FINISH_LENGTH
-            line.append(Written(tokens, one.logprobs[:half], finish, one.states[:half]))
+            line.append(Written(tokens, one.logprobs[:half], stage.settings.finish(tokens), one.states[:half]))
         written.append(line)
     return stage.prefilled(job, written)
 

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.workers.model import LanguageModel, ModelConfig
+from node.workers.model import LanguageModel
+from node.workers.model_config import ModelConfig
 from proofs import activation, race, sampling
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -51,6 +52,10 @@ class SamplingSettings:
             min_p=recipe.min_p / MILLION,
             end_token=config.end_token,
         )
+
+    def finish(self, tokens: Sequence[int]) -> int:
+        """How a response of these tokens ended."""
+        return FINISH_END if tokens[-1] == self.end_token else FINISH_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ def _generate(
             Written(
                 tokens=line,
                 logprobs=scores[number, :count].tolist(),
-                finish=FINISH_END if line[-1] == settings.end_token else FINISH_LENGTH,
+                finish=settings.finish(line),
                 states=states_array(states[number, :count]),
             )
         )

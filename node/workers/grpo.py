@@ -157,8 +157,8 @@ def kl_from(logprobs: Tensor, other: Tensor) -> Tensor:
 # The loss
 
 
-MEASURES = ("ratio", "weight", "clipped", "entropy", "behaviour_kl", "reference_kl")
-"""What ``loss`` sums up over tokens beside the loss itself."""
+MEASURES = ("ratio_mean", "importance_mean", "clip_share", "entropy", "behaviour_kl", "reference_kl")
+"""What ``loss`` sums up over tokens beside the loss itself, by the names of the means."""
 
 
 def loss(

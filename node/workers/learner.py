@@ -22,7 +22,7 @@ from torch import Tensor
 
 from node.workers import grpo, row_layout
 from node.workers.architectures import build
-from node.workers.model import ModelConfig
+from node.workers.model_config import ModelConfig
 from node.workers.policy import TrainedPolicy
 from node.workers.sharding import Ranks
 from protocol.constants import MILLION
@@ -153,12 +153,7 @@ class Learner:
         return {
             "loss": loss,
             "grad_norm": norm,
-            "ratio_mean": means[0],
-            "importance_mean": means[1],
-            "clip_share": means[2],
-            "entropy": means[3],
-            "behaviour_kl": means[4],
-            "reference_kl": means[5],
+            **dict(zip(grpo.MEASURES, means, strict=True)),
             "groups_used": len(used),
             "groups_dropped": len(samples) - len(used),
             "trained": sum(len(sample.responses) for sample, _ in used),

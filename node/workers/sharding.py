@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,14 +34,14 @@ _PATIENCE: Final = datetime.timedelta(days=365)
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class Ranks:
     """The processes that train together; ``mesh`` is None where parameters are plain tensors."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, mesh: Any = None) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self.mesh = mesh
+    rank: int
+    size: int
+    device: torch.device
+    mesh: Any = None
 
     @property
     def first(self) -> bool:

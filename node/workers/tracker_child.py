@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import abc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +17,7 @@ from node.workers import child_loop
 from node.workers.child_messages import FinishTracker, LogRows, OpenTracker, TensorBoardFolder, TrackerRow, WandBRun
 
 
-class Sink(abc.ABC):
-    """One tracker."""
-
-    @abc.abstractmethod
-    def log(self, rows: Sequence[TrackerRow]) -> None:
-        """Give it rows."""
-
-    @abc.abstractmethod
-    def finish(self) -> None:
-        """Close it."""
-
-
-class TensorBoard(Sink):
+class TensorBoard:
     """Event files, written by TensorBoard's own writer, which needs no TensorFlow."""
 
     def __init__(self, wanted: TensorBoardFolder) -> None:
@@ -61,7 +48,7 @@ class TensorBoard(Sink):
         self._writer.close()
 
 
-class WandB(Sink):
+class WandB:
     """A run of Weights & Biases. The library's own variables (WANDB_MODE, WANDB_API_KEY, …) count."""
 
     def __init__(self, wanted: WandBRun) -> None:
@@ -112,10 +99,10 @@ class WandB(Sink):
 
 
 class TrackerChild:
-    """The child's one sink, which is not open at first."""
+    """The child's one tracker, which is not open at first; its public methods are operations."""
 
     def __init__(self) -> None:
-        self._sink: Sink | None = None
+        self._sink: TensorBoard | WandB | None = None
 
     def open(self, request: OpenTracker) -> None:
         """Open it."""
@@ -133,11 +120,5 @@ class TrackerChild:
         self._sink.finish()
 
 
-def operations() -> list[child_loop.Operation]:
-    """What the child answers."""
-    child = TrackerChild()
-    return [child.open, child.log, child.finish]
-
-
 if __name__ == "__main__":
-    child_loop.run(operations)
+    child_loop.run(lambda: child_loop.methods(TrackerChild()))

@@ -15,7 +15,6 @@ from torch import Tensor
 from node.workers.generation import SamplingSettings, Written, micro, states_array
 from node.workers.model import LanguageModel
 from proofs import sampling
-from protocol.work.rollout import FINISH_END, FINISH_LENGTH
 
 
 def build(model: LanguageModel, config: dict[str, Any]) -> Any:
@@ -77,8 +76,6 @@ def _batch(
             break
         tokens = chosen[:, None]
     return [
-        Written(
-            row, log, FINISH_END if row[-1] == settings.end_token else FINISH_LENGTH, states_array(torch.stack(kept))
-        )
+        Written(row, log, settings.finish(row), states_array(torch.stack(kept)))
         for row, log, kept in zip(rows, logs, states, strict=True)
     ]

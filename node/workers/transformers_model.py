@@ -38,7 +38,8 @@ from torch.utils.checkpoint import checkpoint
 from node.errors import UserError
 from node.workers import row_layout, weight_files
 from node.workers.generation import SamplingSettings, Written, generate
-from node.workers.model import LanguageModel, ModelConfig
+from node.workers.model import LanguageModel
+from node.workers.model_config import ModelConfig
 
 TOLERANCE: Final = 1e-3
 """How far logits may lie from the library's, as a share of their spread. Rounding in float32 is a hundredth of it."""

@@ -9,12 +9,12 @@
    is emptied: it holds keys and values of the old weights.
 4. An exception out of vLLM's step leaves its state unknown, so the process ends; whoever called starts another and has
    the same work done again, with the same result.
-5. vLLM reads a configuration written from the fields that ``node.workers.model`` understands, never the domain's file:
-   it cannot be talked into another model than the one that validators replay.
+5. vLLM reads a configuration written from the fields that ``node.workers.model_config`` understands, never the domain's
+   file: it cannot be talked into another model than the one that validators replay.
 6. Python dispatches each operation (``enforce_eager``) on a CPU: compiled code would keep calling the packed weights
    that a reload has replaced.
 
-``node.workers.vllm_start`` has the variables that the process must be started with.
+``node.roles.engine_client`` has the variables that the process must be started with.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ from node.workers import child_loop
 from node.workers.child_messages import ConfigureEngine, CountRewritten
 from node.workers.engine_child import EngineChild
 from node.workers.generation import SamplingSettings, Written, build_proofs, micro
-from node.workers.model import ARCHITECTURES, ModelConfig, config_json
+from node.workers.model_config import ARCHITECTURES, ModelConfig, config_json
 from node.workers.vllm_worker import EXTRA, SamplerV1, WorkerExtension, total
 from proofs.checksum import checksum_of_sums
 from protocol.errors import LocalError
-from protocol.work.rollout import FINISH_END, FINISH_LENGTH
 
 MAX_SEQUENCES: Final = 256
 """Sequences decoded together at most."""
@@ -200,7 +199,7 @@ class VllmEngine(EngineChild):
                     group.written[number] = Written(
                         tokens=tokens,
                         logprobs=micro(torch.tensor(logprobs)).tolist(),
-                        finish=FINISH_END if line[-1] == settings.end_token else FINISH_LENGTH,
+                        finish=settings.finish(line),
                         states=states,
                     )
                     if len(group.written) == settings.group_size:
@@ -212,10 +211,6 @@ class VllmEngine(EngineChild):
         count: int = self._llm.collective_rpc("farflung_rewritten")[0]
         return count
 
-    def operations(self) -> list[child_loop.Operation]:
-        """What this one answers."""
-        return [*super().operations(), self.rewritten]
-
     def _end(self) -> NoReturn:
         """End the process: vLLM has failed and cannot be trusted with another call."""
         traceback.print_exc()
@@ -223,4 +218,4 @@ class VllmEngine(EngineChild):
 
 
 if __name__ == "__main__":
-    child_loop.run(lambda: VllmEngine().operations())
+    child_loop.run(lambda: child_loop.methods(VllmEngine()))

@@ -29,7 +29,8 @@ from node.workers import sharding, weight_files
 from node.workers.engine_child import Texts
 from node.workers.generation import SamplingSettings, generate
 from node.workers.learner import Learner, TrainingSample
-from node.workers.model import CausalLM, read_config
+from node.workers.model import CausalLM
+from node.workers.model_config import read_config
 from node.workers.policy import TrainedPolicy
 from protocol.work import schedule
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from node.starter.defaults import RECIPE
+from node.workers.architectures import convert
 from node.workers.child_messages import (
     ClaimedGroup,
     ConfigureEngine,
@@ -36,7 +37,6 @@ from node.workers.child_messages import (
     WrittenGroups,
 )
 from node.workers.engine_child import TorchEngine
-from node.workers.model_conversion import convert
 from proofs.checks import FLOAT32_THRESHOLDS
 from protocol.domain import Recipe
 from protocol.weights.manifest import Manifest

@@ -93,7 +93,7 @@ def serve_ours(model: str, data: str, threads: int) -> None:
 
     from node.workers import row_layout, sharding, weight_files
     from node.workers.learner import ROW_SLOTS, Learner, TrainingSample, make_policy
-    from node.workers.model import read_config
+    from node.workers.model_config import read_config
     from node.workers.trainer_child import _fill
 
     torch.set_num_threads(threads)

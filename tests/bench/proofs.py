@@ -22,7 +22,8 @@ from node.starter.defaults import RECIPE
 from node.workers import forger_zoo
 from node.workers.engine_child import Texts, measure
 from node.workers.generation import SamplingSettings, build_proofs, generate
-from node.workers.model import CausalLM, read_config
+from node.workers.model import CausalLM
+from node.workers.model_config import read_config
 from node.workers.weight_files import load_into, read_safetensors
 from protocol.work.schedule import MAX_TIER, audit_share, audited_count
 from tests.bench.gather import CHAT

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from node.workers import weight_files
 from node.workers.learner import BETAS
-from node.workers.model import CausalLM, read_config
+from node.workers.model import CausalLM
+from node.workers.model_config import read_config
 from proofs.checksum import value_checksum
 
 ROWS: Final = 2

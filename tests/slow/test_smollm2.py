@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from node.log.offline_verification import verify
+from node.roles.engine_client import vllm_installed
 from node.store.data_directory import DataDirectory
-from node.workers import vllm_start
 from protocol.credit.ledger import Ledger
 from protocol.records import Step
 
@@ -26,7 +26,7 @@ STEPS = 2
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(5400),
-    pytest.mark.skipif(not vllm_start.installed(), reason="vllm is not installed"),
+    pytest.mark.skipif(not vllm_installed(), reason="vllm is not installed"),
     pytest.mark.skipif(not MODEL, reason="FARFLUNG_SMOLLM2 names no folder of SmolLM2-135M"),
 ]
 

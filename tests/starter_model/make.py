@@ -31,7 +31,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
 
 from node.starter.defaults import TASKS
-from node.workers.model import CausalLM, parameter_count, read_config
+from node.workers.model import CausalLM, parameter_count
+from node.workers.model_config import read_config
 from node.workers.row_layout import RowGroup, chosen_by, pack
 
 SEED = 1

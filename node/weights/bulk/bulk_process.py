@@ -63,7 +63,7 @@ StartBulk = Callable[[Sequence[int]], ChildEnd]
 def start_child(sockets: Sequence[int]) -> ChildEnd:
     """A new child, as ``StartBulk``."""
     environment = {"MALLOC_ARENA_MAX": "2"}  # many threads that allocate little
-    return spawn(Process, "node.weights.bulk.bulk_child", "weights", environment, inherited=sockets)
+    return spawn(Process, "node.weights.bulk.bulk_child", name="weights", environment=environment, inherited=sockets)
 
 
 class BulkProcess:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,9 +25,10 @@ from node.roles.engine_client import (
     claimed,
     load_timeout,
     open_child,
+    vllm_environment,
 )
 from node.workers.child_messages import ConfigureEngine, EngineReady, ReplayedGroup, ReplayGroups
-from node.workers.child_process import Worker, WorkerError
+from node.workers.child_process import Worker, WorkerError, child_environment
 from protocol.errors import LocalError
 from protocol.work.rollout import Group, Response, pack
 from tests.node.fake_children import (
@@ -172,3 +176,11 @@ async def test_only_what_generates_is_vllm_and_auto_falls_back_on_torch(tmp_path
     if engine == "auto":
         assert started[0][1]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
         assert started[0][1]["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_vllm_child_computes_in_as_many_threads_as_it_is_given(tmp_path: Path) -> None:
+    threads = len(os.sched_getaffinity(0))  # MKL takes no more
+    environment = child_environment(vllm_environment(threads, tmp_path))
+    words = "import torch; print(torch.get_num_threads())"
+    found = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True, check=True)
+    assert int(found.stdout) == threads

@@ -9,7 +9,8 @@ import torch
 
 from node.starter.defaults import RECIPE, TASKS
 from node.workers.engine_child import Texts
-from node.workers.model import CausalLM, read_config
+from node.workers.model import CausalLM
+from node.workers.model_config import read_config
 from node.workers.weight_files import checksum, load_into, read_safetensors
 from protocol.domain import Recipe
 from tests.node.workers.small import STARTER

@@ -15,7 +15,8 @@ from node.workers import sharding
 from node.workers.engine_child import Claim
 from node.workers.generation import SamplingSettings, Written, build_proofs, generate
 from node.workers.learner import Learner, TrainingSample
-from node.workers.model import CausalLM, LanguageModel, ModelConfig, read_config
+from node.workers.model import CausalLM, LanguageModel
+from node.workers.model_config import ModelConfig, read_config
 from node.workers.policy import TrainedPolicy
 from node.workers.weight_files import checksum, layout, write_whole
 from protocol.constants import MILLION

@@ -14,6 +14,7 @@ import torch
 from node.errors import UserError
 from node.starter.defaults import RECIPE
 from node.workers import engine_child
+from node.workers.architectures import convert
 from node.workers.child_messages import (
     Benchmark,
     ClaimedGroup,
@@ -28,8 +29,8 @@ from node.workers.child_messages import (
 from node.workers.child_process import open_worker
 from node.workers.engine_child import Claim, Texts, TorchEngine
 from node.workers.generation import SamplingSettings, generate, micro
-from node.workers.model import CausalLM, read_config
-from node.workers.model_conversion import convert
+from node.workers.model import CausalLM
+from node.workers.model_config import read_config
 from node.workers.weight_files import load_into, read_safetensors
 from proofs import checks, sampling
 from proofs.checks import FLOAT32_THRESHOLDS, GroupReplay

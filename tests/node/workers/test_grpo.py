@@ -94,9 +94,9 @@ def test_the_whole_loss_by_hand() -> None:
     found, sums = grpo.loss(LOGPROBS, SPREAD, TOKENS, limits, denominator=3.0)
     assert found.item() == pytest.approx(expected, rel=1e-9)
     measured = dict(zip(grpo.MEASURES, sums.tolist(), strict=True))
-    assert measured["ratio"] == pytest.approx(e(0.05) + e(-0.5) + e(0.4) + e(-0.1))
-    assert measured["weight"] == pytest.approx(e(0.1) + e(-0.1) + 2.0 + 1.0)
-    assert measured["clipped"] == 2
+    assert measured["ratio_mean"] == pytest.approx(e(0.05) + e(-0.5) + e(0.4) + e(-0.1))
+    assert measured["importance_mean"] == pytest.approx(e(0.1) + e(-0.1) + 2.0 + 1.0)
+    assert measured["clip_share"] == 2
     assert measured["entropy"] == pytest.approx(3.75)
     drift = [(-0.15, 1), (0.6, 1), (-2.0, 1), (0.1, 1)]
     assert measured["behaviour_kl"] == pytest.approx(sum(e(x) - x - 1 for x, _ in drift))

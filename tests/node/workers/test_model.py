@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from node.errors import UserError
-from node.workers.model import Cache, CausalLM, config_json, read_config
+from node.workers.model import Cache, CausalLM
+from node.workers.model_config import config_json, read_config
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN
 

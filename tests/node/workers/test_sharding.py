@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,13 +17,13 @@ import trio
 from safetensors.torch import load_file
 from torch import Tensor
 
+from node.roles.trainer import torchrun
 from node.workers import learner as learners
-from node.workers import row_layout, sharding, torchrun
-from node.workers import trainer_files as checkpoints
+from node.workers import row_layout, sharding, trainer_child
 from node.workers.child_messages import ConfigureTrainer, LoadTraining, Trained, TrainStep
 from node.workers.child_process import Worker, WorkerError, open_worker
 from node.workers.learner import Learner, TrainingSample, make_policy
-from node.workers.model import read_config
+from node.workers.model_config import read_config
 from node.workers.policy import TrainedPolicy
 from node.workers.sharding import Ranks
 from node.workers.trainer_child import _fill
@@ -85,7 +84,7 @@ async def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
     async with open_worker(
         "node.workers.trainer_child",
         name="trainer",
-        prefix=torchrun.command(sys.executable, 2, meet),
+        prefix=torchrun(2, meet),
         launched=True,
         arguments=[str(meet)],
     ) as worker:
@@ -166,7 +165,7 @@ def test_a_rank_that_writes_nothing_holds_one_tensor_at_a_time(tmp_path: Path, m
     monkeypatch.setattr(Learner, "whole", whole)
     learner = Learner(TrainedPolicy(small.model(PLANNED), 1.0), RECIPE_SMALL, Ranks(1, 2, CPU))
     dtypes = dict.fromkeys(learner.parameters(), torch.float32)
-    assert checkpoints.write(learner, dtypes, tmp_path / "version", tmp_path / "state") == ([], 0)
+    assert trainer_child.write_files(learner, dtypes, tmp_path / "version", tmp_path / "state") == ([], 0)
     assert len(alive) == 2 * len(dtypes)
     assert list(tmp_path.iterdir()) == []
 

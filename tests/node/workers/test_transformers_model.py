@@ -16,11 +16,10 @@ from torch import Tensor
 
 from node.errors import UserError
 from node.workers import engine_child, forger_zoo, row_layout, sharding, transformers_model, weight_files
-from node.workers.architectures import build, read_config
+from node.workers.architectures import build, convert, read_config
 from node.workers.child_messages import ConvertedModel, ConvertModel
 from node.workers.learner import make_policy
 from node.workers.model import LanguageModel
-from node.workers.model_conversion import convert
 from node.workers.policy import TrainedPolicy
 from node.workers.trainer_child import _fill
 from protocol.weights.manifest import Manifest

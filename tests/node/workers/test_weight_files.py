@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from node.errors import UserError
 from node.workers import weight_files
+from node.workers.architectures import convert
 from node.workers.child_messages import ConvertModel
 from node.workers.model import CausalLM
-from node.workers.model_conversion import convert
 from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN

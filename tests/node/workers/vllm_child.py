@@ -19,7 +19,8 @@ import msgspec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from node.workers import child_loop, frames, vllm_start, weight_files
+from node.roles.engine_client import vllm_environment, vllm_installed
+from node.workers import child_loop, frames, weight_files
 from node.workers.child_messages import ConfigureEngine, LoadVersion
 from node.workers.child_process import child_environment
 from node.workers.frames import Answer, CallAnswered, CallFailed, ChildRequest
@@ -29,7 +30,7 @@ from protocol.weights.manifest import Manifest
 from tests.node.workers import small
 from tests.node.workers.small import LLAMA, QWEN, STARTER
 
-INSTALLED = vllm_start.installed()
+INSTALLED = vllm_installed()
 REASON = "vllm is not installed"
 LEFT_OUT = "layers.1."
 
@@ -70,7 +71,7 @@ def running(
         [sys.executable, "-m", module, str(theirs.fileno())],
         pass_fds=(theirs.fileno(),),
         start_new_session=True,
-        env={**child_environment(vllm_start.environment(threads, cache)), **(extra or {}), "PYTHONPATH": root},
+        env={**child_environment(vllm_environment(threads, cache)), **(extra or {}), "PYTHONPATH": root},
         cwd=root,
     )
     theirs.close()
@@ -120,7 +121,7 @@ def _operations() -> list[child_loop.Operation]:
             weight_files.map_whole = part
             return checksum
 
-    operations: list[child_loop.Operation] = Forgetful().operations()
+    operations: list[child_loop.Operation] = child_loop.methods(Forgetful())
     return operations
 
 

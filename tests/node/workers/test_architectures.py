@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from node.workers.architectures import chosen
 from node.workers.child_messages import ConfigureEngine, ConfigureTrainer
-from node.workers.device import chosen
 from node.workers.engine_child import TorchEngine
 from node.workers.trainer_child import Trainer
 from tests.node.workers.small import STARTER
