@@ -13,7 +13,7 @@ from typing import Any, Final
 from node import __version__
 from node.devnet.live_display import human_bytes, human_time
 from node.devnet.summary import NodeRow, Rejection, RunSummary, StepRow
-from node.telemetry.plot import STYLE, Point, Series, legend, plot
+from node.telemetry.plot import Point, Series, legend, page, plot
 from proofs.checks import REASONS
 
 WINDOW: Final = 5
@@ -45,16 +45,7 @@ class Story:
 def render(story: Story) -> str:
     """The whole HTML document."""
     body = [_head(story), _tiles(story), _plots(story), _nodes(story.summary.nodes), _foot(story)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Farflung devnet: {escape(_outcome(story))}</title><style>{STYLE}</style></head>\n"
-        "<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
-    )
-
-
-def _outcome(story: Story) -> str:
-    return f"{len(story.summary.steps)} of {story.goal} steps, {story.phase}"
+    return page(f"Farflung devnet: {len(story.summary.steps)} of {story.goal} steps, {story.phase}", "\n".join(body))
 
 
 def _head(story: Story) -> str:
