@@ -14,7 +14,7 @@ are asked. ``paths`` are folders to import a package's code from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -25,10 +25,10 @@ from node.tasks.allowlist import REASONING_GYM_VERSION
 from node.tasks.code.program_runner import own_version
 from node.tasks.package_tasks import PackageTask
 from node.tasks.question_tasks import JsonlTask
-from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask, check_name, close_match
+from node.tasks.reasoning_tasks import ReasoningTask, check_name, close_match
 from node.tasks.task_messages import TaskRow
 from protocol.errors import PeerError
-from protocol.taskset import TaskSet
+from protocol.taskset import MAX_ITEM, TaskSet
 
 KINDS: Final = ("reasoning-gym", "jsonl", "code", "package")
 WITH_DATA: Final = ("jsonl", "code")
@@ -154,15 +154,20 @@ def _make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
     raise UserError(f"unknown kind of task {row.kind!r}{close_match(row.kind, KINDS)}")
 
 
-def problems(rows: Sequence[TaskRow], *, sandboxed: bool) -> list[str]:
-    """What is wrong with each bad row, in the rows' order: each is made and asked for a few questions."""
+def problems(rows: Iterable[TaskRow], attempt: Callable[[TaskRow], object]) -> list[str]:
+    """What is wrong with each row for which ``attempt`` raises ``UserError``, in the rows' order."""
     found = []
     for row in rows:
         try:
-            probe(row.name, make(row, sandboxed=sandboxed))
+            attempt(row)
         except UserError as error:
             found.append(str(error))
     return found
+
+
+def tried(row: TaskRow, *, sandboxed: bool) -> None:
+    """Make the task of ``row`` and ask it for a few questions. Raises ``UserError``."""
+    probe(row.name, make(row, sandboxed=sandboxed))
 
 
 def probe(name: str, task: LoadedTask, seconds: float = PROBE_SECONDS) -> None:

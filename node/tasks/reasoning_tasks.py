@@ -35,8 +35,8 @@ from node.errors import UserError
 from node.tasks import answer_bounds, task_versions
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION, REFUSED, UNSANDBOXED, DataSet, Scorer
 from protocol.constants import MILLION
+from protocol.taskset import MAX_ITEM
 
-MAX_ITEM = 2**31 - 1
 MAX_SIZE = 100_000
 _ATTEMPTS = 8
 _KEPT_ENTRIES = 256

@@ -15,7 +15,6 @@ from itertools import starmap
 from pathlib import Path
 from typing import Final
 
-from node.errors import UserError
 from node.tasks import catalogue
 from node.tasks.code.code_tasks import CodeTask
 from node.tasks.task_messages import AskQuestions, CheckTasks, ConfigureTasks, ScoreResponses, TaskRow, TasksReady
@@ -53,13 +52,7 @@ class CodeChild:
 
     def check(self, request: CheckTasks) -> list[str]:
         """What is wrong with a table of tasks."""
-        problems = []
-        for row in request.tasks:
-            try:
-                make(row)
-            except UserError as error:
-                problems.append(str(error))
-        return problems
+        return catalogue.problems(request.tasks, make)
 
     def prompts(self, request: AskQuestions) -> list[str]:
         """The questions of items."""
