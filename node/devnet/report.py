@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from node import __version__
 from node.devnet.live_display import human_bytes, human_time
-from node.devnet.summary import NodeRow, Rejection, RunSummary, StepRow
+from node.devnet.summary import NodeRow, RunSummary, StepRow
 from node.telemetry.plot import Point, Series, legend, page, plot
 from proofs.checks import REASONS
 
@@ -191,16 +191,12 @@ def _idle(steps: Sequence[StepRow]) -> str:
     return f"{sum(row.waiting + row.blocked for row in steps) / total:.0%} of its time" if total else "no time yet"
 
 
-def _words(row: Rejection) -> str:
-    known = REASONS.get(row.reason)
-    return known.words if known is not None else ""
-
-
 def _nodes(nodes: Sequence[NodeRow]) -> str:
     rows = []
     for node in nodes:
         rejections = "".join(
-            f"<li><b>{row.count}</b> {escape(_words(row))} <code>{escape(row.reason)}</code></li>"
+            f"<li><b>{row.count}</b> {escape(REASONS[row.reason].words if row.reason in REASONS else '')} "
+            f"<code>{escape(row.reason)}</code></li>"
             for row in node.rejections
         )
         rows.append(
