@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 from typing import Any, Final
 
 from node import __version__
@@ -64,10 +65,7 @@ def _head(story: Story) -> str:
 
 def means(rewards: Sequence[float]) -> tuple[float, float] | None:
     """Mean reward of the first and of the last ``WINDOW`` steps, or None before there are any."""
-    if not rewards:
-        return None
-    first, last = rewards[:WINDOW], rewards[-WINDOW:]
-    return sum(first) / len(first), sum(last) / len(last)
+    return (fmean(rewards[:WINDOW]), fmean(rewards[-WINDOW:])) if rewards else None
 
 
 def _tiles(story: Story) -> str:
@@ -94,11 +92,8 @@ def _tiles(story: Story) -> str:
 
 def moving_mean(points: Sequence[Point], window: int) -> list[Point]:
     """Each point's y replaced by the mean of the last ``window`` of them up to it."""
-    result = []
-    for i, (x, _) in enumerate(points):
-        part = [y for _, y in points[max(0, i + 1 - window) : i + 1]]
-        result.append((x, sum(part) / len(part)))
-    return result
+    heights = [y for _, y in points]
+    return [(x, fmean(heights[max(0, end - window) : end])) for end, (x, _) in enumerate(points, 1)]
 
 
 def rates(samples: Sequence[TrafficSample], window: float) -> list[Point]:

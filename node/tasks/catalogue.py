@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from node.errors import UserError
 from node.tasks import package_tasks, process_limits, question_tasks, task_versions
@@ -51,11 +51,14 @@ class LoadedTask(Protocol):
         """The reward of ``response`` in millionths; None where it cannot be decided."""
 
 
+Loaded = TypeVar("Loaded", bound=LoadedTask)
+
+
 @dataclass(frozen=True, slots=True)
-class SubsetTask:
+class SubsetTask(Generic[Loaded]):
     """A task of which only the items of a set are asked (rule 2)."""
 
-    task: LoadedTask
+    task: Loaded
     chosen: TaskSet
 
     @property
@@ -67,9 +70,9 @@ class SubsetTask:
         """The question of the item of the set at this place."""
         return self.task.question(self.chosen.pick(item))
 
-    def score(self, item: int, response: str) -> int | None:
-        """The reward of a response to it."""
-        return self.task.score(self.chosen.pick(item), response)
+    def score(self, item: int, response: str, **how: Any) -> int | None:
+        """The reward of a response to it; ``how`` is passed on."""
+        return self.task.score(self.chosen.pick(item), response, **how)
 
 
 def package_version(kind: str, parameters: str = "{}", *, name: str = "", of: str | None = None) -> str:
@@ -121,25 +124,23 @@ def _unsandboxed(row: TaskRow) -> None:
 
 def make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
     """The task of ``row``, of any kind but "code", restricted to its set where it has one. Raises ``UserError``."""
-    task = _make(row, sandboxed=sandboxed)
-    chosen = items(row, task.count)
-    return task if chosen is None else SubsetTask(task, chosen)
+    return restricted(row, _make(row, sandboxed=sandboxed))
 
 
-def items(row: TaskRow, count: int) -> TaskSet | None:
-    """The set of ``row``, a task with ``count`` items; None where it has none. Raises ``UserError``."""
+def restricted(row: TaskRow, task: Loaded) -> Loaded | SubsetTask[Loaded]:
+    """The task of ``row``, restricted to its set where it has one. Raises ``UserError``."""
     if row.items is None:
-        return None
+        return task
     try:
         chosen = TaskSet.parse(row.items)
     except PeerError as error:
         raise UserError(f"{row.name}: {error}") from None
-    if chosen.items[-1] >= count:
+    if chosen.items[-1] >= task.count:
         raise UserError(
-            f"the task set of {row.name} names item {chosen.items[-1]}, and the task has {count}",
+            f"the task set of {row.name} names item {chosen.items[-1]}, and the task has {task.count}",
             "name items that are there",
         )
-    return chosen
+    return SubsetTask(task, chosen)
 
 
 def _make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
