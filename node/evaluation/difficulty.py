@@ -42,7 +42,6 @@ from node.evaluation.version_answers import (
     Progress,
     Question,
     QuestionAnswers,
-    Row,
     answer,
     data_blob,
     numbered,
@@ -52,7 +51,7 @@ from node.evaluation.version_answers import (
 from node.roles.engine_client import Engine, Setup
 from node.store.hashing import hash_bytes
 from node.tasks import task_sets
-from node.tasks.task_service import TaskService
+from node.tasks.task_service import Row, TaskService
 from node.workers.child_process import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Recipe

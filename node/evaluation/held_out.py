@@ -22,8 +22,8 @@ from node.domain import task_tables
 from node.errors import UserError
 from node.evaluation import intervals
 from node.evaluation.intervals import Estimate
-from node.evaluation.version_answers import Question, QuestionAnswers, Row, data_blob, numbered
-from node.tasks.task_service import TaskService
+from node.evaluation.version_answers import Question, QuestionAnswers, data_blob, numbered
+from node.tasks.task_service import Row, TaskService
 from protocol.constants import MILLION
 from protocol.domain import Domain, Task
 from protocol.errors import PeerError

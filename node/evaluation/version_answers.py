@@ -10,18 +10,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace as replace_fields
 
 from node.errors import os_errors
 from node.roles.engine_client import Engine, Setup, open_child
 from node.store.hashing import hash_bytes
-from node.tasks.task_service import TaskService
+from node.tasks.task_service import Row, TaskService
 from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Recipe
 from protocol.records import Blob
@@ -33,8 +33,6 @@ SEQUENCES: Final = 256
 GREEDY_TEMPERATURE: Final = 1
 """In micro: noise then decides only between tokens whose logits differ by less than 2·10⁻⁵."""
 
-Row = Mapping[str, Any]
-"""A row of a task table: see ``node.tasks.catalogue``."""
 Progress = Callable[[int, int], None]
 """Told how many questions are answered, and of how many."""
 
