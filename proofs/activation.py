@@ -21,7 +21,7 @@ where TOPLOC's own code differs or is silent. Needs numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -95,8 +95,8 @@ def build(hidden_th: Hidden, topk: int | None = None) -> bytes:
 
 def build_many(groups: Sequence[Hidden], topk: int | None = None) -> list[bytes]:
     """``build`` for many groups, all their chunks of equal size at once."""
-    pieces: list[list[bytes]] = []
-    for states, slots, count in _batches(groups, topk, pieces, b""):
+    pieces: list[list[tuple[int, bytes]]] = [[] for _ in groups]
+    for states, slots, count in _batches(groups, topk):
         places, bits = largest(states, count)
         if bool(((bits & 0x7F80) == 0x7F80).any()):
             raise LocalError("hidden states are not finite: the engine or the weights are broken")
@@ -104,8 +104,8 @@ def build_many(groups: Sequence[Hidden], topk: int | None = None) -> list[bytes]
         coefficients = field.interpolate(places % moduli[:, None], bits)
         encoded = np.concatenate([moduli[:, None].astype(np.uint32), coefficients], axis=1).astype(">u2")
         for row, (group, chunk) in enumerate(slots):
-            pieces[group][chunk] = encoded[row].tobytes()
-    return [b"".join(chunks) for chunks in pieces]
+            pieces[group].append((chunk, encoded[row].tobytes()))
+    return [b"".join(data for _, data in sorted(chunks)) for chunks in pieces]
 
 
 def verify(hidden_th: Hidden, proofs: bytes, topk: int | None = None) -> ActivationResult:
@@ -119,25 +119,19 @@ def verify(hidden_th: Hidden, proofs: bytes, topk: int | None = None) -> Activat
 def verify_many(pairs: Sequence[tuple[Hidden, bytes]], topk: int | None = None) -> list[ActivationResult]:
     """``verify`` for many ``(states, proofs)`` at once, except that malformed proofs yield ``MALFORMED``, so that
     one bad group does not spoil the others."""
-    groups = [states for states, _ in pairs]
     parsed = [_parse(proofs, states, topk) for states, proofs in pairs]
-    pieces: list[list[Differences | None]] = []
-    for states, slots, count in _batches(groups, topk, pieces, None):
-        usable = [row for row, (group, _) in enumerate(slots) if parsed[group] is not None]
-        if not usable:
-            continue
-        places, bits = largest(states[usable], count)
-        proof = np.stack([_chunk(parsed[slots[row][0]], slots[row][1]) for row in usable])
+    sound = [(states, chunks) for (states, _), chunks in zip(pairs, parsed, strict=True) if chunks is not None]
+    found: list[list[Differences]] = [[] for _ in sound]
+    for states, slots, count in _batches([states for states, _ in sound], topk):
+        places, bits = largest(states, count)
+        proof = np.stack([sound[group][1][chunk] for group, chunk in slots])
         values = field.evaluate(proof[:, 1:], places % proof[:, :1].astype(np.int64))
         same = (values >> 7 == bits >> 7) & ((bits & 0x7F80) != 0x7F80)
         errors = np.abs((values & 0x7F).astype(np.int64) - (bits & 0x7F).astype(np.int64))
-        for index, row in enumerate(usable):
-            group, chunk = slots[row]
-            pieces[group][chunk] = (count, errors[index][same[index]])
-    return [
-        MALFORMED if proofs is None else _summary([piece for piece in chunks if piece is not None])
-        for proofs, chunks in zip(parsed, pieces, strict=True)
-    ]
+        for row, (group, _) in enumerate(slots):
+            found[group].append((count, errors[row][same[row]]))
+    results = map(_summary, found)
+    return [MALFORMED if chunks is None else next(results) for chunks in parsed]
 
 
 Differences = tuple[int, NDArray[np.int64]]
@@ -185,35 +179,23 @@ def _shape(states: Hidden) -> tuple[int, int]:
     return int(states.shape[0]), int(states.shape[1])
 
 
-def _chunk(chunks: list[NDArray[np.uint32]] | None, index: int) -> NDArray[np.uint32]:
-    assert chunks is not None
-    return chunks[index]
-
-
 def _batches(
-    groups: Sequence[Hidden], topk: int | None, pieces: list[list[Any]], empty: object
-) -> list[tuple[NDArray[np.uint16], list[tuple[int, int]], int]]:
-    """The chunks of all groups in batches of equal shape: ``(bfloat16 bits [m, size], (group, chunk) of each row, k)``.
-
-    Fills ``pieces`` with one list a group that has an ``empty`` slot for every chunk.
-    """
+    groups: Sequence[Hidden], topk: int | None
+) -> Iterator[tuple[NDArray[np.uint16], list[tuple[int, int]], int]]:
+    """All groups' chunks in batches of equal shape: ``(bfloat16 bits [m, size], (group, chunk) of each row, k)``."""
     by_shape: dict[tuple[int, int], list[tuple[NDArray[np.uint16], tuple[int, int]]]] = {}
     for group, states in enumerate(groups):
         tokens, hidden = _shape(states)
         bits = to_bfloat16(states)
-        layout = _layout(tokens, hidden, topk or topk_for(hidden))
-        pieces.append([empty] * len(layout))
-        for chunk, (size, count) in enumerate(layout):
+        for chunk, (size, count) in enumerate(_layout(tokens, hidden, topk or topk_for(hidden))):
             start = chunk * PROOF_CHUNK_TOKENS
             flat = bits[start : start + size].reshape(-1)
             by_shape.setdefault((len(flat), count), []).append((flat, (group, chunk)))
-    batches: list[tuple[NDArray[np.uint16], list[tuple[int, int]], int]] = []
     for (size, count), rows in by_shape.items():
         step = max(1, _BLOCK_VALUES // size)
         for start in range(0, len(rows), step):
-            block = rows[start : start + step]
-            batches.append((np.stack([flat for flat, _ in block]), [slot for _, slot in block], count))
-    return batches
+            flats, slots = zip(*rows[start : start + step], strict=True)
+            yield np.stack(flats), list(slots), count
 
 
 def largest(states: NDArray[np.uint16], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:

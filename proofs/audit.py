@@ -21,7 +21,6 @@ and the author is not judged by it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from proofs import checks
 from proofs.checks import AuditResult, GroupReplay
@@ -32,8 +31,6 @@ from protocol.errors import LocalError
 from protocol.work.rollout import Submission
 
 __all__ = ["AuditResult", "GroupReplay", "audit_replay", "audit_rewards", "inspect"]
-
-_ACCEPTED: Final = "accepted"
 
 
 def inspect(
@@ -92,7 +89,7 @@ def audit_rewards(
 ) -> AuditResult:
     """The final result, where ``before`` is ``audit_replay``'s and ``rewards`` are the recomputed rewards (micro, None
     where undecidable) of the audited groups, by index. A ``before`` that did not accept stands."""
-    if before.outcome != _ACCEPTED:
+    if before.outcome != "accepted":
         return before
     _indices(submission, rewards)
     if len(rewards) != before.audited:

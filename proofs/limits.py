@@ -89,28 +89,23 @@ def thresholds(honest: Mapping[str, Sequence[Row]], forged: Mapping[str, Sequenc
     clip, low, high = _deficits(honest, forged)
     rows = [row for part in honest.values() for row in part]
 
-    def widest(pooled: Callable[[Sequence[Row]], float], single: Callable[[Row], float]) -> float:
+    def widest(count: Callable[[Row], float], total: Callable[[Row], float], spare: int = 0) -> float:
+        """The bound of ``count`` in ``total``, of an engine's rows together and of each with ``spare`` more."""
         return max(
-            *(MARGIN * pooled(part) for part in honest.values()),
-            *(MARGIN * single(row) / checks.GROUP_FACTOR for row in rows),
+            *(MARGIN * (sum(map(count, part)) / sum(map(total, part))) for part in honest.values()),
+            *(MARGIN * ((count(row) - spare) / max(1, total(row))) / checks.GROUP_FACTOR for row in rows),
         )
 
-    def share(part: Sequence[Row]) -> float:
-        return float(sum(row[4] for row in part) / sum(row[3] for row in part))
-
-    def mantissa(part: Sequence[Row]) -> float:
-        return float(sum(row[5] for row in part) / sum(row[3] - row[4] for row in part))
-
-    def differing(part: Sequence[Row]) -> float:
-        return float(sum(len(row[1]) for row in part) / sum(row[0] for row in part))
-
+    differing = widest(lambda row: len(row[1]), lambda row: row[0], spare=1)
+    mismatches = widest(lambda row: row[4], lambda row: row[3], spare=1)
+    mantissa = widest(lambda row: row[5], lambda row: row[3] - row[4])
     return Thresholds(
         deficit_clip=clip,
         deficit_honest=low,
         deficit_mean=high,
-        mismatch_share=_rounded(max(0.01, widest(differing, lambda row: (len(row[1]) - 1) / row[0]))),
-        activation_mismatch_share=_rounded(max(0.02, widest(share, lambda row: (row[4] - 1) / row[3]))),
-        mantissa_mean=_rounded(max(0.1, widest(mantissa, lambda row: row[5] / max(1, row[3] - row[4])))),
+        mismatch_share=_rounded(max(0.01, differing)),
+        activation_mismatch_share=_rounded(max(0.02, mismatches)),
+        mantissa_mean=_rounded(max(0.1, mantissa)),
         mantissa_median=int(max(row[6] for row in rows)) * MILLION,
         logprob_error=_rounded(MARGIN * max(0.001, *(max(row[2], *row[1], 0) / MILLION for row in rows))),
     )

@@ -59,8 +59,10 @@ def keys_tensor(places: Iterable[tuple[bytes, int, int]]) -> Tensor:
     bases: dict[bytes, Any] = {}
     parts: list[bytes] = []
     for seed, response, position in places:
-        if seed not in bases:
-            bases[seed] = _base(seed)
+        if len(seed) != 32:
+            raise LocalError(f"a prompt's seed has 32 bytes, not {len(seed)}")
+        if seed not in bases:  # what all places of one seed share
+            bases[seed] = sha256(CONTEXT + seed)
         state = bases[seed].copy()
         state.update(_PLACE.pack(response, position))
         parts.append(state.digest()[:8])
@@ -123,22 +125,11 @@ def logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     return result.clamp_(max=0.0)
 
 
-def _base(seed: bytes) -> Any:
-    """SHA-256 that has taken in what all places of one seed share."""
-    if len(seed) != 32:
-        raise LocalError(f"a prompt's seed has 32 bytes, not {len(seed)}")
-    return sha256(CONTEXT + seed)
-
-
-def _rows(keys: Tensor) -> int:
-    if keys.dtype != torch.int64 or keys.dim() != 2 or keys.shape[1] != 2:
-        raise LocalError(f"noise keys are int64 [n, 2], not {keys.dtype} {list(keys.shape)}")
-    return int(keys.shape[0])
-
-
 def check(logits: Tensor, keys: Tensor, temperature: float, min_p: float) -> None:
     """Raise ``LocalError`` for arguments of ``choose`` that do not belong together or are out of range."""
-    if logits.dim() != 2 or _rows(keys) != logits.shape[0]:
+    if keys.dtype != torch.int64 or keys.dim() != 2 or keys.shape[1] != 2:
+        raise LocalError(f"noise keys are int64 [n, 2], not {keys.dtype} {list(keys.shape)}")
+    if logits.dim() != 2 or len(keys) != len(logits):
         raise LocalError(f"logits {list(logits.shape)} and keys {list(keys.shape)} do not belong together")
     if not temperature > 0 or not 0 <= min_p < 1:
         raise LocalError(f"temperature {temperature} or min-p {min_p} is out of range")

@@ -109,7 +109,7 @@ async def _measure(plan: Plan, domain: Domain, setup: Setup, held: Sequence[Held
         "greedy": plan.greedy,
         "versions": [_version_values(plan, version, given) for version, given in zip(held, answers, strict=True)],
         "differences": [
-            {"version": version.number, "against": held[0].number, **held_out.difference_figures(row)}
+            {"version": version.number, "against": held[0].number, **figures(row)}
             for version, given in zip(held[1:], answers[1:], strict=True)
             for row in held_out.compare(plan, answers[0], given)
         ],

@@ -29,7 +29,7 @@ from node.devnet.setup import Options, make_folder, prepare
 from node.devnet.summary import EMPTY, RunSummary, StepRow, evaluation_rows, of_ledger, timed
 from node.domain import domain_toml, founding
 from node.domain.domain_toml import EARNED_REPUTATION, Founding, new_policy
-from node.errors import UserError
+from node.errors import UserError, innermost
 from node.log.offline_verification import verify
 from node.roles.engine_client import chosen, vllm_installed
 from node.store.data_directory import DataDirectory
@@ -74,7 +74,8 @@ class _Devnet:
     """What any node told of a version, by its number."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     interrupted: bool = False
-    failure: UserError | None = None
+    failure: BaseException | None = None
+    """The ``UserError`` that ended the run."""
     converged: bool = False
     summary: RunSummary | None = None
 
@@ -88,7 +89,7 @@ class _Devnet:
                 with self.scope:
                     await self._live()
             except* UserError as group:
-                self.failure = _first(group)
+                self.failure = innermost(group)
             finally:
                 with trio.CancelScope(shield=True):
                     await self._end(others)
@@ -211,28 +212,20 @@ class _Devnet:
         if problem is not None:
             self.display.say(problem)
         self.summary = timed(found, seconds, self._bytes(), evaluation_rows(self.evaluations.values()))
-        story = Story(
-            summary=self.summary,
-            samples=tuple(self.samples),
-            goal=self.options.steps,
-            phase=self.phase,
-            facts=self._facts(),
-        )
-        try:
-            write_atomic(self.options.folder / "summary.json", self.summary.to_json().encode())
-            write_atomic(self.options.folder / "report.html", report.render(story).encode())
-        except OSError as error:
-            self.display.say(f"{self.options.folder}: the summary cannot be written ({error.strerror})")
-
-    def _facts(self) -> tuple[tuple[str, str], ...]:
         status = next((member.status for member in self.members if member.status), {})
         roots = sorted({member.status["heads_root"] for member in self.members if member.status})
-        return (
+        facts = (
             ("domain", str(status.get("domain", "–"))),
             ("heads root", roots[0] if len(roots) == 1 else f"{len(roots)} different ones" if roots else "–"),
             ("cuts", str(status.get("cut_height", 0))),
             ("folder", str(self.options.folder)),
         )
+        story = Story(self.summary, tuple(self.samples), self.options.steps, self.phase, facts)
+        try:
+            write_atomic(self.options.folder / "summary.json", self.summary.to_json().encode())
+            write_atomic(self.options.folder / "report.html", report.render(story).encode())
+        except OSError as error:
+            self.display.say(f"{self.options.folder}: the summary cannot be written ({error.strerror})")
 
     def _show_result(self) -> None:
         assert self.summary is not None
@@ -261,11 +254,8 @@ class _Devnet:
             await trio.sleep(self.members[0].pace.poll)
 
     def _draw(self) -> None:
-        self.display.update(self._view())
-
-    def _view(self) -> View:
         newest: dict[str, Any] = max((m.status for m in self.members), key=lambda s: s.get("step", -1))
-        return View(
+        view = View(
             goal=self.options.steps,
             phase=self.phase,
             seconds=time.monotonic() - self.began,
@@ -275,6 +265,7 @@ class _Devnet:
             cut_height=newest.get("cut_height", 0),
             address=self.members[0].address,
         )
+        self.display.update(view)
 
     def _step(self) -> int:
         return max((member.status.get("step", 0) for member in self.members), default=0)
@@ -310,14 +301,6 @@ def _node(member: Member, newest: dict[str, Any]) -> NodeView:
         received=member.received.value,
         warnings=tuple(status.get("health", ())),
     )
-
-
-def _first(group: BaseExceptionGroup[UserError]) -> UserError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, UserError)
-    return error
 
 
 async def run(

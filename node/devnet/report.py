@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 from typing import Any, Final
 
 from node import __version__
 from node.devnet.live_display import human_bytes, human_time
-from node.devnet.summary import NodeRow, Rejection, RunSummary, StepRow
-from node.telemetry.plot import STYLE, Point, Series, legend, plot
+from node.devnet.summary import NodeRow, RunSummary, StepRow
+from node.telemetry.plot import Point, Series, legend, page, plot
 from proofs.checks import REASONS
 
 WINDOW: Final = 5
@@ -45,16 +46,7 @@ class Story:
 def render(story: Story) -> str:
     """The whole HTML document."""
     body = [_head(story), _tiles(story), _plots(story), _nodes(story.summary.nodes), _foot(story)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Farflung devnet: {escape(_outcome(story))}</title><style>{STYLE}</style></head>\n"
-        "<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
-    )
-
-
-def _outcome(story: Story) -> str:
-    return f"{len(story.summary.steps)} of {story.goal} steps, {story.phase}"
+    return page(f"Farflung devnet: {len(story.summary.steps)} of {story.goal} steps, {story.phase}", "\n".join(body))
 
 
 def _head(story: Story) -> str:
@@ -73,10 +65,7 @@ def _head(story: Story) -> str:
 
 def means(rewards: Sequence[float]) -> tuple[float, float] | None:
     """Mean reward of the first and of the last ``WINDOW`` steps, or None before there are any."""
-    if not rewards:
-        return None
-    first, last = rewards[:WINDOW], rewards[-WINDOW:]
-    return sum(first) / len(first), sum(last) / len(last)
+    return (fmean(rewards[:WINDOW]), fmean(rewards[-WINDOW:])) if rewards else None
 
 
 def _tiles(story: Story) -> str:
@@ -103,11 +92,8 @@ def _tiles(story: Story) -> str:
 
 def moving_mean(points: Sequence[Point], window: int) -> list[Point]:
     """Each point's y replaced by the mean of the last ``window`` of them up to it."""
-    result = []
-    for i, (x, _) in enumerate(points):
-        part = [y for _, y in points[max(0, i + 1 - window) : i + 1]]
-        result.append((x, sum(part) / len(part)))
-    return result
+    heights = [y for _, y in points]
+    return [(x, fmean(heights[max(0, end - window) : end])) for end, (x, _) in enumerate(points, 1)]
 
 
 def rates(samples: Sequence[TrafficSample], window: float) -> list[Point]:
@@ -200,16 +186,12 @@ def _idle(steps: Sequence[StepRow]) -> str:
     return f"{sum(row.waiting + row.blocked for row in steps) / total:.0%} of its time" if total else "no time yet"
 
 
-def _words(row: Rejection) -> str:
-    known = REASONS.get(row.reason)
-    return known.words if known is not None else ""
-
-
 def _nodes(nodes: Sequence[NodeRow]) -> str:
     rows = []
     for node in nodes:
         rejections = "".join(
-            f"<li><b>{row.count}</b> {escape(_words(row))} <code>{escape(row.reason)}</code></li>"
+            f"<li><b>{row.count}</b> {escape(REASONS[row.reason].words if row.reason in REASONS else '')} "
+            f"<code>{escape(row.reason)}</code></li>"
             for row in node.rejections
         )
         rows.append(

@@ -14,7 +14,7 @@ from typing import Final
 from node.config import CHEATS, WILLING, BulkConfig, Config, DevnetConfig, TrackingConfig, TrainerConfig, write
 from node.devnet import fleet
 from node.devnet.fleet import PACE, Member, Pace, daemon_command
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.store.data_directory import DataDirectory
 from protocol.identity import peer_id
 
@@ -60,7 +60,9 @@ class Options:
 
 def make_folder(folder: Path) -> None:
     """Make the run's folder; one that holds anything is refused."""
-    try:
+    with os_errors(folder, "cannot be used", "name another folder with --dir"):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: a file of that name is there", "name another folder with --dir")
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"{folder}: the folder is not empty", "name a new one with --dir")
@@ -70,10 +72,6 @@ def make_folder(folder: Path) -> None:
                 f"{folder}: the disk has {free / 1e6:.0f} MB free, a devnet needs {ROOM / 1e6:.0f} MB",
                 "free some room or name a folder on another disk with --dir",
             )
-    except FileExistsError:
-        raise UserError(f"{folder}: a file of that name is there", "name another folder with --dir") from None
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be used ({error.strerror})", "name another folder with --dir") from None
 
 
 def prepare(

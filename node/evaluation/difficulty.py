@@ -37,12 +37,21 @@ from msgspec.structs import replace as replace_fields
 from node import __version__
 from node.config import MAX_SAMPLES
 from node.domain import founding
-from node.errors import UserError
-from node.evaluation.version_answers import Progress, Question, QuestionAnswers, answer, at_once, open_sampler, sampling
+from node.errors import UserError, os_errors
+from node.evaluation.version_answers import (
+    Progress,
+    Question,
+    QuestionAnswers,
+    answer,
+    data_blob,
+    numbered,
+    open_sampler,
+    sampling,
+)
 from node.roles.engine_client import Engine, Setup
 from node.store.hashing import hash_bytes
 from node.tasks import task_sets
-from node.tasks.task_service import TaskService
+from node.tasks.task_service import Row, TaskService
 from node.workers.child_process import WorkerError
 from protocol.constants import MILLION
 from protocol.domain import Recipe
@@ -53,7 +62,6 @@ CONTEXT: Final = b"farflung/profile/v1\0"
 MAX_ITEMS: Final = 1_000_000
 """Items of a task: as many as a set can hold."""
 
-Row = Mapping[str, Any]
 OpenTasks = Callable[[Sequence[Row]], AbstractAsyncContextManager[TaskService]]
 OpenSampler = Callable[[Setup, Recipe, int], AbstractAsyncContextManager[Engine]]
 
@@ -111,12 +119,7 @@ class ProfileWanted:
 
     def labels(self) -> list[str]:
         """What each task's set is called; a name that several have is numbered."""
-        seen: Counter[str] = Counter()
-        labels = []
-        for row in self.tasks:
-            seen[row["name"]] += 1
-            labels.append(row["name"] if seen[row["name"]] == 1 else f"{row['name']}-{seen[row['name']]}")
-        return labels
+        return numbered((row["name"] for row in self.tasks), "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +164,9 @@ def header(wanted: ProfileWanted, manifest: bytes, dtype: str) -> dict[str, Any]
 
 def _described(row: Row) -> dict[str, Any]:
     """A task without what only this machine knows."""
-    data = None
-    if row["data"] is not None:
-        try:
-            data = hash_bytes(Path(row["data"]).read_bytes()).hex()
-        except OSError as error:
-            raise UserError(f"{row['data']}: cannot be read ({error.strerror})", "name another file") from None
-    return {**{name: row[name] for name in ("kind", "name", "parameters", "version")}, "data": data}
+    data = data_blob(row)
+    same = {name: row[name] for name in ("kind", "name", "parameters", "version")}
+    return {**same, "data": None if data is None else data.hash.hex()}
 
 
 class ProfileRecord:
@@ -178,14 +177,12 @@ class ProfileRecord:
         """By task and item."""
         self._path = path
         plain = json.loads(json.dumps(head))
-        try:
+        with os_errors(path, "cannot be written", "name another folder with --out"):
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = path.read_bytes().split(b"\n") if path.exists() else []
             whole, rest = lines[:-1], lines[-1:]
             if any(rest) or not whole:  # the end of a line that was never finished
                 path.write_bytes(b"".join(line + b"\n" for line in whole) or json.dumps(plain).encode() + b"\n")
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})", "name another folder with --out") from None
         for number, line in enumerate(whole, 1):
             self._read(number, line, plain)
 
@@ -213,17 +210,14 @@ class ProfileRecord:
         for each in answers:
             place = each.question.task, each.question.item
             self.right[place] = None if None in each.rewards else sum(r == MILLION for r in each.rewards)
-            row = {"task": place[0], "item": place[1], "right": self.right[place], "length": _mean(each.lengths)}
+            length = round(sum(each.lengths) / len(each.lengths), 1)
+            row = {"task": place[0], "item": place[1], "right": self.right[place], "length": length}
             lines.append(json.dumps(row) + "\n")
-        try:
-            with self._path.open("a", encoding="ascii") as file:
-                file.write("".join(lines))
-        except OSError as error:
-            raise UserError(f"{self._path}: cannot be written ({error.strerror})", "free some room") from None
-
-
-def _mean(values: Sequence[int]) -> float:
-    return round(sum(values) / len(values), 1)
+        with (
+            os_errors(self._path, "cannot be written", "free some room"),
+            self._path.open("a", encoding="ascii") as file,
+        ):
+            file.write("".join(lines))
 
 
 # Asking
@@ -260,12 +254,13 @@ async def profile(
             if missing:
                 async with open_sampler(model.setup, recipe, Manifest.parse(data).size) as sampler:
                     await sampler.load(model.manifest, model.whole)
-                    together = at_once(sampler.recipe)
-                    for start in range(0, len(missing), together):
-                        places = missing[start : start + together]
-                        batch = [Question(*place, _seed(wanted, *place)) for place in places]
-                        record.add(await answer(sampler, tasks, batch))
-                        progress(len(asked) - len(missing) + start + len(batch), len(asked))
+                    questions = [Question(*place, _seed(wanted, *place)) for place in missing]
+                    before = len(asked) - len(missing)
+
+                    def told(done: int, _: int) -> None:
+                        progress(before + done, len(asked))
+
+                    await answer(sampler, tasks, questions, told, record.add)
     except WorkerError as error:
         if error.kind == "user":
             raise UserError(str(error)) from None
@@ -307,13 +302,11 @@ def _write(wanted: ProfileWanted, found: Profile, out: Path) -> None:
         f"{found.label}: {len(found.kept)} of {found.questions} questions, pass@{band.k} of {wanted.responses} answers",
         f"from {float(band.low):g} to {float(band.high):g}. Made by farflung/{__version__} tasks profile.",
     ]
-    try:
+    with os_errors(path, "cannot be written", "free some room"):
         if found.kept:
             path.write_text(task_sets.text(found.kept, about), encoding="utf-8")
         else:
             path.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})", "free some room") from None
 
 
 # The model

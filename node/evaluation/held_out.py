@@ -13,10 +13,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -24,13 +22,11 @@ from node.domain import task_tables
 from node.errors import UserError
 from node.evaluation import intervals
 from node.evaluation.intervals import Estimate
-from node.evaluation.version_answers import Question, QuestionAnswers
-from node.store.hashing import hash_bytes
-from node.tasks.task_service import TaskService
+from node.evaluation.version_answers import Question, QuestionAnswers, data_blob, numbered
+from node.tasks.task_service import Row, TaskService
 from protocol.constants import MILLION
 from protocol.domain import Domain, Task
 from protocol.errors import PeerError
-from protocol.records import Blob
 from protocol.taskset import TaskSet
 from protocol.work import schedule
 
@@ -40,8 +36,6 @@ DRAWS: Final = 8
 """Times as many questions are drawn at most, where many have the same text."""
 MIX: Final = "all"
 """What the mean over several tasks is called."""
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +91,7 @@ class Plan:
 
     def labels(self) -> tuple[str, ...]:
         """What each task is called; a name that several have is numbered."""
-        seen: Counter[str] = Counter()
-        labels = []
-        for task in self.tasks:
-            seen[task.name] += 1
-            labels.append(task.name if seen[task.name] == 1 else f"{task.name} {seen[task.name]}")
-        return tuple(labels)
+        return tuple(numbered((task.name for task in self.tasks), " "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +147,7 @@ def task_of(row: Row) -> Task:
 
     Raises ``UserError`` where that cannot be read.
     """
-    data = None
-    if row["data"] is not None:
-        try:
-            content = Path(row["data"]).read_bytes()
-        except OSError as error:
-            raise UserError(f"{row['data']}: cannot be read ({error.strerror})", "name another file") from None
-        data = Blob(hash_bytes(content), len(content))
-    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data)
+    return Task(row["kind"], row["name"], row["weight"], row["parameters"], row["version"], data_blob(row))
 
 
 async def draw(plan: Plan, service: TaskService) -> list[Question]:
@@ -272,19 +254,10 @@ def compare(plan: Plan, before: Sequence[QuestionAnswers], after: Sequence[Quest
     return tuple(rows)
 
 
-def figures(score: Score) -> dict[str, Any]:
-    """A score as one flat row for JSON: ``pass_rate``, ``pass_rate_low``, ``pass_rate_high`` and so on."""
-    return _flat(asdict(score))
-
-
-def difference_figures(row: Difference) -> dict[str, Any]:
-    """The same of a difference."""
-    return _flat(asdict(row))
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def figures(found: Score | Difference) -> dict[str, Any]:
+    """A score or a difference as one flat row for JSON: ``pass_rate``, ``pass_rate_low``, ``pass_rate_high``, …"""
     flat: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, value in asdict(found).items():
         if isinstance(value, dict):
             flat |= {name: value["value"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
         else:

@@ -32,10 +32,6 @@ class Estimate:
     low: float
     high: float
 
-    def excludes(self, value: float) -> bool:
-        """Whether ``value`` lies outside the interval."""
-        return not self.low <= value <= self.high
-
 
 def wilson(value: float, count: int) -> Estimate:
     """The score interval of a rate ``value`` in ``count`` independent trials."""

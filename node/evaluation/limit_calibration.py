@@ -9,7 +9,7 @@ not say what made it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -19,11 +19,11 @@ from typing import Any, Final
 import trio
 
 from node import __version__
-from node.errors import UserError
+from node.errors import UserError, os_errors
 from node.roles.engine_client import vllm_environment, vllm_installed
 from node.starter import defaults
 from node.store.durable_files import write_new
-from node.telemetry.plot import STYLE, Series, legend, plot
+from node.telemetry.plot import Series, legend, page, plot
 from node.workers.child_messages import (
     AskOther,
     ConfigureEngine,
@@ -119,10 +119,8 @@ def _check(wanted: CalibrationWanted, out: Path) -> list[str]:
 
 
 def _write(out: Path, found: Mapping[str, Any]) -> None:
-    try:
+    with os_errors(out, "cannot be made", "name another folder"):
         out.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be made ({error.strerror})", "name another folder") from None
     write_new(out / "calibration.json", (json.dumps(found, indent=1) + "\n").encode(), mode=0o644)
     write_new(out / "thresholds.toml", toml(found).encode(), mode=0o644)
     write_new(out / "report.html", render(found).encode(), mode=0o644)
@@ -268,47 +266,46 @@ def toml(found: Mapping[str, Any]) -> str:
 
 def render(found: Mapping[str, Any]) -> str:
     """The report: one HTML file that needs nothing else."""
-    rows = "".join(
-        f"<tr><td>{escape(row['name'])}</td><td>{escape(row['saves'])}</td><td>{row['caught']} of {row['groups']}</td>"
-        f"<td>{'never' if row['until'] is None else row['until']}</td><td>{escape(row['by'])}</td>"
-        + "".join(f"<td>{row['area'][one.name]:.3f}</td>" for one in figures.STATISTICS)
-        + "</tr>"
-        for row in found["forgers"]
-    )
-    heads = "".join(f"<th>area, {escape(one.name)}</th>" for one in figures.STATISTICS)
-    engines = "".join(
-        f"<tr><td>{escape(engine)}</td><td>{row['groups']}</td><td>{row['tokens']:,}</td><td>{row['differ']:.2e}</td>"
-        + "".join(f"<td>{row[f'largest {one.name}']:.3g}</td>" for one in figures.STATISTICS)
-        + "</tr>"
+    names = [one.name for one in figures.STATISTICS]
+    columns = {"domain": found["thresholds"], **found["pairs"]}
+    limits = [(name, *(f"{column[name] / MILLION:g}" for column in columns.values())) for name in found["thresholds"]]
+    engines = [
+        (
+            *(engine, row["groups"], f"{row['tokens']:,}", f"{row['differ']:.2e}"),
+            *(f"{row[f'largest {name}']:.3g}" for name in names),
+        )
         for engine, row in found["honest"].items()
-    )
-    largest = "".join(f"<th>largest {escape(one.name)}</th>" for one in figures.STATISTICS)
-    plots = "".join(_roc_plot(row) for row in found["forgers"])
-    columns = [found["thresholds"], *found["pairs"].values()]
-    pairs = "".join(f"<th>{escape(engine)}</th>" for engine in found["pairs"])
-    limits = "".join(
-        f"<tr><td>{name}</td>" + "".join(f"<td>{one[name] / MILLION:g}</td>" for one in columns) + "</tr>"
-        for name in found["thresholds"]
-    )
+    ]
+    forgers = [
+        (
+            *(row["name"], row["saves"], f"{row['caught']} of {row['groups']}"),
+            *("never" if row["until"] is None else row["until"], row["by"]),
+            *(f"{row['area'][name]:.3f}" for name in names),
+        )
+        for row in found["forgers"]
+    ]
     how = ", with bfloat16 emulated by rounding" if found["emulated"] else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Farflung calibration</title><style>{STYLE}</style></head>\n<body><main>"
+    compared = ("engine", "groups", "tokens", "tokens that differ", *(f"largest {name}" for name in names))
+    caught = ("forger", "saves", "caught by one audit", "submissions until caught", "for")
+    return page(
+        "Farflung calibration",
         f"<header><h1>Calibration of {escape(Path(found['model']).name)}</h1>"
         f"<p>Generated in {found['dtype']}{how}, audited in float32. {found['honest_refused']} of "
         f"{found['honest_groups']} honest groups exceed the limits: a rate of at most "
         f"{found['honest_refused_upper']:.2g} (95 %).</p></header>\n"
         "<section><h2>Limits</h2><p>The domain's, and what each engine would need by itself against an audit in "
-        f"float32.</p><table><thead><tr><th>limit</th><th>domain</th>{pairs}</tr></thead><tbody>{limits}</tbody>"
-        "</table></section>\n"
-        f"<section><h2>Honest engines</h2><table><thead><tr><th>engine</th><th>groups</th><th>tokens</th>"
-        f"<th>tokens that differ</th>{largest}</tr></thead><tbody>{engines}</tbody></table></section>\n"
-        "<section><h2>Forgers</h2><table><thead><tr><th>forger</th><th>saves</th><th>caught by one audit</th>"
-        f"<th>submissions until caught</th><th>for</th>{heads}</tr></thead><tbody>{rows}</tbody></table></section>\n"
+        f"float32.</p>{_table(('limit', *columns), limits)}</section>\n"
+        f"<section><h2>Honest engines</h2>{_table(compared, engines)}</section>\n"
+        f"<section><h2>Forgers</h2>{_table((*caught, *(f'area, {name}' for name in names)), forgers)}</section>\n"
         "<section><h2>ROC curves</h2><p>Share of forged groups found against share of honest groups blamed, as the "
-        f"limit of one statistic moves.</p>{plots}</section></main></body></html>\n"
+        f"limit of one statistic moves.</p>{''.join(map(_roc_plot, found['forgers']))}</section>",
     )
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    titles = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _roc_plot(row: Mapping[str, Any]) -> str:

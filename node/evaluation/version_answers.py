@@ -9,17 +9,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace as replace_fields
 
+from node.errors import os_errors
 from node.roles.engine_client import Engine, Setup, open_child
-from node.tasks.task_service import TaskService
+from node.store.hashing import hash_bytes
+from node.tasks.task_service import Row, TaskService
 from node.workers.child_process import OpenWorker, open_worker
 from protocol.domain import Recipe
+from protocol.records import Blob
 from protocol.work import schedule
 from protocol.work.rollout import FINISH_END
 
@@ -70,19 +75,42 @@ def open_sampler(
     return open_child(following, size, open_worker=open_worker)
 
 
-def at_once(recipe: Recipe) -> int:
-    """How many questions an engine that follows ``recipe`` answers together."""
-    return max(1, SEQUENCES // recipe.group_size)
+def numbered(names: Iterable[str], mark: str) -> list[str]:
+    """The tasks' ``names``; one that several have is followed by ``mark`` and a number, but for the first."""
+    seen: Counter[str] = Counter()
+    labels = []
+    for name in names:
+        seen[name] += 1
+        labels.append(name if seen[name] == 1 else f"{name}{mark}{seen[name]}")
+    return labels
+
+
+def data_blob(row: Row) -> Blob | None:
+    """The data of a row of the task table, None where it has none. Raises ``UserError`` where it cannot be read."""
+    if row["data"] is None:
+        return None
+    with os_errors(row["data"], "cannot be read", "name another file"):
+        content = Path(row["data"]).read_bytes()
+    return Blob(hash_bytes(content), len(content))
 
 
 async def answer(
-    engine: Engine, tasks: TaskService, questions: Sequence[Question], progress: Progress = lambda *_: None
+    engine: Engine,
+    tasks: TaskService,
+    questions: Sequence[Question],
+    progress: Progress = lambda *_: None,
+    keep: Callable[[Sequence[QuestionAnswers]], None] = lambda _: None,
 ) -> list[QuestionAnswers]:
-    """What the loaded version answers to ``questions``, in their order. Raises ``WorkerError``."""
+    """What the loaded version answers to ``questions``, in their order; ``keep`` takes each batch when it is there.
+
+    Raises ``WorkerError``.
+    """
     found: list[QuestionAnswers] = []
-    together = at_once(engine.recipe)
+    together = max(1, SEQUENCES // engine.recipe.group_size)
     for start in range(0, len(questions), together):
-        found += await _answer(engine, tasks, questions[start : start + together])
+        batch = await _answer(engine, tasks, questions[start : start + together])
+        keep(batch)
+        found += batch
         progress(len(found), len(questions))
     return found
 

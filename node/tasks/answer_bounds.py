@@ -102,7 +102,8 @@ def nesting(text: str) -> int:
     return deepest
 
 
-def _parsed(text: str) -> ast.expr | None:
+def parsed(text: str) -> ast.expr | None:
+    """The Python expression that ``text`` is, None where it is none."""
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -111,7 +112,7 @@ def _parsed(text: str) -> ast.expr | None:
 
 def is_literal(answer: str) -> bool:
     """Rule 3."""
-    tree = _parsed(answer)
+    tree = parsed(answer)
     return tree is not None and _literal(tree, MAX_NESTING)
 
 
@@ -132,7 +133,7 @@ def is_arithmetic(answer: str) -> bool:
     """Rule 4."""
     if len(answer) > MAX_EXPRESSION or not _ARITHMETIC.fullmatch(answer) or _LONG_NUMBER.search(answer):
         return False
-    tree = _parsed(answer)
+    tree = parsed(answer)
     return tree is not None and _arithmetic(tree, MAX_NESTING)
 
 
@@ -153,7 +154,7 @@ def is_expression(answer: str) -> bool:
     """Rule 5."""
     if len(answer) > MAX_EXPRESSION or not _EXPRESSION.fullmatch(answer) or _LONG_NUMBER.search(answer):
         return False
-    tree = _parsed(answer)
+    tree = parsed(answer)
     return tree is not None and _expression(tree, 2 * MAX_NESTING, 1)
 
 

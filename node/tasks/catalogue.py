@@ -14,10 +14,10 @@ are asked. ``paths`` are folders to import a package's code from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from node.errors import UserError
 from node.tasks import package_tasks, process_limits, question_tasks, task_versions
@@ -25,10 +25,10 @@ from node.tasks.allowlist import REASONING_GYM_VERSION
 from node.tasks.code.program_runner import own_version
 from node.tasks.package_tasks import PackageTask
 from node.tasks.question_tasks import JsonlTask
-from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask, check_name, close_match
+from node.tasks.reasoning_tasks import ReasoningTask, check_name, close_match
 from node.tasks.task_messages import TaskRow
 from protocol.errors import PeerError
-from protocol.taskset import TaskSet
+from protocol.taskset import MAX_ITEM, TaskSet
 
 KINDS: Final = ("reasoning-gym", "jsonl", "code", "package")
 WITH_DATA: Final = ("jsonl", "code")
@@ -51,11 +51,14 @@ class LoadedTask(Protocol):
         """The reward of ``response`` in millionths; None where it cannot be decided."""
 
 
+Loaded = TypeVar("Loaded", bound=LoadedTask)
+
+
 @dataclass(frozen=True, slots=True)
-class SubsetTask:
+class SubsetTask(Generic[Loaded]):
     """A task of which only the items of a set are asked (rule 2)."""
 
-    task: LoadedTask
+    task: Loaded
     chosen: TaskSet
 
     @property
@@ -67,9 +70,9 @@ class SubsetTask:
         """The question of the item of the set at this place."""
         return self.task.question(self.chosen.pick(item))
 
-    def score(self, item: int, response: str) -> int | None:
-        """The reward of a response to it."""
-        return self.task.score(self.chosen.pick(item), response)
+    def score(self, item: int, response: str, **how: Any) -> int | None:
+        """The reward of a response to it; ``how`` is passed on."""
+        return self.task.score(self.chosen.pick(item), response, **how)
 
 
 def package_version(kind: str, parameters: str = "{}", *, name: str = "", of: str | None = None) -> str:
@@ -121,25 +124,23 @@ def _unsandboxed(row: TaskRow) -> None:
 
 def make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
     """The task of ``row``, of any kind but "code", restricted to its set where it has one. Raises ``UserError``."""
-    task = _make(row, sandboxed=sandboxed)
-    chosen = items(row, task.count)
-    return task if chosen is None else SubsetTask(task, chosen)
+    return restricted(row, _make(row, sandboxed=sandboxed))
 
 
-def items(row: TaskRow, count: int) -> TaskSet | None:
-    """The set of ``row``, a task with ``count`` items; None where it has none. Raises ``UserError``."""
+def restricted(row: TaskRow, task: Loaded) -> Loaded | SubsetTask[Loaded]:
+    """The task of ``row``, restricted to its set where it has one. Raises ``UserError``."""
     if row.items is None:
-        return None
+        return task
     try:
         chosen = TaskSet.parse(row.items)
     except PeerError as error:
         raise UserError(f"{row.name}: {error}") from None
-    if chosen.items[-1] >= count:
+    if chosen.items[-1] >= task.count:
         raise UserError(
-            f"the task set of {row.name} names item {chosen.items[-1]}, and the task has {count}",
+            f"the task set of {row.name} names item {chosen.items[-1]}, and the task has {task.count}",
             "name items that are there",
         )
-    return chosen
+    return SubsetTask(task, chosen)
 
 
 def _make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
@@ -154,15 +155,20 @@ def _make(row: TaskRow, *, sandboxed: bool) -> LoadedTask:
     raise UserError(f"unknown kind of task {row.kind!r}{close_match(row.kind, KINDS)}")
 
 
-def problems(rows: Sequence[TaskRow], *, sandboxed: bool) -> list[str]:
-    """What is wrong with each bad row, in the rows' order: each is made and asked for a few questions."""
+def problems(rows: Iterable[TaskRow], attempt: Callable[[TaskRow], object]) -> list[str]:
+    """What is wrong with each row for which ``attempt`` raises ``UserError``, in the rows' order."""
     found = []
     for row in rows:
         try:
-            probe(row.name, make(row, sandboxed=sandboxed))
+            attempt(row)
         except UserError as error:
             found.append(str(error))
     return found
+
+
+def tried(row: TaskRow, *, sandboxed: bool) -> None:
+    """Make the task of ``row`` and ask it for a few questions. Raises ``UserError``."""
+    probe(row.name, make(row, sandboxed=sandboxed))
 
 
 def probe(name: str, task: LoadedTask, seconds: float = PROBE_SECONDS) -> None:

@@ -26,8 +26,9 @@ from typing import Any, Final
 
 from node.errors import UserError
 from node.tasks import answer_bounds, task_versions
-from node.tasks.reasoning_tasks import MAX_ITEM, close_match
+from node.tasks.reasoning_tasks import close_match
 from protocol.constants import MILLION
+from protocol.taskset import MAX_ITEM
 
 GROUP: Final = "farflung.tasks"
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from node.errors import UserError
 from protocol.constants import MAX_BLOB_BYTES
+from protocol.taskset import MAX_ITEM
 
 MAX_QUESTION: Final = 1 << 16
 """Characters of a question."""
 MAX_LINES: Final = 1_000_000
+
+Line = TypeVar("Line")
+"""What a kind of tasks makes of a line."""
 
 
 def lines(name: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -42,3 +46,10 @@ def lines(name: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, value if isinstance(value, dict) else {}
     if not count:
         raise UserError(f"{name} ({path}) has no line", 'write one {"question": …, "answer": …} a line')
+
+
+def line_of(lines: Sequence[Line], item: int) -> Line:
+    """What item 0…2³¹−1 is: the lines repeat. Raises ``ValueError`` for another number."""
+    if not 0 <= item <= MAX_ITEM:
+        raise ValueError(f"there is no item {item}")
+    return lines[item % len(lines)]

@@ -26,7 +26,6 @@ from typing import Any, Final
 
 from node.errors import UserError
 from node.tasks import answer_bounds, question_files, task_versions
-from node.tasks.reasoning_tasks import MAX_ITEM
 from protocol.constants import MILLION
 
 CHECKS: Final = ("math", "exact")
@@ -141,16 +140,11 @@ class JsonlTask:
 
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
-        return self._line(item)[0]
-
-    def _line(self, item: int) -> tuple[str, str]:
-        if not 0 <= item <= MAX_ITEM:
-            raise ValueError(f"there is no item {item}")
-        return self._lines[item % len(self._lines)]
+        return question_files.line_of(self._lines, item)[0]
 
     def score(self, item: int, response: str) -> int:
         """The reward of ``response``: one million where it says the answer, else 0."""
-        expected = self._line(item)[1]
+        expected = question_files.line_of(self._lines, item)[1]
         text = final_text(response)
         if not text:
             return 0

@@ -35,8 +35,8 @@ from node.errors import UserError
 from node.tasks import answer_bounds, task_versions
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION, REFUSED, UNSANDBOXED, DataSet, Scorer
 from protocol.constants import MILLION
+from protocol.taskset import MAX_ITEM
 
-MAX_ITEM = 2**31 - 1
 MAX_SIZE = 100_000
 _ATTEMPTS = 8
 _KEPT_ENTRIES = 256
@@ -178,11 +178,10 @@ def _configure(name: str, config_class: type, parameters: dict[str, Any], sandbo
         if key not in fields:
             raise UserError(f"{name} has no parameter {key!r}{close_match(key, fields)}; it has {', '.join(fields)}")
     defaults = config_class()
-    seed, size = parameters.get("seed", 0), parameters.get("size", 1)
-    if type(seed) is not int or not 0 <= seed <= MAX_ITEM:
-        raise UserError(f"the parameter seed of {name} must be a whole number from 0 to {MAX_ITEM}")
-    if type(size) is not int or not 1 <= size <= MAX_SIZE:
-        raise UserError(f"the parameter size of {name} must be a whole number from 1 to {MAX_SIZE}")
+    for key, least, most in (("seed", 0, MAX_ITEM), ("size", 1, MAX_SIZE)):
+        number = parameters.get(key, least)
+        if type(number) is not int or not least <= number <= most:
+            raise UserError(f"the parameter {key} of {name} must be a whole number from {least} to {most}")
     if not sandboxed and (
         strange := _texts(parameters) - _texts(parameters.keys()) - _texts(dataclasses.asdict(defaults))
     ):
@@ -194,7 +193,7 @@ def _configure(name: str, config_class: type, parameters: dict[str, Any], sandbo
         for key, value in parameters.items()
     }
     try:
-        config = config_class(**{**values, "seed": seed})
+        config = config_class(**{"seed": 0, **values})
         if hasattr(config, "validate"):
             config.validate()
     except Exception as error:

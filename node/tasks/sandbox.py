@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import node
@@ -27,6 +27,8 @@ _PACKAGES = ("node", "proofs", "protocol")
 # Links into /usr on a merged system, folders of their own elsewhere; what is missing is left out.
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
 _EMPTY_PLACES = ("/", "/tmp", "/usr", "/etc", "/home", "/root", "/var", "/opt", "/srv", "/mnt")  # noqa: S108
+SEALED = ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--")
+"""How the command line of a sandbox ends: nothing can be written to."""
 
 
 def _links(path: Path) -> Iterable[Path]:
@@ -59,29 +61,42 @@ def _bound(paths: Iterable[Path]) -> list[Path]:
     return kept
 
 
-def command(readable: Sequence[Path] = ()) -> list[str]:
-    """What goes before a command line to run it sandboxed. ``readable`` are further files it may read."""
+def confined(environment: Mapping[str, str]) -> list[str]:
+    """How the command line of a sandbox with this ``environment`` begins (rules 1 and 3)."""
     line = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     line += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
-    environment = child_environment({"HOME": "/tmp", "PATH": "/usr/bin:/bin", "TZ": "UTC"})  # noqa: S108
-    environment["SYMPY_GROUND_TYPES"] = "python"  # gmpy2 or flint, where one is installed, would order terms otherwise
-    for name in ("TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"):
-        environment.pop(name, None)
     for name, value in environment.items():
         line += ["--setenv", name, value]
-    if _version() >= (0, 7):
-        line += ["--size", str(TMP_BYTES)]
-    line += ["--tmpfs", "/tmp", "--dev", "/dev"]  # noqa: S108  mounted first: Python may lie in /tmp
-    for path in _SYSTEM:
+    return line
+
+
+def shown(paths: Iterable[str]) -> list[str]:
+    """What shows system ``paths`` in a sandbox, as the links that they are or read-only."""
+    line: list[str] = []
+    for path in paths:
         if Path(path).is_symlink():
             line += ["--symlink", os.readlink(path), path]
         elif Path(path).exists():
             line += ["--ro-bind", path, path]
+    return line
+
+
+def command(readable: Sequence[Path] = ()) -> list[str]:
+    """What goes before a command line to run it sandboxed. ``readable`` are further files it may read."""
+    environment = child_environment({"HOME": "/tmp", "PATH": "/usr/bin:/bin", "TZ": "UTC"})  # noqa: S108
+    environment["SYMPY_GROUND_TYPES"] = "python"  # gmpy2 or flint, where one is installed, would order terms otherwise
+    for name in ("TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"):
+        environment.pop(name, None)
+    line = confined(environment)
+    if _version() >= (0, 7):
+        line += ["--size", str(TMP_BYTES)]
+    line += ["--tmpfs", "/tmp", "--dev", "/dev"]  # noqa: S108  mounted first: Python may lie in /tmp
+    line += shown(_SYSTEM)
     system = [Path(path) for path in _SYSTEM]
     for place in _bound([*_python_paths(), *(Path(os.path.abspath(file)) for file in readable)]):
         if not any(place.is_relative_to(above) for above in system):
             line += ["--ro-bind", str(place.resolve()), str(place)]
-    return [*line, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
+    return [*line, *SEALED]
 
 
 @functools.cache
@@ -115,5 +130,9 @@ def _probed(program: str) -> str | None:
     )
     if probe.returncode == 0:
         return None
-    reason = (probe.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
-    return f"the sandbox does not work here: {reason.strip()[:200]}"
+    return f"the sandbox does not work here: {last_line(probe.stderr, f'exit code {probe.returncode}')}"
+
+
+def last_line(output: bytes, silent: str) -> str:
+    """The end of what a program said, or ``silent`` where that is nothing."""
+    return (output.decode("utf-8", "replace").strip().splitlines() or [silent])[-1].strip()[:200]

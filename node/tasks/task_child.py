@@ -12,6 +12,7 @@ What it answers: ``node.tasks.task_messages``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from node.tasks import catalogue, process_limits, seccomp
@@ -45,7 +46,7 @@ class TasksChild:
 
     def check(self, request: CheckTasks) -> list[str]:
         """What is wrong with a table of tasks."""
-        return catalogue.problems(request.tasks, sandboxed=request.sandboxed)
+        return catalogue.problems(request.tasks, partial(catalogue.tried, sandboxed=request.sandboxed))
 
     def prompts(self, request: AskQuestions) -> list[str]:
         """The questions of items."""

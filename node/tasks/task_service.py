@@ -251,15 +251,12 @@ class TaskService:
                     found[position] = question
         return found
 
-    async def score(self, items: Sequence[Item]) -> list[int | None]:
+    async def score(self, items: Sequence[Item], *, patient: bool = False) -> list[int | None]:
         """The rewards of (task index, item, response) triples in millionths; None is undecidable (rule 2).
 
-        Raises ``WorkerError`` where a child cannot be started any more or an operation fails inside it.
+        ``patient`` is for ``confirm``: at three times the limit. Raises ``WorkerError`` where a child cannot be started
+        any more or an operation fails inside it.
         """
-        return await self._score(items, patient=False)
-
-    async def _score(self, items: Sequence[Item], *, patient: bool) -> list[int | None]:
-        """``patient`` is for ``confirm``: at three times the limit."""
         rewards: list[int | None] = [None] * len(items)
         async with self._lock:
             for side, share in self._shares([index for index, _, _ in items]):
@@ -312,7 +309,7 @@ class TaskService:
             first = rewards[position]
             if first is not None and first >= claim:
                 continue
-            again = [reward for _ in range(CONFIRMATIONS) for reward in await self._score([item], patient=True)]
+            again = [reward for _ in range(CONFIRMATIONS) for reward in await self.score([item], patient=True)]
             if claim in again:
                 rewards[position] = claim
             elif len(set(again)) > 1:

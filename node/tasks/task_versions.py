@@ -44,19 +44,12 @@ def parameters(name: str, text: str) -> dict[str, Any]:
     return values
 
 
-def installed(distribution: str) -> str | None:
-    """The installed version of a distribution, None where there is none."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def problem(requirements: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
     """What is wrong with the first of (distribution, version) pairs that is not here, and its remedy; else None."""
     for name, version in requirements:
-        found = installed(name)
-        if found is None:
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
             return f"{name} is not installed", f"install {name}=={version}"
         if found != version:
             return f"{name} {found} is installed, the domain pins {version}", f"install {name}=={version}"

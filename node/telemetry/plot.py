@@ -1,4 +1,4 @@
-"""Line plots as inline SVG: text in, text out, no library and no script."""
+"""Pages and line plots as inline SVG: text in, text out, no library and no script."""
 
 from __future__ import annotations
 
@@ -140,3 +140,13 @@ def legend(series: Sequence[Series]) -> str:
     """The names of several series beside a mark of their colour."""
     items = "".join(f'<li><i class="{one.style}"></i>{escape(one.label)}</li>' for one in series)
     return f'<ul class="legend">{items}</ul>'
+
+
+def page(title: str, body: str) -> str:
+    """A whole HTML document that needs nothing else, with ``body`` in HTML."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
+        f"<body><main>\n{body}\n</main></body></html>\n"
+    )

@@ -11,31 +11,28 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from itertools import starmap
 from pathlib import Path
 from typing import Final
 
-from node.errors import UserError
 from node.tasks import catalogue
+from node.tasks.catalogue import SubsetTask
 from node.tasks.code.code_tasks import CodeTask
 from node.tasks.task_messages import AskQuestions, CheckTasks, ConfigureTasks, ScoreResponses, TaskRow, TasksReady
 from node.workers import child_loop
-from protocol.taskset import TaskSet
 
 MAX_AT_ONCE: Final = 16
 
 
-def make(row: TaskRow) -> tuple[CodeTask, TaskSet | None]:
-    """The task of a row, and the set of its items that is asked, where there is one. Raises ``UserError``."""
-    task = CodeTask(row.name, row.parameters, row.version, None if row.data is None else Path(row.data))
-    return task, catalogue.items(row, task.count)
+def make(row: TaskRow) -> CodeTask:
+    """The task of a row, with all its items. Raises ``UserError``."""
+    return CodeTask(row.name, row.parameters, row.version, None if row.data is None else Path(row.data))
 
 
 class CodeChild:
     """The operations, over the tasks that ``configure`` named."""
 
     def __init__(self) -> None:
-        self._tasks: list[tuple[CodeTask, TaskSet | None]] = []
+        self._tasks: list[CodeTask | SubsetTask[CodeTask]] = []
         # Its threads live as long as the process: a sandbox ends with the thread that started it.
         self._pool = ThreadPoolExecutor(min(MAX_AT_ONCE, len(os.sched_getaffinity(0))))
 
@@ -45,37 +42,25 @@ class CodeChild:
 
     def configure(self, request: ConfigureTasks) -> TasksReady:
         """Read the tasks' problems, and try the sandbox."""
-        self._tasks = list(map(make, request.tasks))
-        return TasksReady(
-            counts=[task.count if chosen is None else len(chosen.items) for task, chosen in self._tasks],
-            longest=max((task.longest for task, _ in self._tasks), default=0.0),
-        )
+        tasks = list(map(make, request.tasks))
+        self._tasks = list(map(catalogue.restricted, request.tasks, tasks))
+        longest = max((task.longest for task in tasks), default=0.0)
+        return TasksReady([task.count for task in self._tasks], longest)
 
     def check(self, request: CheckTasks) -> list[str]:
         """What is wrong with a table of tasks."""
-        problems = []
-        for row in request.tasks:
-            try:
-                make(row)
-            except UserError as error:
-                problems.append(str(error))
-        return problems
+        return catalogue.problems(request.tasks, lambda row: catalogue.restricted(row, make(row)))
 
     def prompts(self, request: AskQuestions) -> list[str]:
         """The questions of items."""
-        return [task.question(item) for task, item in starmap(self._place, request.items)]
-
-    def _place(self, index: int, item: int) -> tuple[CodeTask, int]:
-        """The task, and its own number for ``item``, which counts within its set where it has one."""
-        task, chosen = self._tasks[index]
-        return task, item if chosen is None else chosen.pick(item)
+        return [self._tasks[index].question(item) for index, item in request.items]
 
     def score(self, request: ScoreResponses) -> list[int | None]:
         """The rewards of responses."""
 
         def reward(entry: tuple[int, int, str]) -> int | None:
-            task, item = self._place(*entry[:2])
-            return task.score(item, entry[2], patient=request.patient)
+            index, item, response = entry
+            return self._tasks[index].score(item, response, patient=request.patient)
 
         return list(self._pool.map(reward, request.items))
 

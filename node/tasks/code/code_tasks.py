@@ -23,9 +23,9 @@ from node.tasks import task_versions
 from node.tasks.code import problems, program_runner
 from node.tasks.code.inside_sandbox import WALL_FACTOR
 from node.tasks.code.program_runner import Input, ProgramLimits, Python, Status
+from node.tasks.question_files import line_of
 from protocol.constants import MILLION
 
-MAX_ITEM: Final = 2**31 - 1
 PATIENCE: Final = 3
 MEMORY_PATIENCE: Final = 2
 TOTAL_FACTOR: Final = 5
@@ -102,16 +102,11 @@ class CodeTask:
 
     def question(self, item: int) -> str:
         """The question of item 0…2³¹−1."""
-        return self._problem(item).question
-
-    def _problem(self, item: int) -> problems.Problem:
-        if not 0 <= item <= MAX_ITEM:
-            raise ValueError(f"there is no item {item}")
-        return self._problems[item % len(self._problems)]
+        return line_of(self._problems, item).question
 
     def score(self, item: int, response: str, *, patient: bool = False) -> int | None:
         """The reward of ``response`` in millionths; None is undecidable (rules 2 to 4)."""
-        tests = self._problem(item).tests
+        tests = line_of(self._problems, item).tests
         program = problems.program_of(response)
         if program is None:
             return 0

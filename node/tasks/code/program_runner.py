@@ -27,7 +27,7 @@ import sysconfig
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -103,17 +103,8 @@ def find_python(version: str) -> Python | None:
 @functools.cache
 def command(python: Python) -> tuple[str, ...]:
     """The command line that runs ``inside`` in the sandbox."""
-    line = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
-    line += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
-    for name, value in _ENVIRONMENT.items():
-        line += ["--setenv", name, value]
-    bound: list[Path] = []
-    for path in map(Path, _LIBRARIES):
-        if path.is_symlink():
-            line += ["--symlink", os.readlink(path), str(path)]
-        elif path.exists():
-            line += ["--ro-bind", str(path), str(path)]
-        bound.append(path)
+    line = sandbox.confined(_ENVIRONMENT) + sandbox.shown(_LIBRARIES)
+    bound = list(map(Path, _LIBRARIES))
     # The prefix's own lib has the shared library of an interpreter that lies elsewhere than in the system's folders.
     for path in (python.prefix / "lib", python.library, python.program, INSIDE):
         if path.exists() and not any(path.is_relative_to(above) for above in bound):
@@ -122,8 +113,7 @@ def command(python: Python) -> tuple[str, ...]:
     line += ["--dev", "/dev"]
     for packages in _packages(python):
         line += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
-    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
-    return (*line, str(python.program), "-P", "-s", "-S", "-B", str(INSIDE))
+    return (*line, *sandbox.SEALED, str(python.program), "-P", "-s", "-S", "-B", str(INSIDE))
 
 
 def _packages(python: Python) -> list[Path]:
@@ -144,10 +134,7 @@ def run(
     request = {
         "program": program,
         "tests": tests,
-        "seconds": limits.seconds,
-        "total": limits.total,
-        "memory": limits.memory,
-        "output": limits.output,
+        **asdict(limits),
         "filter": seccomp.program(machine).hex(),
         "number": seccomp.call_number(machine),
     }
@@ -228,4 +215,4 @@ def _first_words(python: Python) -> str:
         done = subprocess.run(command(python), stdin=subprocess.DEVNULL, capture_output=True, timeout=START_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"])[-1][:200]
+    return sandbox.last_line(done.stderr, "it says nothing")

@@ -14,7 +14,8 @@ from typing import Any
 
 from node.tasks import answer_bounds, process_limits
 from node.tasks.allowlist import DATASETS, REASONING_GYM_VERSION
-from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask
+from node.tasks.reasoning_tasks import ReasoningTask
+from protocol.taskset import MAX_ITEM
 
 ITEMS = (3, 501, MAX_ITEM)
 SLOW = ("futoshiki", "knight_swap", "puzzle24")

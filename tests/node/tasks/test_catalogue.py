@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from node.tasks.question_tasks import JsonlTask
 from node.tasks.reasoning_tasks import ReasoningTask
 from node.tasks.task_messages import TaskRow
 from protocol.taskset import TaskSet
+
+TRIED = partial(catalogue.tried, sandboxed=True)
 
 
 def row(name: str, kind: str = "reasoning-gym", **changes: Any) -> dict[str, Any]:
@@ -79,10 +82,8 @@ def test_of_a_task_with_a_set_only_its_items_are_asked(tmp_path: Path) -> None:
     assert [some.question(item) for item in (0, 1)] == [sums.question(item) for item in (9, 2**31 - 1)]
     assert (sums.count, some.count) == (2**31, 2)
     bad = [replace(chosen, items=TaskSet.of([1, 4]).encode()), replace(chosen, items=b"\x90")]
-    assert catalogue.problems(bad, sandboxed=True)[0].startswith(
-        "the task set of maths names item 4, and the task has 4"
-    )
-    assert catalogue.problems(bad, sandboxed=True)[1].startswith("maths: task set")
+    assert catalogue.problems(bad, TRIED)[0].startswith("the task set of maths names item 4, and the task has 4")
+    assert catalogue.problems(bad, TRIED)[1].startswith("maths: task set")
 
 
 def test_problems_name_every_bad_row() -> None:
@@ -91,7 +92,7 @@ def test_problems_name_every_bad_row() -> None:
         task("chain_sum", parameters='{"max_terms": 0}'),
         task("maths", "jsonl", data="/nothing"),
     ]
-    assert catalogue.problems(rows, sandboxed=True) == [
+    assert catalogue.problems(rows, TRIED) == [
         "the parameters of chain_sum are not valid: max_terms must be >= min_terms",
         "cannot read maths (/nothing): No such file or directory",
     ]

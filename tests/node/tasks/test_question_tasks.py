@@ -8,9 +8,9 @@ import pytest
 from node.errors import UserError
 from node.tasks import question_tasks
 from node.tasks.question_tasks import JsonlTask, final_text
-from node.tasks.reasoning_tasks import MAX_ITEM
 from node.tasks.task_versions import EXACT
 from node.tasks.task_versions import MATH as VERSION
+from protocol.taskset import MAX_ITEM
 
 ROWS = [
     ("What is 1+1?", "2"),

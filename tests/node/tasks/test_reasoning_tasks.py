@@ -9,8 +9,9 @@ import pytest
 from node.errors import UserError
 from node.tasks import reasoning_tasks, task_versions
 from node.tasks.allowlist import REASONING_GYM_VERSION as VERSION
-from node.tasks.reasoning_tasks import MAX_ITEM, ReasoningTask
+from node.tasks.reasoning_tasks import ReasoningTask
 from node.workers.child_process import child_environment
+from protocol.taskset import MAX_ITEM
 
 SUMS = json.dumps({"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2, "seed": 7})
 

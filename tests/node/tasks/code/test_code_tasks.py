@@ -11,8 +11,9 @@ import pytest
 
 from node.errors import UserError
 from node.tasks.code import program_runner
-from node.tasks.code.code_tasks import MAX_ITEM, PATIENCE, CodeSettings, CodeTask, Run
+from node.tasks.code.code_tasks import PATIENCE, CodeSettings, CodeTask, Run
 from node.tasks.code.program_runner import Lost, Status
+from protocol.taskset import MAX_ITEM
 
 VERSION = f"python=={program_runner.own_version()}"
 ADD = {
