@@ -101,12 +101,12 @@ def _show(arguments: argparse.Namespace) -> int:
 
     found = _read(options.existing_directory(arguments), each)
     if arguments.author is not None and not any(
-        _is(author, found.names[author], arguments.author) for author in found.replica.heads
+        _is(author, found.ledger.name(author), arguments.author) for author in found.replica.heads
     ):
         raise UserError(f"--author {arguments.author}: no node of this log", "farflung roles lists its nodes")
     if arguments.json:
         options.print_json(
-            {"domain": found.domain.id.hex(), "entries": [_values(found.ledger, entry) for entry in chosen]}
+            {"domain": found.replica.domain.id.hex(), "entries": [_values(found.ledger, entry) for entry in chosen]}
         )
         return found.exit_code
     tables.table(
@@ -114,7 +114,7 @@ def _show(arguments: argparse.Namespace) -> int:
         [
             (
                 *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
-                *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
+                *(found.ledger.name(entry.author), entry.seq, entry.kind, _words(entry.payload, numbers)),
             )
             for entry in chosen
         ],

@@ -42,11 +42,15 @@ Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
 """What the log consists of."""
 
 
+def as_bytes(value: object) -> bytes:
+    """What was read from a column: SQLite stores any type in any column, and parsers are made for bytes."""
+    return value if isinstance(value, bytes) else b""
+
+
 def decode_rows(rows: Iterable[tuple[Any, ...]], *, verify: bool) -> Iterator[Item]:
     """The items of ``READ``'s rows. Raises ``PeerError`` at the first one that does not parse."""
     for position, kind, *stored in rows:
-        # SQLite stores any type in any column, and parsers are made for bytes.
-        data, signature = (value if isinstance(value, bytes) else b"" for value in stored)
+        data, signature = map(as_bytes, stored)
         if not isinstance(position, int):
             raise PeerError("a row has no position")
         match kind:

@@ -30,7 +30,7 @@ import trio
 import trio_asyncio
 
 from node.errors import UserError
-from node.store.log_rows import READ, SCHEMA, SCHEMA_VERSION, Item, decode_rows, snapshot_hash
+from node.store.log_rows import READ, SCHEMA, SCHEMA_VERSION, Item, as_bytes, decode_rows, snapshot_hash
 from protocol import codec
 from protocol.domain import Domain
 from protocol.errors import Error, LocalError
@@ -179,8 +179,7 @@ class LogStore:
     async def meta(self, key: str) -> bytes | None:
         """A value stored beside the log, or None."""
         rows = await self._all("SELECT value FROM meta WHERE key = ?", key)
-        # SQLite stores any type in any column: what is no bytes fits nothing.
-        return (rows[0][0] if isinstance(rows[0][0], bytes) else b"") if rows else None
+        return as_bytes(rows[0][0]) if rows else None
 
     # Snapshots
 
