@@ -36,6 +36,9 @@ READ: Final = """
     UNION ALL SELECT position, 'fork', data, NULL FROM forks WHERE position > ?1
     ORDER BY 1 LIMIT ?2
 """
+READ_SIDES: Final = """
+    SELECT position, 'grant', data, NULL FROM grants UNION ALL SELECT position, 'fork', data, NULL FROM forks ORDER BY 1
+"""
 SNAPSHOT_CONTEXT: Final = b"farflung/stored-snapshot/v1\0"
 
 Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
