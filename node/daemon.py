@@ -145,7 +145,7 @@ class Parts:
         """Answer peers from now on. Only once."""
         network, tokens = self.node.network, self.tokens
         self.sync.serve()
-        network.on_connect(self.sync.connected)
+        network.on_connect(self.sync.soon)
         joining.serve(network, self.node.directory.genesis() or b"")
         read = partial(partial, trio.to_thread.run_sync)
         serve_blobs(network, read(self.blobs.store.get_range), may_read=tokens.may_read)
@@ -168,7 +168,7 @@ class Parts:
             "writing metrics": partial(self.metrics.run, file, node.health),
             "feeding trackers": partial(tracking.run, node, own, self.metrics, weights, open_worker=open_worker),
             "keeping the own feed": partial(own_feed.keep_joined, node),
-            "watching the log's past": partial(own_feed.watch_history, node, self.sync),
+            "watching the log's past": partial(own_feed.watch_history, node, self.sync.unserved),
             "following weights": weights.run,
             "fetching on demand": self.pulls.run,
             "remembering peers": partial(peers_file.remember, node),

@@ -17,7 +17,8 @@ import trio
 from node.log.elector import Elector, open_elector
 from node.log.log_opening import SNAPSHOT_ENTRIES, load
 from node.log.replicated_log import LogService
-from node.log.replication import Handler, LogSync
+from node.log.replication import LogSync
+from node.log.replication_round import Handler
 from node.net.requests import Refused, Unreachable
 from node.store.log_rows import Item
 from node.store.log_store import LogStore

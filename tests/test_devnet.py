@@ -178,11 +178,11 @@ def test_a_steps_reward_is_the_mean_of_what_it_was_trained_on(name: str, request
             assert entry is not None
             assert isinstance(entry.payload, Rollout)
             assert status_of(ledger, rollout).outcome == "accepted"
-            submission = Submission.parse(blobs.get(entry.payload.submission) or b"", log.domain.recipe)
+            submission = Submission.parse(blobs.get(entry.payload.submission) or b"", log.replica.domain.recipe)
             rewards += [response.reward for group in submission.groups for response in group.responses]
         assert step.reward == sum(rewards) // len(rewards)
         assert step.accepted == len(rewards)
-        assert step.lag_max <= log.domain.recipe.async_level
+        assert step.lag_max <= log.replica.domain.recipe.async_level
         assert 0.15 * MILLION < step.reward < MILLION  # the starter model answers some questions, and not all
 
 
@@ -194,7 +194,7 @@ def test_the_summary_says_what_the_log_says(honest: Run) -> None:
     assert [round(step["reward"] * MILLION) for step in summary["steps"]] == rewards
     assert [row["name"] for row in summary["nodes"]] == [f"node-{number}" for number in range(1, 6)]
     assert {row["id"]: row["credit"] for row in summary["nodes"]} == {
-        author.hex(): account.credit for author, account in log.accounts.items()
+        author.hex(): account.credit for author, account in log.ledger.accounts(final=True).items()
     }
     assert all(row["credit"] > 0 for row in summary["nodes"] if row["role"] != "relay")
     assert all(row["rejections"] == [] for row in summary["nodes"])
@@ -234,7 +234,7 @@ def test_log_verify_prints_the_same_bytes_for_any_two_nodes(honest: Run) -> None
 
 def test_cheats_are_rejected_for_what_they_did_and_earn_nothing(cheated: Run) -> None:
     log = cheated.logs()["node-1"]
-    accounts = {log.names[author]: account for author, account in log.accounts.items()}
+    accounts = {log.ledger.name(author): account for author, account in log.ledger.accounts(final=True).items()}
     wrong, forged = accounts["cheat-wrong-weights"], accounts["cheat-forged-reward"]
     for account in (wrong, forged):
         assert account.hard > 0

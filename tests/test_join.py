@@ -230,7 +230,9 @@ def test_it_comes_back_without_the_address_and_without_its_first_peer(world: Wor
     trio.run(stop)
     wait(lambda: not status(world.first_peer), "the first peer's end")
     before = verify(DataDirectory(world.late))
-    earned = {before.names[author]: account for author, account in before.accounts.items()}["late"]
+    earned = {before.ledger.name(author): account for author, account in before.ledger.accounts(final=True).items()}[
+        "late"
+    ]
     world.start("run")
     wait(lambda: status(world.late).get("role", "none") != "none", "a role")
     found = wait(lambda: (now := status(world.late)) and now["own_final"] and now, "its entries to be final")
@@ -243,4 +245,4 @@ def test_it_comes_back_without_the_address_and_without_its_first_peer(world: Wor
     assert Rollout.KIND in kinds[: kinds.index(Leave.KIND)]
     assert Role.KIND in kinds[kinds.index(Leave.KIND) :]
     assert Ledger(log.replica).standing_role(node) == found["role"]
-    assert log.accounts[node].generated >= earned.generated > 0
+    assert log.ledger.accounts(final=True)[node].generated >= earned.generated > 0

@@ -67,7 +67,7 @@ def world() -> dict[str, tuple[bytes, Callable[[bytes], bytes]]]:
         "request": (heads, lambda data: replication_messages.request(*replication_messages.parse_request(data))),
         "news": (
             codec.encode([FORMAT, [b"entry"], [b"cut"], [], [b"fork"]]),
-            lambda data: replication_messages.news(*replication_messages.parse_news(data)) or b"",
+            lambda data: replication_messages.News.parse(data).encode() or b"",
         ),
     }
 

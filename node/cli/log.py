@@ -78,20 +78,20 @@ def _show(arguments: argparse.Namespace) -> int:
 
     found = _read(options.existing_directory(arguments), each)
     if arguments.author is not None and not any(
-        _is(author, found.names[author], arguments.author) for author in found.replica.heads
+        _is(author, found.ledger.name(author), arguments.author) for author in found.replica.heads
     ):
         raise UserError(f"--author {arguments.author}: no node of this log", "farflung roles lists its nodes")
     rows = (
         (
             *(found.replica.height(entry.anchor), entry.id.hex()[:8], entry.author.hex()[:8]),
-            *(found.names[entry.author], entry.seq, entry.kind, _words(entry.payload, numbers)),
+            *(found.ledger.name(entry.author), entry.seq, entry.kind, _words(entry.payload, numbers)),
         )
         for entry in chosen
     )
     columns = ("cut", "entry", "node", "name", "seq", "kind", "what")
     # Of a whole log these are many: they are made only where they are asked for.
     entries = [_values(found.ledger, entry) for entry in chosen] if arguments.json else []
-    values = {"domain": found.domain.id.hex(), "entries": entries}
+    values = {"domain": found.replica.domain.id.hex(), "entries": entries}
     options.show(arguments, values, lambda: tables.table(columns, rows))
     return found.exit_code
 

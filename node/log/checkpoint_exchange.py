@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from node.log.offline_proof import CHECKPOINT
 from node.store.log_store import LogStore
@@ -23,8 +22,6 @@ from protocol.log.checkpoint import Checkpoint, CosignedCheckpoint, assemble, ve
 from protocol.log.replica import Replica
 
 logger = logging.getLogger(__name__)
-
-META: Final = CHECKPOINT
 
 
 class Checkpoints:
@@ -49,7 +46,7 @@ class Checkpoints:
     async def load(self) -> None:
         """Take up what the store holds; something damaged there counts as nothing."""
         try:
-            data = await self._store.meta(META)
+            data = await self._store.meta(CHECKPOINT)
             if data is not None:
                 self.newest = rules.read(data, self._replica.domain.id, self._replica.electors_at)
         except (PeerError, OSError) as error:
@@ -108,7 +105,7 @@ class Checkpoints:
         if made.checkpoint.size > self.size:
             self.newest = made
             try:
-                await self._store.append((), {META: made.encode()})
+                await self._store.append((), {CHECKPOINT: made.encode()})
             except OSError as error:
                 # Nothing is lost with it; that the disk is full is told by what matters more.
                 logger.debug("the checkpoint is not stored: %s", error)

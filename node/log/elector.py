@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import trio
 
 from node.errors import UserError
 from node.log import elector_messages as wire
 from node.log.elector_answers import ElectorAnswers
-from node.log.elector_messages import Refusal, SignedBallot
 from node.log.other_electors import OtherElectors
 from node.log.replicated_log import LogService, Own
 from node.log.replication import LogSync
@@ -50,8 +49,6 @@ from protocol.log.quorum import (
 )
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 TRIES: Final = 3
 """Attempts of one turn, each in an epoch above what the others said they had reached."""
@@ -207,7 +204,7 @@ class Elector:
             wire.proposal(epoch, cut, proof),
             lambda peer, signature: verify_vote(cut, epoch, peer, signature, electors),
         )
-        self._note(votes, cut, epoch, committed=False)
+        voter.note(False, epoch, cut, votes.items())
         votes[voter.me] = own
         if len(votes) < need:
             return None
@@ -218,10 +215,10 @@ class Elector:
             return None
         commits = await self._others.signatures(
             "prepared",
-            wire.request("prepared", prepared.encode()),
+            prepared.encode(),
             lambda peer, signature: verify_commit(cut, epoch, peer, signature, electors),
         )
-        self._note(commits, cut, epoch, committed=True)
+        voter.note(True, epoch, cut, commits.items())
         commits[voter.me] = own
         if len(commits) < need:
             return None
@@ -231,12 +228,8 @@ class Elector:
         """All reports that came in time, the own one first, each with its author's lock."""
         voter, electors = self.voter, self.voter.electors
         newest, height = self._service.replica.newest_cut_id, voter.height
-        payload = wire.request("report", [epoch, height])
 
-        async def ask(peer: bytes) -> tuple[Report, PreparedCut | None] | None:
-            value = self._others.value(peer, "report", await self._others.request(peer, payload))
-            if isinstance(value, Refusal):
-                return None
+        def read(peer: bytes, value: Any) -> tuple[Report, PreparedCut | None]:
             report = Report.parse(value[0], electors)
             if (report.elector, report.epoch, report.newest_cut) != (peer, epoch, newest):
                 raise PeerError("report: it is not what was asked for")
@@ -249,8 +242,7 @@ class Elector:
             return report, lock
 
         own = Report.parse(voter.report(epoch), electors), voter.state.lock
-        answers = await self._others.gather(ask, quorum(len(electors)) - 1)
-        return [own, *answers.values()]
+        return [own, *(await self._others.ask("report", [epoch, height], read)).values()]
 
     async def _finish(self, certified: CertifiedCut) -> CertifiedCut | None:
         """Store and publish what was certified, and hand it to the other electors."""
@@ -264,20 +256,15 @@ class Elector:
             return Own(certified, {})
 
         await self._service.commit(make)
-        payload = wire.request("certified", certified.encode())
         checkpoints = self._service.checkpoints
         own = checkpoints.cosign(self._identity, certified.cut.id)
 
-        async def send(peer: bytes) -> bytes | None:
-            value = self._others.value(peer, "certified", await self._others.request(peer, payload))
-            if isinstance(value, Refusal) or value is None:
-                return None
-            assert isinstance(value, bytes)
-            if self._service.replica.newest_cut_id == certified.cut.id:
-                checkpoints.check(peer, value)
-            return value
+        def read(peer: bytes, cosignature: bytes | None) -> bytes | None:
+            if cosignature is not None and self._service.replica.newest_cut_id == certified.cut.id:
+                checkpoints.check(peer, cosignature)
+            return cosignature
 
-        cosignatures = await self._others.gather(send, quorum(len(self.voter.electors)) - 1)
+        cosignatures = await self._others.ask("certified", certified.encode(), read)
         if own is not None:
             await checkpoints.gather(certified.cut.id, {**cosignatures, self.voter.me: own})
         return certified if taken else None
@@ -297,33 +284,20 @@ class Elector:
             return made
         electors, need = voter.electors, quorum(len(voter.electors))
         grant = self._next_grant(trainer)
-        refusals: list[str] = []
-
-        async def would(peer: bytes) -> bool | None:
-            answer = await self._others.request(peer, wire.request("would", grant.body))
-            value = self._others.value(peer, "would", answer)
-            if isinstance(value, Refusal):
-                refusals.append(value.reason)
-                return None
-            return True
-
-        if len(await self._others.gather(would, need - 1)) + 1 < need:
-            raise NotGranted(f"too few electors agree ({', '.join(sorted(set(refusals))) or 'no answer'})")
+        refusals: set[str] = set()
+        if len(await self._others.ask("would", grant.body, lambda peer, value: True, refusals)) + 1 < need:
+            raise NotGranted(f"too few electors agree ({', '.join(sorted(refusals)) or 'no answer'})")
         own = await voter.sign_grant(grant)
         if isinstance(own, str):
             raise NotGranted(own)
         votes = await self._others.signatures(
-            "grant",
-            wire.request("grant", grant.body),
-            lambda peer, signature: verify_grant_vote(grant, peer, signature, electors),
+            "grant", grant.body, lambda peer, signature: verify_grant_vote(grant, peer, signature, electors)
         )
         votes[voter.me] = own
         if len(votes) < need:
             raise NotGranted("too few electors signed")
         certified = certify_grant(grant, votes, electors)
-        made = await self._service.commit(
-            lambda: None if grant.term in self._service.replica.grants else Own(certified, {})
-        )
+        await self._service.commit(lambda: None if grant.term in self._service.replica.grants else Own(certified, {}))
         return certified
 
     def _next_grant(self, trainer: bytes) -> Grant:
@@ -348,10 +322,6 @@ class Elector:
             raise LocalError(f"the own grant cannot be signed: {state}")
         certified = certify_grant(grant, dict([grant_vote(self._identity, grant)]), voter.electors)
         return Own(certified, {META: state.encode()}, stored=lambda: voter.resume(state))
-
-    def _note(self, signatures: dict[bytes, bytes], cut: Cut, epoch: int, *, committed: bool) -> None:
-        for elector, signature in signatures.items():
-            self.voter.note(elector, SignedBallot(committed, epoch, cut.id, signature))
 
 
 async def open_elector(

@@ -70,9 +70,8 @@ class ElectorAnswers:
         return voter.state.epoch, voter.height, max(voter.state.term, voter.known_term)
 
     async def _on_report(self, peer: bytes, epoch: int, height: int) -> Any:
-        if (apart := await self._meet(peer, height)) is not None:
+        if (apart := await self._meet(peer, height, epoch)) is not None:
             return apart
-        self._check(peer, epoch)
         if not self._voter.turns.take(self._voter.place(peer), trio.current_time()):
             return "it is another elector's turn"
         if epoch <= self._voter.state.epoch:
@@ -83,9 +82,8 @@ class ElectorAnswers:
     async def _on_proposal(self, peer: bytes, epoch: int, cut: Cut, proof: PreparedCut | None) -> Any:
         if cut.domain != self._voter.service.domain.id:
             raise PeerError("proposal: it belongs to another domain")
-        if (apart := await self._meet(peer, cut.height - 1)) is not None:
+        if (apart := await self._meet(peer, cut.height - 1, epoch)) is not None:
             return apart
-        self._check(peer, epoch)
         if proposal.problem(self._voter.service.replica, cut, prepared=proof is not None) is not None:
             await self._catch_up(peer)
         if not self._voter.turns.take(self._voter.place(peer), trio.current_time()):
@@ -95,9 +93,8 @@ class ElectorAnswers:
     async def _on_prepared(self, peer: bytes, prepared: PreparedCut) -> Any:
         if prepared.cut.domain != self._voter.service.domain.id:
             raise PeerError("prepared cut: it belongs to another domain")
-        if (apart := await self._meet(peer, prepared.cut.height - 1)) is not None:
+        if (apart := await self._meet(peer, prepared.cut.height - 1, prepared.epoch)) is not None:
             return apart
-        self._check(peer, prepared.epoch)
         quorum.check_quorum(prepared.votes, self._voter.electors, "prepared cut")
         return await self._voter.commit(prepared)
 
@@ -144,19 +141,21 @@ class ElectorAnswers:
             raise PeerError("grant: its base has another term or number")
         return None
 
-    async def _meet(self, peer: bytes, height: int) -> str | None:
-        """Catch up with a peer that holds ``height`` cuts; why there is nothing to decide together, or None. Without
-        the same cuts the two may not know the same electors, so that nothing of a request can be called wrong."""
+    async def _meet(self, peer: bytes, height: int, epoch: int) -> str | None:
+        """Catch up with a peer that holds ``height`` cuts; why there is nothing to decide together, or None. Raises
+        ``PeerError`` for an epoch that is not the peer's, or that nobody needs.
+
+        Without the same cuts the two may not know the same electors, so that nothing of a request can be called wrong.
+        """
         if height > self._voter.height:
             await self._catch_up(peer)
-        return None if height == self._voter.height else f"it holds {self._voter.height} cuts"
-
-    def _check(self, peer: bytes, epoch: int) -> None:
-        """Raise ``PeerError`` for an epoch that is not the peer's, or that nobody needs."""
+        if height != self._voter.height:
+            return f"it holds {self._voter.height} cuts"
         if proposer(epoch, self._voter.electors) != peer:
             raise PeerError(f"elector request: epoch {epoch} is another elector's")
         if epoch > self._voter.turns.limit(trio.current_time()) + ABSURD:
             raise PeerError(f"elector request: epoch {epoch} is too far ahead")
+        return None
 
     async def _catch_up(self, peer: bytes) -> None:
         """Fetch what ``peer`` holds and this node does not, as far as time allows."""

@@ -23,11 +23,11 @@ Parsers raise ``PeerError`` and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Anything, Array, Bytes, Int, Many, Optional, Schema, Text
+from protocol.codec import Anything, Array, Bytes, Fields, Int, Many, Optional, Schema, Text
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.domain import MAX_ELECTORS
 from protocol.errors import PeerError
@@ -38,13 +38,10 @@ MAX_MESSAGE: Final = 2 * MAX_CUT_BYTES + (64 << 10)
 MAX_REASON: Final = 120
 
 _COUNT: Final = Int(0, 2**62)
+_Count = Annotated[int, _COUNT]
 _CUT: Final = Bytes(most=MAX_CUT_BYTES)
 _GRANT: Final = Bytes(most=MAX_GRANT_BYTES)
 _VOTES: Final = Many(Array((("elector", codec.KEY), ("signature", codec.SIGNATURE))), most=MAX_ELECTORS, least=1)
-_EVIDENCE: Final = Array(
-    (("committed", Int(0, 1)), ("epoch", _COUNT), ("cut", codec.HASH), ("signature", codec.SIGNATURE))
-)
-_REFUSAL: Final = Array((("reason", Text(MAX_REASON)), ("epoch", _COUNT), ("height", _COUNT), ("term", _COUNT)))
 _NOTHING: Final = Optional(Int(0, 0))
 _ARGUMENTS: Final[dict[str, Schema]] = {
     "status": _NOTHING,
@@ -60,7 +57,6 @@ _ARGUMENTS: Final[dict[str, Schema]] = {
 _REQUEST: Final = Array(
     (("format", Int(FORMAT, FORMAT)), ("op", Text(16, tuple(_ARGUMENTS))), ("argument", Anything()))
 )
-_STATUS: Final = Array((("epoch", _COUNT), ("height", _COUNT), ("term", _COUNT), ("evidence", Optional(_EVIDENCE))))
 _VALUES: Final[dict[str, Schema]] = {
     "report": Array((("report", _CUT), ("lock", Optional(_CUT)))),
     "propose": codec.SIGNATURE,
@@ -69,39 +65,41 @@ _VALUES: Final[dict[str, Schema]] = {
     "would": _NOTHING,
     "grant": codec.SIGNATURE,
 }
-_ANSWERS: Final = {
-    op: Array((("value", Optional(value)), ("refusal", Optional(_REFUSAL)))) for op, value in _VALUES.items()
-}
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Fields):
     """Why an elector did not do what it was asked, and what it has reached."""
 
-    reason: str
-    epoch: int
-    height: int
-    term: int
+    reason: Annotated[str, Text(MAX_REASON)]
+    epoch: _Count
+    height: _Count
+    term: _Count
 
 
 @dataclass(frozen=True, slots=True)
-class SignedBallot:
-    """A ballot that somebody signed: a vote, or a commit."""
+class SignedBallot(Fields):
+    """A ballot that somebody signed: a vote (``committed`` is 0), or a commit (1)."""
 
-    committed: bool
-    epoch: int
-    cut: bytes
-    signature: bytes
+    committed: Annotated[int, Int(0, 1)]
+    epoch: _Count
+    cut: codec.Hash
+    signature: codec.Signature
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """The answer to ``status``."""
+class Reached(Fields):
+    """The answer to ``status``. Its evidence is not verified yet."""
 
-    epoch: int
-    height: int
-    term: int
+    epoch: _Count
+    height: _Count
+    term: _Count
     evidence: SignedBallot | None
+
+
+_ANSWERS: Final = {
+    op: Array((("value", Optional(value)), ("refusal", Optional(Refusal.ARRAY)))) for op, value in _VALUES.items()
+}
 
 
 def request(op: str, argument: codec.Value) -> bytes:
@@ -109,9 +107,9 @@ def request(op: str, argument: codec.Value) -> bytes:
     return codec.encode([FORMAT, op, argument])
 
 
-def proposal(epoch: int, cut: Cut, proof: PreparedCut | None) -> bytes:
-    """Encode a proposal."""
-    return request("propose", [epoch, cut.body, None if proof is None else [proof.epoch, proof.votes]])
+def proposal(epoch: int, cut: Cut, proof: PreparedCut | None) -> codec.Value:
+    """The argument of ``propose``."""
+    return [epoch, cut.body, None if proof is None else [proof.epoch, proof.votes]]
 
 
 def parse_request(data: bytes) -> tuple[str, Any]:
@@ -122,7 +120,7 @@ def parse_request(data: bytes) -> tuple[str, Any]:
 
 
 def parse_proposal(argument: Any) -> tuple[int, Cut, PreparedCut | None]:
-    """(epoch, cut, justification) of a proposal's argument, all signatures verified."""
+    """The inverse of ``proposal``, all signatures verified."""
     epoch, body, proof = argument
     cut = Cut.parse(body)
     if proof is None:
@@ -133,24 +131,19 @@ def parse_proposal(argument: Any) -> tuple[int, Cut, PreparedCut | None]:
 
 def status(reached: Reached) -> bytes:
     """Encode the answer to ``status``."""
-    shown = reached.evidence
-    evidence = None if shown is None else [int(shown.committed), shown.epoch, shown.cut, shown.signature]
-    return codec.encode([reached.epoch, reached.height, reached.term, evidence])
+    return codec.encode(reached.to_value())
 
 
 def parse_status(data: bytes) -> Reached:
-    """The answer to ``status``; the evidence is not verified yet."""
-    epoch, height, term, evidence = codec.parse(data, _STATUS, max_bytes=MAX_MESSAGE, what="answer to status")
-    if evidence is not None:
-        evidence = SignedBallot(bool(evidence[0]), *evidence[1:])
-    return Reached(epoch, height, term, evidence)
+    """The answer to ``status``."""
+    return Reached.from_value(codec.parse(data, Reached.ARRAY, max_bytes=MAX_MESSAGE, what="answer to status"))
 
 
 def answer(value: codec.Value | Refusal) -> bytes:
     """Encode an answer to anything else."""
     if isinstance(value, Refusal):
         text = value.reason.encode("ascii", "replace").decode()[:MAX_REASON]
-        return codec.encode([None, [text, value.epoch, value.height, value.term]])
+        return codec.encode([None, replace(value, reason=text).to_value()])
     return codec.encode([value, None])
 
 
@@ -158,7 +151,7 @@ def parse_answer(op: str, data: bytes) -> Any:
     """The value of an answer to ``op``, or the ``Refusal``."""
     value, refusal = codec.parse(data, _ANSWERS[op], max_bytes=MAX_MESSAGE, what=f"answer to {op}")
     if refusal is not None:
-        return Refusal(*refusal)
+        return Refusal.from_value(refusal)
     if value is None and op not in ("certified", "would"):
         raise PeerError(f"answer to {op}: it is empty")
     return value

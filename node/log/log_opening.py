@@ -46,29 +46,24 @@ async def load(store: LogStore, domain: Domain, snapshot_entries: int = SNAPSHOT
     Raises ``UserError`` where what was stored breaks a rule or cannot be read.
     """
     try:
-        return await _load(store, domain, snapshot_entries)
+        if (stored := await store.snapshot()) is not None:
+            position, data = stored
+            try:
+                snapshot = await trio.to_thread.run_sync(Snapshot.parse, data, domain)
+                ledger = snapshot.resume(await store.sides())
+                first = await store.entries_by_id(snapshot.tail)
+                await _fill(ledger, store, position, snapshot_entries, first)
+                return ledger
+            except (PeerError, UserError) as error:
+                # Whatever is wrong with it: it says nothing that the log itself does not.
+                logger.warning("the snapshot of the log is of no use, all is read again: %s", error)
+                await store.drop_snapshot()
+        ledger = Ledger(Replica(domain))
+        await _fill(ledger, store, 0, snapshot_entries)
+        await sum_up(ledger, store, snapshot_entries)
+        return ledger
     except OSError as error:
         raise UserError(str(error), f"check rights and disk, or {DELETE}") from None
-
-
-async def _load(store: LogStore, domain: Domain, snapshot_entries: int) -> Ledger:
-    stored = await store.snapshot()
-    if stored is not None:
-        position, data = stored
-        try:
-            snapshot = await trio.to_thread.run_sync(Snapshot.parse, data, domain)
-            ledger = snapshot.resume(await store.sides())
-            first = await store.entries_by_id(snapshot.tail)
-            await _fill(ledger, store, position, snapshot_entries, first)
-            return ledger
-        except (PeerError, UserError) as error:
-            # Whatever is wrong with it: it says nothing that the log itself does not.
-            logger.warning("the snapshot of the log is of no use, all is read again: %s", error)
-            await store.drop_snapshot()
-    ledger = Ledger(Replica(domain))
-    await _fill(ledger, store, 0, snapshot_entries)
-    await sum_up(ledger, store, snapshot_entries)
-    return ledger
 
 
 async def sum_up(ledger: Ledger, store: LogStore, entries: int = SNAPSHOT_ENTRIES, *, more: bool = False) -> bool:

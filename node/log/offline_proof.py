@@ -1,22 +1,22 @@
 """Proofs and checkpoints from a node's own log, without replaying it.
 
-The database is read in one transaction, so a daemon may go on writing meanwhile. What the proof rests on is checked
-when it is made; nothing else of the log is.
+What the proof rests on is checked when it is made; nothing else of the log is.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from node.errors import UserError
-from node.log.offline_verification import connect
+from node.log.offline_reading import domain_of, reading
 from node.store.data_directory import DataDirectory
+from node.store.log_rows import as_bytes
 from protocol import codec
-from protocol.domain import Domain, parse_genesis
+from protocol.domain import Domain
 from protocol.errors import Error, LocalError, PeerError
 from protocol.log import entry as entries
 from protocol.log.amendment import Amendment
@@ -47,58 +47,40 @@ def prove(directory: DataDirectory, wanted: str) -> LogProof:
 
     Raises ``UserError`` where there is no such entry or no sound log, ``NotFinal`` where no cut covers it.
     """
-    genesis, path = _log(directory)
-    try:
-        domain = parse_genesis(genesis)
-        with closing(connect(path)) as connection:
-            connection.execute("BEGIN")
-            entry = _find(connection, wanted)
-            heads, cut = _newest_vector(connection)
-            row = heads.get(entry.author)
-            if cut is None or row is None or row.seq < entry.seq:
-                raise NotFinal(f"entry {entry.id.hex()} is not final: no cut covers it")
-            ids = _feed(connection, row)
-            certified = CertifiedCut.parse(cut.encode())
-            # Looking for amendments takes a look at every entry: not where the genesis' electors certified the cut.
-            try:
-                check_quorum(certified.votes, domain.electors, "cut")
-                amendments = []
-            except PeerError:
-                amendments = _amendments(connection, domain, cut.cut.height)
+    with _reading_sound(directory) as connection:
+        genesis, domain = domain_of(directory)
+        entry = _find(connection, wanted)
+        heads, cut = _newest_vector(connection)
+        row = heads.get(entry.author)
+        if cut is None or row is None or row.seq < entry.seq:
+            raise NotFinal(f"entry {entry.id.hex()} is not final: no cut covers it")
+        ids = _feed(connection, row)
+        certified = CertifiedCut.parse(cut.encode())
+        # Looking for amendments takes a look at every entry: not where the genesis' electors certified the cut.
+        try:
+            check_quorum(certified.votes, domain.electors, "cut")
+            amendments = []
+        except PeerError:
+            amendments = _amendments(connection, domain, cut.cut.height)
         if ids[entry.seq] != entry.id:
             raise NotFinal(f"entry {entry.id.hex()} will never be final: another one was certified in its place")
         return LogProof.make(genesis, entry, ids, heads, certified, amendments)
-    except sqlite3.Error as error:
-        raise UserError(
-            f"{path}: cannot be read ({error})", "run as its owner; a damaged log can be deleted and fetched again"
-        ) from None
-    except (PeerError, LocalError) as error:
-        raise UserError(f"{directory.path}: the log is damaged ({error})", "farflung log verify tells more") from None
 
 
 def find_entry(directory: DataDirectory, wanted: str) -> Entry:
     """The entry whose id begins with the hexadecimal digits ``wanted``. Raises ``UserError`` where there is none."""
-    _, path = _log(directory)
+    with _reading_sound(directory) as connection:
+        return _find(connection, wanted)
+
+
+@contextmanager
+def _reading_sound(directory: DataDirectory) -> Iterator[sqlite3.Connection]:
+    """``reading``, where what does not parse or fit together is a ``UserError`` as well."""
     try:
-        with closing(connect(path)) as connection:
-            return _find(connection, wanted)
-    except sqlite3.Error as error:
-        raise UserError(f"{path}: cannot be read ({error})", "run as its owner") from None
-    except PeerError as error:
+        with reading(directory) as connection:
+            yield connection
+    except (PeerError, LocalError) as error:
         raise UserError(f"{directory.path}: the log is damaged ({error})", "farflung log verify tells more") from None
-
-
-def _bytes(value: object) -> bytes:
-    """SQLite stores any type in any column, and parsers are made for bytes."""
-    return value if isinstance(value, bytes) else b""
-
-
-def _log(directory: DataDirectory) -> tuple[bytes, Path]:
-    genesis = directory.genesis()
-    path = directory.log_database
-    if genesis is None or not path.is_file():
-        raise UserError(f"{directory.path}: there is no log", "give the data directory of a node that has run")
-    return genesis, path
 
 
 def _find(connection: sqlite3.Connection, wanted: str) -> Entry:
@@ -120,19 +102,19 @@ def _find(connection: sqlite3.Connection, wanted: str) -> Entry:
         raise UserError(
             f"{wanted}: this node dropped what the entry says, as nodes do that are no archives", "ask an archive"
         )
-    return entries.parse(_bytes(rows[0][1]), _bytes(rows[0][2]))
+    return entries.parse(as_bytes(rows[0][1]), as_bytes(rows[0][2]))
 
 
 def _amendments(connection: sqlite3.Connection, domain: Domain, height: int) -> list[Covering]:
     """The amendments in force for the cut of ``height``, in order, each with the first cut that covered it."""
     rows = connection.execute("SELECT body, signature FROM entries WHERE instr(body, ?)", (AMEND,)).fetchall()
-    parsed = [entries.parse(_bytes(body), _bytes(signature)) for body, signature in rows]
+    parsed = [entries.parse(as_bytes(body), as_bytes(signature)) for body, signature in rows]
     written = [entry for entry in parsed if isinstance(entry.payload, Amend)]
     found: list[Covering] = []
     heads: dict[bytes, Head] = {}
     electors = domain.electors
     for (data,) in connection.execute("SELECT data FROM cuts WHERE height < ? ORDER BY height", (height,)).fetchall():
-        cut = CertifiedCut.parse(_bytes(data), verify=False)
+        cut = CertifiedCut.parse(as_bytes(data), verify=False)
         fresh: list[tuple[Entry, list[bytes]]] = []
         for row in cut.cut.changes:
             final = heads[row.author].seq if row.author in heads else -1
@@ -163,7 +145,7 @@ def _newest_vector(connection: sqlite3.Connection) -> tuple[dict[bytes, Head], C
     heads: dict[bytes, Head] = {}
     cut = None
     for (data,) in connection.execute("SELECT data FROM cuts ORDER BY height"):
-        cut = CertifiedCut.parse(_bytes(data), verify=False)
+        cut = CertifiedCut.parse(as_bytes(data), verify=False)
         heads.update((head.author, head) for head in cut.cut.changes)
     return heads, cut
 
@@ -185,7 +167,7 @@ def _feed(connection: sqlite3.Connection, row: Head) -> list[bytes]:
             wanted = below[0]  # there is no other, and the feed root shows whether it is the right one
         elif seq:
             ((body,),) = connection.execute("SELECT body FROM entries WHERE id = ?", (wanted,)).fetchall()
-            wanted = entries.parse(_bytes(body), bytes(64), verify=False).prev
+            wanted = entries.parse(as_bytes(body), bytes(64), verify=False).prev
     return ids[::-1]
 
 
@@ -202,47 +184,39 @@ def published(directory: DataDirectory) -> Published | None:
 
     Each cosignature holds under the key that it names; whether they are a quorum was checked when it was stored.
     """
-    genesis, path = _log(directory)
-    try:
-        with closing(connect(path)) as connection:
-            rows = connection.execute("SELECT value FROM meta WHERE key = ?", (CHECKPOINT,)).fetchall()
-        if not rows:
-            return None
-        note = _bytes(rows[0][0])
-        return Published(note, CosignedCheckpoint.parse(note, parse_genesis(genesis).id))
-    except (sqlite3.Error, PeerError) as error:
-        raise UserError(f"{path}: cannot be read ({error})", "run as its owner") from None
+    with _reading_sound(directory) as connection:
+        _, domain = domain_of(directory)
+        for (value,) in connection.execute("SELECT value FROM meta WHERE key = ?", (CHECKPOINT,)):
+            note = as_bytes(value)
+            return Published(note, CosignedCheckpoint.parse(note, domain.id))
+    return None
 
 
 def consistency(directory: DataDirectory, first: int, second: int) -> list[bytes]:
     """The proof that the checkpoint of ``second`` cuts continues that of ``first``. Raises ``UserError``."""
-    _, path = _log(directory)
     try:
-        with closing(connect(path)) as connection:
+        with reading(directory) as connection:
             rows = connection.execute("SELECT data FROM cuts WHERE height <= ? ORDER BY height", (second,))
-            hashes = [leaf_hash(CertifiedCut.parse(_bytes(data), verify=False).cut.body) for (data,) in rows]
+            hashes = [leaf_hash(CertifiedCut.parse(as_bytes(data), verify=False).cut.body) for (data,) in rows]
         if len(hashes) != second:
             raise LocalError(f"there is no checkpoint of {second} cuts")
         return consistency_path(hashes, first)
-    except (sqlite3.Error, PeerError, LocalError) as error:
+    except (PeerError, LocalError) as error:
         raise UserError(
-            f"{path}: there is no proof from {first} to {second} cuts ({error})", "a smaller size is 1 or more"
+            f"{directory.log_database}: there is no proof from {first} to {second} cuts ({error})",
+            "a smaller size is 1 or more",
         ) from None
 
 
 def own_join(directory: DataDirectory) -> Join | None:
     """What the directory's own node said when it joined, None as long as that is not in its log."""
-    path = directory.log_database
-    if not path.is_file():
+    if not directory.log_database.is_file():
         return None
-    try:
-        with closing(connect(path)) as connection:
-            statement = "SELECT body FROM entries WHERE author = ? AND seq = 0"
-            rows = connection.execute(statement, (directory.read_identity().node,)).fetchall()
-        for (body,) in rows:
-            payload = entries.parse(_bytes(body), bytes(64), verify=False).payload
+    node = directory.read_identity().node
+    # farflung log verify is for telling what is wrong with a log
+    with suppress(UserError, PeerError), reading(directory) as connection:
+        for (body,) in connection.execute("SELECT body FROM entries WHERE author = ? AND seq = 0", (node,)):
+            payload = entries.parse(as_bytes(body), bytes(64), verify=False).payload
             if isinstance(payload, Join):
                 return payload
-    except (sqlite3.Error, PeerError):
-        pass  # farflung log verify is for telling what is wrong with a log
     return None

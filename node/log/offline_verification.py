@@ -1,9 +1,8 @@
 """Checking a node's whole log offline, trusting nothing of what the daemon that wrote it believed.
 
 Every row of ``log/log.db`` is parsed, its signatures are verified, and a new replica is built from all rows, cut by
-cut: chains, payload rules, anchors, cuts with their certificates and roots. The daemon's snapshot is not looked at. The
-database is read in one transaction, so a daemon may go on writing meanwhile. What is final need not stay in memory.
-Where bodies were removed ``node.log.pruned_bodies`` checks what is left of them.
+cut: chains, payload rules, anchors, cuts with their certificates and roots. The daemon's snapshot is not looked at.
+What is final need not stay in memory. Where bodies were removed ``node.log.pruned_bodies`` checks what is left of them.
 """
 
 from __future__ import annotations
@@ -11,20 +10,17 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from node.errors import UserError
 from node.log import pruned_bodies
+from node.log.offline_reading import domain_of, reading
 from node.store.data_directory import DataDirectory
+from node.store.log_rows import as_bytes
 from protocol.credit.ledger import Ledger
-from protocol.credit.reputation import Account
-from protocol.domain import Domain, parse_genesis
 from protocol.errors import Evidence, PeerError
 from protocol.log import entry as entries
 from protocol.log.branches import Outcome
@@ -48,14 +44,15 @@ class LogReport:
     """What a log holds. ``problems`` are lines for people; without any, two logs with equal heads, cuts and grants
     give equal reports."""
 
-    domain: Domain
-    replica: Replica
-    names: dict[bytes, str]
-    accounts: dict[bytes, Account]
+    ledger: Ledger
     problems: tuple[str, ...]
     kinds: Counter[str]
-    ledger: Ledger
     notes: tuple[str, ...] = ()
+
+    @property
+    def replica(self) -> Replica:
+        """The chains and cuts under the ledger."""
+        return self.ledger.replica
 
     @property
     def exit_code(self) -> int:
@@ -64,24 +61,22 @@ class LogReport:
 
     def text(self) -> str:
         """The report for standard output: the same bytes on every node that holds the same log."""
-        replica = self.replica
-        newest = replica.newest_cut
-        kinds = self.kinds
+        replica, kinds = self.replica, self.kinds
+        newest, accounts = replica.newest_cut, self.ledger.accounts(final=True)
         lines = [
-            f"domain {self.domain.id.hex()} {self.domain.name}",
+            f"domain {replica.domain.id.hex()} {replica.domain.name}",
             f"heads root {replica.heads_root().hex()}",
             f"newest cut {'none' if newest is None else f'{newest.cut.height} {newest.cut.id.hex()}'}",
             f"terms {len(replica.grants)}",
             f"entries {kinds.total()}: " + ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds)),
         ]
         for author, head in sorted(replica.heads.items()):
-            account = self.accounts.get(author)
+            account = accounts.get(author)
             credit = "no credit" if account is None else f"credit {account.credit} reputation {account.reputation}"
             state = " frozen" if head.status else ""
             final = replica.certified_head(author) + 1
-            lines.append(
-                f"node {author.hex()} {credit} entries {head.seq + 1} final {final}{state} {self.names[author]}"
-            )
+            name = self.ledger.name(author)
+            lines.append(f"node {author.hex()} {credit} entries {head.seq + 1} final {final}{state} {name}")
         return "\n".join(lines) + "\n"
 
 
@@ -109,92 +104,48 @@ def verify(
     entries and cuts that are final, so that a log of millions of entries takes little memory. ``each`` sees them all
     the same, but for those whose bodies were removed.
     """
-    genesis = directory.genesis()
-    if genesis is None:
-        raise UserError(f"{directory.path}: there is no genesis", "give the data directory of a node that has run")
-    try:
-        domain = parse_genesis(genesis)
-    except PeerError as error:
-        raise UserError(f"{directory.genesis_file}: {error}", "restore it from a backup") from None
-    path = directory.log_database
-    if not path.is_file():
-        raise UserError(f"{path}: there is no log", "give the data directory of a node that has run")
-    try:
-        with closing(connect(path)) as connection, ThreadPoolExecutor(os.cpu_count()) as threads:
-            connection.execute("BEGIN")
-            checking = _Checking(domain, connection, threads, signatures, None if keep else forget_from, progress, each)
-            checking.run()
-    except sqlite3.Error as error:
-        raise UserError(
-            f"{path}: cannot be read ({error})", "run as its owner; a damaged log can be deleted and fetched again"
-        ) from None
-    ledger = checking.ledger
-    names = {author: ledger.name(author) for author in checking.replica.heads}
+    _, domain = domain_of(directory)
+    with reading(directory) as connection, ThreadPoolExecutor(os.cpu_count()) as threads:
+        ledger, most = Ledger(Replica(domain)), None if keep else forget_from
+        checking = _Checking(ledger, connection, threads, signatures, most, progress, each)
+        checking.run()
     kinds = checking.kinds + Counter(entry.kind for entry in checking.replica.arrivals)
-    problems = tuple(checking.problems)
-    return LogReport(
-        domain, checking.replica, names, ledger.accounts(final=True), problems, kinds, ledger, tuple(checking.notes)
-    )
+    return LogReport(checking.ledger, tuple(checking.problems), kinds, tuple(checking.notes))
 
 
-def _bytes(value: object) -> bytes:
-    """SQLite stores any type in any column, and parsers are made for bytes."""
-    return value if isinstance(value, bytes) else b""
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection that only reads the log at ``path``, also where the folder cannot be written to."""
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        # A folder that cannot be written to has no place for SQLite's shared memory. Without a daemon none is needed.
-        connection.close()
-        wal = path.with_name(path.name + "-wal")
-        if wal.exists() and wal.stat().st_size:
-            raise
-        connection = sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
-    return connection
-
-
+@dataclass(slots=True)
 class _Checking:
-    """One check; ``ledger``, ``problems`` and ``kinds`` (of what left memory) are its result."""
+    """One check; ``ledger``, ``problems``, ``notes`` and ``kinds`` (of what left memory) are its result."""
 
-    def __init__(
-        self,
-        domain: Domain,
-        connection: sqlite3.Connection,
-        threads: ThreadPoolExecutor,
-        signatures: bool,
-        forget_from: int | None,
-        progress: Progress,
-        each: Each | None,
-    ) -> None:
-        self._each = each
-        self._shown: dict[bytes, int] = {}
-        self.replica = Replica(domain)
-        self.ledger = Ledger(self.replica)
-        self.problems: list[str] = []
-        self.notes: list[str] = []
-        self.kinds: Counter[str] = Counter()
-        self._connection = connection
-        self._threads = threads
-        self._signatures = signatures
-        self._forget_from = forget_from
-        self._progress = progress
-        ((self._total,),) = self._rows("SELECT COUNT(*) FROM entries")
-        self._done = 0
-        # Per author the seq up to which rows were read, and the entries of them that found no place.
-        self._read: dict[Any, int] = {}
-        self._queues: dict[bytes, list[Entry]] = {}
-        self._grants: list[CertifiedGrant] = []
-        self._summed_up = 0
+    ledger: Ledger
+    connection: sqlite3.Connection
+    threads: ThreadPoolExecutor
+    signatures: bool
+    forget_from: int | None
+    progress: Progress
+    each: Each | None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    _shown: dict[bytes, int] = field(default_factory=dict)
+    # Per author the seq up to which rows were read, and the entries of them that found no place.
+    _read: dict[Any, int] = field(default_factory=dict)
+    _queues: dict[bytes, list[Entry]] = field(default_factory=dict)
+    _grants: list[CertifiedGrant] = field(default_factory=list)
+    _total: int = 0
+    _done: int = 0
+    _summed_up: int = 0
+
+    @property
+    def replica(self) -> Replica:
+        """The chains and cuts under the ledger."""
+        return self.ledger.replica
 
     def run(self) -> None:
         """Read and check all."""
+        ((self._total,),) = self._rows("SELECT COUNT(*) FROM entries")
         self._read_sides()
-        if pruned_bodies.pruned(self._connection) and not self._resume():
+        if pruned_bodies.pruned(self.connection) and not self._resume():
             return
         below = len(self.replica.cuts)
         heights = [row[0] for row in self._rows("SELECT height FROM cuts WHERE height > ? ORDER BY height", below)]
@@ -220,10 +171,10 @@ class _Checking:
     def _resume(self) -> bool:
         """Begin at the snapshot, where the bodies below it were removed; False where that cannot be."""
         sides: list[CertifiedGrant | ForkProof] = [*self._grants, *self.replica.forks.values()]
-        ledger = pruned_bodies.resume(self._connection, self.replica.domain, sides, self.problems)
+        ledger = pruned_bodies.resume(self.connection, self.replica.domain, sides, self.problems)
         if ledger is None:
             return False
-        self.ledger, self.replica = ledger, ledger.replica
+        self.ledger = ledger
         self._read = {author: head.seq for author, head in self.replica.certified.items()}
         self._shown = {author: head.seq + 1 for author, head in self.replica.certified.items()}
         self._done = self._summed_up = ledger.final_entries
@@ -236,17 +187,17 @@ class _Checking:
         return True
 
     def _rows(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement, arguments).fetchall()
+        return self.connection.execute(statement, arguments).fetchall()
 
     def _read_sides(self) -> None:
         for term, data in self._rows("SELECT term, data FROM grants ORDER BY term"):
-            grant = _try(self.problems, f"grant {term}", partial(CertifiedGrant.parse, _bytes(data)))
+            grant = _try(self.problems, f"grant {term}", partial(CertifiedGrant.parse, as_bytes(data)))
             if grant is not None:
                 if grant.grant.term != term:
                     self.problems.append(f"grant {term}: it is of term {grant.grant.term}")
                 self._grants.append(grant)
         for (data,) in self._rows("SELECT data FROM forks ORDER BY id"):
-            proof = _try(self.problems, "fork proof", partial(ForkProof.parse, _bytes(data)))
+            proof = _try(self.problems, "fork proof", partial(ForkProof.parse, as_bytes(data)))
             if proof is not None:
                 _try(self.problems, "fork proof", partial(self.replica.add_fork, proof))
 
@@ -254,7 +205,7 @@ class _Checking:
         """Check the cut of this height and what it covers; whether the next one can be checked."""
         what = f"cut {height}"
         ((data,),) = self._rows("SELECT data FROM cuts WHERE height = ?", height)
-        cut = _try(self.problems, what, partial(CertifiedCut.parse, _bytes(data)))
+        cut = _try(self.problems, what, partial(CertifiedCut.parse, as_bytes(data)))
         if cut is None:
             return True
         if cut.cut.height != height:
@@ -275,17 +226,23 @@ class _Checking:
 
     def _show(self, heads: Iterable[Head], cut: CertifiedCut | None = None) -> None:
         """Show the entries up to these heads that were not shown yet, and the cut."""
-        if self._each is None:
+        if self.each is None:
             return
         for head in heads:
             for entry in self.replica.entries(head.author, self._shown.get(head.author, 0), head.seq):
-                self._each(entry, self.ledger)
+                self.each(entry, self.ledger)
             self._shown[head.author] = head.seq + 1
         if cut is not None:
-            self._each(cut, self.ledger)
+            self.each(cut, self.ledger)
 
     def _drain_grants(self) -> None:
-        self._grants = [grant for grant in self._grants if _waits(self.replica, grant, self.problems)]
+        """Hand the grants over; those whose anchors are missing go on waiting."""
+        self._grants = [
+            grant
+            for grant in self._grants
+            if _try(self.problems, f"grant {grant.grant.term}", partial(self.replica.add_grant, grant))
+            is Outcome.MISSING_CUT
+        ]
 
     def _feed(self, wanted: list[tuple[Any, int]]) -> None:
         """Read these authors' rows up to these seqs, and hand over what fits."""
@@ -302,9 +259,10 @@ class _Checking:
                 behind,
             )
             self._read[author] = max(last, self._read.get(author, -1))
-        for entry, problems in self._parsed(rows):
+        parts = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
+        for found, problems in self.threads.map(partial(_entries, signatures=self.signatures), parts):
             self.problems += problems
-            if entry is not None:
+            for entry in found:
                 self._queues.setdefault(entry.author, []).append(entry)
         for author, _ in wanted:
             if queue := self._queues.pop(author, None):
@@ -312,16 +270,11 @@ class _Checking:
                 if left:
                     self._queues[author] = left
         self._done += len(rows)
-        self._progress(self._done, self._total)
-
-    def _parsed(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Entry | None, list[str]]]:
-        parts = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
-        for part in self._threads.map(partial(_entries, signatures=self._signatures), parts):
-            yield from part
+        self.progress(self._done, self._total)
 
     def _forget(self) -> None:
         self.ledger.note_final()
-        most = self._forget_from
+        most = self.forget_from
         if most is not None and self.ledger.final_entries - self._summed_up >= most:
             self._summed_up = self.ledger.final_entries
             final = self.replica.certified_head
@@ -329,26 +282,18 @@ class _Checking:
             self.ledger.forget()
 
 
-def _entries(rows: list[tuple[Any, ...]], signatures: bool) -> list[tuple[Entry | None, list[str]]]:
-    found = []
-    for row in rows:
-        problems: list[str] = []
-        found.append((_entry(row, problems, signatures), problems))
-    return found
-
-
-def _entry(row: tuple[Any, ...], problems: list[str], signatures: bool) -> Entry | None:
-    entry_id, author, seq, body, signature = row
-    what = f"{_bytes(author).hex()} entry {seq}"
-    entry = _try(problems, what, partial(entries.parse, _bytes(body), _bytes(signature), verify=signatures))
-    if entry is not None and (entry.id, entry.author, entry.seq) != (entry_id, author, seq):
-        problems.append(f"{what}: the row is labelled wrongly")
-    return entry
-
-
-def _waits(replica: Replica, grant: CertifiedGrant, problems: list[str]) -> bool:
-    """Hand a grant over; whether it waits for its anchor."""
-    return _try(problems, f"grant {grant.grant.term}", partial(replica.add_grant, grant)) is Outcome.MISSING_CUT
+def _entries(rows: list[tuple[Any, ...]], signatures: bool) -> tuple[list[Entry], list[str]]:
+    """The entries of these rows, and what is wrong with them."""
+    found: list[Entry] = []
+    problems: list[str] = []
+    for entry_id, author, seq, body, signature in rows:
+        what = f"{as_bytes(author).hex()} entry {seq}"
+        entry = _try(problems, what, partial(entries.parse, as_bytes(body), as_bytes(signature), verify=signatures))
+        if entry is not None:
+            found.append(entry)
+            if (entry.id, entry.author, entry.seq) != (entry_id, author, seq):
+                problems.append(f"{what}: the row is labelled wrongly")
+    return found, problems
 
 
 def _drain(replica: Replica, queue: list[Entry], problems: list[str]) -> list[Entry]:

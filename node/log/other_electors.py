@@ -7,8 +7,8 @@ is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -16,10 +16,13 @@ from node.log import elector_messages as wire
 from node.log.elector_messages import Refusal
 from node.log.voter import Voter
 from node.net.requests import Unreachable
+from protocol import codec
 from protocol.errors import PeerError
 from protocol.log.quorum import quorum
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MIN_TIMEOUT: Final = 1.0
 """Seconds that others have for an answer at least."""
@@ -33,32 +36,45 @@ class OtherElectors:
         self._pace = voter.service.domain.timings.epoch_ms / 1000
         self.term_floor = 0
 
-    async def signatures(self, op: str, payload: bytes, verify: Callable[[bytes, bytes], None]) -> dict[bytes, bytes]:
-        """The right signatures that the others answered with, by elector."""
+    async def signatures(
+        self, op: str, argument: codec.Value, verify: Callable[[bytes, bytes], None]
+    ) -> dict[bytes, bytes]:
+        """The right signatures that the others answered ``op`` with, by elector."""
 
-        async def ask(peer: bytes) -> bytes | None:
-            value = self.value(peer, op, await self.request(peer, payload))
-            if isinstance(value, Refusal):
-                return None
-            verify(peer, value)
-            assert isinstance(value, bytes)
-            return value
+        def read(peer: bytes, signature: bytes) -> bytes:
+            verify(peer, signature)
+            return signature
 
-        return await self.gather(ask, quorum(len(self._voter.electors)) - 1)
+        return await self.ask(op, argument, read)
 
-    def value(self, peer: bytes, op: str, data: bytes) -> Any:
-        """The value of an answer, or the refusal, of whose numbers notice is taken."""
-        value = wire.parse_answer(op, data)
-        if isinstance(value, Refusal):
-            voter = self._voter
+    async def ask(
+        self, op: str, argument: codec.Value, read: Callable[[bytes, Any], T | None], refusals: set[str] | None = None
+    ) -> dict[bytes, T]:
+        """What the others answered to ``op``, by elector, as ``read(peer, value)`` has it; with the own part a quorum
+        is enough. None does not count. Of refusals notice is taken; their reasons are added to ``refusals``."""
+        payload = wire.request(op, argument)
+
+        async def one(peer: bytes) -> T | None:
+            value = wire.parse_answer(op, await self.request(peer, payload))
+            if not isinstance(value, Refusal):
+                return read(peer, value)
             logger.debug("%s refuses %s: %s", peer.hex()[:8], op, value.reason)
-            if value.epoch < voter.turns.limit(trio.current_time()):
-                voter.floor = max(voter.floor, value.epoch)
-            if value.term < voter.term_limit:
-                self.term_floor = max(self.term_floor, value.term)
-            if value.height > voter.height and voter.sync is not None:
-                voter.sync.soon(peer)
-        return value
+            self._note(peer, value)
+            if refusals is not None:
+                refusals.add(value.reason)
+            return None
+
+        return await self.gather(one, quorum(len(self._voter.electors)) - 1)
+
+    def _note(self, peer: bytes, refusal: Refusal) -> None:
+        """Take notice of how far whoever refuses is."""
+        voter = self._voter
+        if refusal.epoch < voter.turns.limit(trio.current_time()):
+            voter.floor = max(voter.floor, refusal.epoch)
+        if refusal.term < voter.term_limit:
+            self.term_floor = max(self.term_floor, refusal.term)
+        if refusal.height > voter.height and voter.sync is not None:
+            voter.sync.soon(peer)
 
     async def request(self, peer: bytes, payload: bytes) -> bytes:
         """One request of one elector. Raises ``Unreachable`` or ``PeerError``."""
@@ -72,14 +88,14 @@ class OtherElectors:
             max_response=wire.MAX_MESSAGE,
         )
 
-    async def gather(self, ask: Callable[[bytes], Any], enough: int) -> dict[bytes, Any]:
+    async def gather(self, ask: Callable[[bytes], Awaitable[T | None]], enough: int) -> dict[bytes, T]:
         """What the other electors answer, by elector; once ``enough`` did, the rest have a fifth of an epoch left.
 
         ``ask`` gives None for an answer that does not count. What breaks the rules is blamed.
         """
         voter = self._voter
         others = [elector for elector in voter.electors if elector != voter.me]
-        answers: dict[bytes, Any] = {}
+        answers: dict[bytes, T] = {}
         with trio.CancelScope() as scope:
 
             async def one(peer: bytes) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Collection
+from typing import Final
 
 import trio
 
@@ -13,12 +14,6 @@ from protocol.records import Join
 
 PAUSE: Final = 10.0
 """Seconds between two looks."""
-
-
-class Unserved(Protocol):
-    """Which peers have dropped what this node asked them for (``node.log.replication.LogSync``)."""
-
-    unserved: set[bytes]
 
 
 async def keep_joined(node: Node) -> None:
@@ -46,10 +41,11 @@ async def keep_joined(node: Node) -> None:
         await trio.sleep(PAUSE)
 
 
-async def watch_history(node: Node, sync: Unserved) -> None:
-    """Tell the owner of a newcomer whose peers have all dropped what it needs."""
+async def watch_history(node: Node, unserved: Collection[bytes]) -> None:
+    """Tell the owner of a newcomer whose peers have all dropped what it needs: those that ``LogSync`` has in
+    ``unserved`` at the time."""
     while True:
-        if sync.unserved:
+        if unserved:
             node.health.warn("history", "no peer has the log's old entries any more: connect to one that keeps them")
         else:
             node.health.clear("history")

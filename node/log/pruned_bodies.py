@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterable
 from itertools import groupby
 
+from node.store.log_rows import as_bytes
 from protocol.credit.ledger import Ledger
 from protocol.credit.snapshot import Snapshot
 from protocol.domain import Domain
@@ -55,7 +56,7 @@ def _check_cuts(connection: sqlite3.Connection, ledger: Ledger, problems: list[s
     for height, data in rows:
         count += 1
         try:
-            certified = CertifiedCut.parse(data if isinstance(data, bytes) else b"")
+            certified = CertifiedCut.parse(as_bytes(data))
             cut = certified.cut
             check_quorum(certified.votes, replica.electors_at(height), "cut")
             if (cut.height, cut.prev, cut.domain) != (count, previous, replica.domain.id):

@@ -9,16 +9,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 
 import trio
 
 from node.log import replication_messages
 from node.log.replicated_log import LogNews, LogService
-from node.log.replication_messages import ANSWER_BYTES, MAX_ROWS, LogSummary, fitting
-from node.log.replication_round import Session, SyncResult, summary
+from node.log.replication_messages import ANSWER_BYTES, MAX_CUTS, MAX_ROWS, LogSummary, News, fitting
+from node.log.replication_round import Session, SyncResult, Transport, summary
 from node.net.requests import Refused, Unreachable
 from protocol import codec
 from protocol.errors import PeerError
@@ -29,8 +29,9 @@ from protocol.log.quorum import CertifiedCut, CertifiedGrant
 
 logger = logging.getLogger(__name__)
 
+Place = TypeVar("Place", int, bytes)
+
 TOPIC: Final = "log"
-REQUEST_TIMEOUT: Final = 10.0
 ROUND_TIMEOUT: Final = 120.0
 """A round that takes longer is broken off; what it brought stays."""
 
@@ -46,31 +47,6 @@ BURST: Final = 64 << 20
 
 QUEUE: Final = 1024
 """Own news that wait to be gossiped; beyond that they travel by anti-entropy alone."""
-
-Handler = Callable[[bytes, bytes], Awaitable[bytes]]
-
-
-class Transport(Protocol):
-    """What replication needs of the network."""
-
-    @property
-    def peers(self) -> Iterable[bytes]:
-        """Node ids of the connected peers."""
-
-    async def request(self, peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
-        """Ask a peer; raises ``Unreachable`` or ``PeerError``."""
-
-    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
-        """Answer requests."""
-
-    async def publish(self, topic: str, data: bytes) -> None:
-        """Gossip."""
-
-    def subscribe(self, topic: str, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None:
-        """Have gossip handed to ``handler(origin, data)``."""
-
-    def blame(self, peer: bytes, error: PeerError) -> None:
-        """Count a peer's mistake."""
 
 
 class LogSync:
@@ -93,10 +69,6 @@ class LogSync:
         # What each peer was sent lately, less what time has paid off: (bytes, when).
         self._debts: dict[bytes, tuple[float, float]] = {}
         self._outgoing, self._news = trio.open_memory_channel[LogNews](QUEUE)
-
-    def connected(self, peer: bytes) -> None:
-        """A peer appeared: compare logs with it at once."""
-        self.soon(peer)
 
     def soon(self, peer: bytes) -> None:
         """Compare logs with ``peer`` without waiting for its turn."""
@@ -131,15 +103,15 @@ class LogSync:
         async for news in self._news:
             kinds = (Entry, CertifiedCut, CertifiedGrant, ForkProof)
             parts = ([item.encode() for item in news.items if isinstance(item, kind)] for kind in kinds)
-            data = replication_messages.news(*parts)
+            data = News(*parts).encode()
             if data is not None:
                 await self.transport.publish(TOPIC, data)
 
     async def on_gossip(self, origin: bytes, data: bytes) -> None:
         """Take a gossip message. Raises ``PeerError`` where it holds something bad (the good parts are taken)."""
-        entries, cuts, grants, forks = replication_messages.parse_news(data)
+        news = News.parse(data)
         received = await self.service.intake.receive(
-            entries=entries, cuts=cuts, grants=grants, forks=forks, origin=origin
+            entries=news.entries, cuts=news.cuts, grants=news.grants, forks=news.forks, origin=origin
         )
         if received.waiting:
             self.soon(origin)
@@ -200,14 +172,13 @@ class LogSync:
     async def sync_with(self, peer: bytes) -> SyncResult:
         """One round of anti-entropy with ``peer``. Bad objects are blamed and skipped; raises ``PeerError`` where the
         peer breaks the protocol itself, ``Unreachable`` where it does not answer, ``OSError`` where the disk fails."""
-        session = Session(self, peer)
+        session = Session(self.service, self.transport, self.protocol, self.unserved, peer)
         theirs = await session.hello()
         ours = summary(self.service)
         self.service.height_claimed = max(self.service.height_claimed, theirs.height)
         if not theirs.agrees(ours):
             if theirs.side != ours.side:
-                await session.forks()
-                await session.grants()
+                await session.sides()
             if theirs.height > ours.height:
                 async with self._turn():
                     await session.cuts(theirs.height)
@@ -228,16 +199,6 @@ class LogSync:
         finally:
             if not patience.cancelled_caught:
                 self._catching_up.release()
-
-    async def ask(self, peer: bytes, payload: bytes) -> bytes:
-        """One request of the log protocol."""
-        return await self.transport.request(
-            peer, self.protocol, payload, timeout=REQUEST_TIMEOUT, max_response=replication_messages.MAX_ANSWER
-        )
-
-    def blame(self, peer: bytes, error: PeerError) -> None:
-        """Count a mistake of ``peer``."""
-        self.transport.blame(peer, error)
 
     # Answering
 
@@ -272,21 +233,15 @@ class LogSync:
                 return fitting(await self._ranges(ranges))
             case "cuts":
                 if argument + 1 < replica.cuts.lowest:
-                    return fitting(await self.service.store.cuts(argument, replication_messages.MAX_CUTS, ANSWER_BYTES))
-                return fitting(
-                    cut.encode() for cut in replica.cuts[argument : argument + replication_messages.MAX_CUTS]
-                )
+                    return fitting(await self.service.store.cuts(argument, MAX_CUTS, ANSWER_BYTES))
+                return fitting(cut.encode() for cut in replica.cuts[argument : argument + MAX_CUTS])
             case "grants":
-                terms = sorted(term for term in replica.grants if term > argument)
-                grants = fitting(replica.grants[term].encode() for term in terms)
-                return list(zip(terms, grants, strict=False))
+                return _listed(replica.grants, argument)
             case "checkpoint":
                 newest = self.service.checkpoints.newest
                 return newest.encode() if newest is not None and newest.checkpoint.size > argument else None
             case _:
-                authors = sorted(author for author in replica.forks if author > argument)
-                forks = fitting(replica.forks[author].encode() for author in authors)
-                return list(zip(authors, forks, strict=False))
+                return _listed(replica.forks, argument)
 
     async def _newest_of(self, peer: bytes, own: bytes | None) -> bytes | None:
         """The newest entry of ``peer`` that is held here, unless it is the one whose id the peer named itself."""
@@ -330,3 +285,11 @@ class LogSync:
         debt = max(0.0, debt - (now - since) * BYTES_PER_SECOND) + size
         self._debts[peer] = (debt, now)
         await trio.sleep(max(0.0, (debt - BURST) / BYTES_PER_SECOND))
+
+
+def _listed(
+    objects: Mapping[Place, CertifiedGrant] | Mapping[Place, ForkProof], after: Place
+) -> list[tuple[Place, bytes]]:
+    """The objects at the places behind ``after``, ascending and encoded, what fits an answer."""
+    places = sorted(place for place in objects if place > after)
+    return list(zip(places, fitting(objects[place].encode() for place in places), strict=False))

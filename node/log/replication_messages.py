@@ -27,15 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Final
 
 from protocol import codec
-from protocol.codec import Anything, Array, Bytes, Fields, Hash, Int, Many, Optional, Schema, Text
+from protocol.codec import Anything, Array, Bytes, Fields, Formatted, Hash, Int, Many, Optional, Schema, Text
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.log.checkpoint import MAX_CHECKPOINT_BYTES
 from protocol.log.entry import MAX_WIRE_BYTES
 from protocol.log.fork_proof import MAX_FORK_PROOF_BYTES
-from protocol.log.heads import BUCKETS, HEAD, RangeRequest
+from protocol.log.heads import BUCKETS, HEAD
 from protocol.log.quorum import MAX_GRANT_BYTES
 
 ANSWER_BYTES: Final = 1 << 20
@@ -82,11 +83,7 @@ _ARGUMENTS: Final[dict[str, Schema]] = {
     "hello": _SUMMARY,
     "buckets": Optional(Int(0, 0)),
     "heads": Array((("buckets", Many(Int(0, BUCKETS - 1), most=BUCKETS, least=1)), ("after", codec.KEY))),
-    "ranges": Many(
-        Array((("author", codec.KEY), ("first", _COUNT), ("last", _COUNT))),
-        most=MAX_RANGES,
-        least=1,
-    ),
+    "ranges": Many(Array((("author", codec.KEY), ("first", _COUNT), ("last", _COUNT))), most=MAX_RANGES, least=1),
     "cuts": _COUNT,
     "grants": _COUNT,
     "forks": codec.KEY,
@@ -109,15 +106,28 @@ _ANSWERS: Final[dict[str, Schema]] = {
     "forks": Many(Array((("author", codec.KEY), ("fork", _FORK))), most=ANSWER_BYTES),
     "checkpoint": Optional(Bytes(most=MAX_CHECKPOINT_BYTES)),
 }
-_NEWS: Final = Array(
-    (
-        ("format", Int(FORMAT, FORMAT)),
-        ("entries", Many(_ENTRY, most=MAX_NEWS)),
-        ("cuts", Many(_CUT, most=MAX_NEWS)),
-        ("grants", Many(_GRANT, most=MAX_NEWS)),
-        ("forks", Many(_FORK, most=MAX_NEWS)),
-    )
-)
+
+
+@dataclass(frozen=True, slots=True)
+class News(Formatted):
+    """A gossip message: encoded objects."""
+
+    entries: Annotated[Sequence[bytes], Many(_ENTRY, most=MAX_NEWS)] = ()
+    cuts: Annotated[Sequence[bytes], Many(_CUT, most=MAX_NEWS)] = ()
+    grants: Annotated[Sequence[bytes], Many(_GRANT, most=MAX_NEWS)] = ()
+    forks: Annotated[Sequence[bytes], Many(_FORK, most=MAX_NEWS)] = ()
+
+    def encode(self) -> bytes | None:
+        """The message; None where it is too long for one."""
+        if sum(map(len, chain(self.entries, self.cuts, self.grants, self.forks))) > MAX_NEWS:
+            return None
+        data = codec.encode(self.to_value())
+        return data if len(data) <= MAX_NEWS else None
+
+    @classmethod
+    def parse(cls, data: bytes) -> News:
+        """The inverse of ``encode``."""
+        return cls.from_value(codec.parse(data, cls.ARRAY, max_bytes=MAX_NEWS, what="log news"))
 
 
 def request(op: str, argument: codec.Value) -> bytes:
@@ -137,11 +147,6 @@ def parse_answer(op: str, data: bytes) -> Any:
     return codec.parse(data, _ANSWERS[op], max_bytes=MAX_ANSWER, what=f"answer to {op}")
 
 
-def ranges(requests: Sequence[RangeRequest]) -> bytes:
-    """Encode a request for entries."""
-    return request("ranges", [[wanted.author, wanted.first_seq, wanted.last_seq] for wanted in requests])
-
-
 def fitting(objects: Iterable[bytes]) -> list[bytes]:
     """As many of the first ``objects`` as fit an answer, at least one if there is one; no more are drawn."""
     size = 0
@@ -152,22 +157,3 @@ def fitting(objects: Iterable[bytes]) -> list[bytes]:
             break
         fits.append(data)
     return fits
-
-
-def news(
-    entries: Sequence[bytes] = (),
-    cuts: Sequence[bytes] = (),
-    grants: Sequence[bytes] = (),
-    forks: Sequence[bytes] = (),
-) -> bytes | None:
-    """Encode a gossip message; None where it is too long for one."""
-    if sum(len(data) for objects in (entries, cuts, grants, forks) for data in objects) > MAX_NEWS:
-        return None
-    data = codec.encode([FORMAT, entries, cuts, grants, forks])
-    return data if len(data) <= MAX_NEWS else None
-
-
-def parse_news(data: bytes) -> tuple[list[bytes], list[bytes], list[bytes], list[bytes]]:
-    """(entries, cuts, grants, forks) of a gossip message."""
-    _, entries, cuts, grants, forks = codec.parse(data, _NEWS, max_bytes=MAX_NEWS, what="log news")
-    return entries, cuts, grants, forks

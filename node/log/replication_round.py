@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Protocol
@@ -20,9 +20,12 @@ from node.log.intake import Received
 from node.log.replicated_log import LogService
 from node.log.replication_messages import LogSummary
 from node.net.requests import Unreachable
+from protocol import codec
 from protocol.errors import PeerError
 from protocol.log import entry as entries
 from protocol.log.heads import MAX_RANGE, Head, RangeRequest, bucket, plan
+
+REQUEST_TIMEOUT: Final = 10.0
 
 MAX_BLAMES: Final = 8
 """Mistakes of one round after which it is broken off."""
@@ -38,23 +41,30 @@ ENTRIES_AT_ONCE: Final = 1024
 """Entries that one request asks for: a third of what an answer has room for. They are few so that, while the loop takes
 one answer, others are served, travel and are verified."""
 
+Handler = Callable[[bytes, bytes], Awaitable[bytes]]
 
-class Asking(Protocol):
-    """What a round needs of ``LogSync``."""
 
-    @property
-    def service(self) -> LogService:
-        """The node's log."""
+class Transport(Protocol):
+    """What replication needs of the network."""
 
     @property
-    def unserved(self) -> set[bytes]:
-        """Peers that know newer cuts and gave nothing of the entries that these cover; a round keeps it up to date."""
+    def peers(self) -> Iterable[bytes]:
+        """Node ids of the connected peers."""
 
-    async def ask(self, peer: bytes, payload: bytes) -> bytes:
-        """One request of the log protocol."""
+    async def request(self, peer: bytes, protocol: str, payload: bytes, *, timeout: float, max_response: int) -> bytes:
+        """Ask a peer; raises ``Unreachable`` or ``PeerError``."""
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int) -> None:
+        """Answer requests."""
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossip."""
+
+    def subscribe(self, topic: str, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None:
+        """Have gossip handed to ``handler(origin, data)``."""
 
     def blame(self, peer: bytes, error: PeerError) -> None:
-        """Count a mistake of ``peer``."""
+        """Count a peer's mistake."""
 
 
 @dataclass(slots=True)
@@ -84,18 +94,26 @@ def summary(service: LogService) -> LogSummary:
 
 
 class Session:
-    """One round with ``peer``; ``result`` counts what it brings."""
+    """One round with ``peer``; ``result`` counts what it brings. ``unserved`` are the peers that know newer cuts and
+    gave nothing of the entries that these cover; a round keeps it up to date."""
 
-    def __init__(self, sync: Asking, peer: bytes) -> None:
-        self._sync = sync
-        self._service = sync.service
+    def __init__(
+        self, service: LogService, transport: Transport, protocol: str, unserved: set[bytes], peer: bytes
+    ) -> None:
+        self._service = service
+        self._transport = transport
+        self._protocol = protocol
+        self._unserved = unserved
         self._peer = peer
         self.result = SyncResult()
         self._fruitless = 0
 
-    async def _ask(self, op: str, payload: bytes) -> Any:
+    async def _ask(self, op: str, argument: codec.Value) -> Any:
+        payload = replication_messages.request(op, argument)
         self.result.sent += len(payload)
-        answer = await self._sync.ask(self._peer, payload)
+        answer = await self._transport.request(
+            self._peer, self._protocol, payload, timeout=REQUEST_TIMEOUT, max_response=replication_messages.MAX_ANSWER
+        )
         self.result.received += len(answer)
         return replication_messages.parse_answer(op, answer)
 
@@ -105,13 +123,12 @@ class Session:
             if len(self.result.errors) == MAX_BLAMES:
                 raise PeerError("too many mistakes in one round")
             self.result.errors.append(error)
-            self._sync.blame(self._peer, error)
+            self._transport.blame(self._peer, error)
         return received.added
 
     async def hello(self) -> LogSummary:
         """Exchange summaries; what the peer holds of our own feed is taken note of."""
-        payload = replication_messages.request("hello", summary(self._service).to_value())
-        value, yours = await self._ask("hello", payload)
+        value, yours = await self._ask("hello", summary(self._service).to_value())
         if yours is not None:
             entry = entries.decode(yours)
             if entry.author != self._service.identity.node or entry.domain != self._service.domain.id:
@@ -119,28 +136,21 @@ class Session:
             self._service.on_own_entry(entry)
         return LogSummary(*value)
 
-    async def forks(self) -> None:
-        """Fetch the fork proofs, in pages."""
-        after = replication_messages.FIRST
-        while rows := await self._ask("forks", replication_messages.request("forks", after)):
-            if rows[-1][0] <= after:
-                raise PeerError("forks: the authors do not ascend")
-            after = rows[-1][0]
-            self._note(await self._service.intake.receive(forks=[data for _, data in rows], origin=self._peer))
-
-    async def grants(self) -> None:
-        """Fetch the grants, in pages."""
-        after = 0
-        while rows := await self._ask("grants", replication_messages.request("grants", after)):
-            if rows[-1][0] <= after:
-                raise PeerError("grants: the terms do not ascend")
-            after = rows[-1][0]
-            self._note(await self._service.intake.receive(grants=[data for _, data in rows], origin=self._peer))
+    async def sides(self) -> None:
+        """Fetch the fork proofs and then the grants, in pages."""
+        after: Any
+        for op, places, after in (("forks", "authors", replication_messages.FIRST), ("grants", "terms", 0)):
+            while rows := await self._ask(op, after):
+                if rows[-1][0] <= after:
+                    raise PeerError(f"{op}: the {places} do not ascend")
+                after = rows[-1][0]
+                objects = {op: [data for _, data in rows]}
+                self._note(await self._service.intake.receive(**objects, origin=self._peer))
 
     async def checkpoint(self) -> None:
         """Fetch a newer cosigned checkpoint, if the peer has one."""
         checkpoints = self._service.checkpoints
-        data = await self._ask("checkpoint", replication_messages.request("checkpoint", checkpoints.size))
+        data = await self._ask("checkpoint", checkpoints.size)
         if data is not None:
             await checkpoints.take(data)
 
@@ -154,7 +164,7 @@ class Session:
         missing: list[RangeRequest] = []
         while True:
             height = len(replica.cuts)
-            data = await self._ask("cuts", replication_messages.request("cuts", height))
+            data = await self._ask("cuts", height)
             self._note(await self._service.intake.receive(cuts=data, origin=self._peer))
             asked, again = None, False
             while len(replica.cuts) < goal:
@@ -171,20 +181,19 @@ class Session:
             if len(replica.cuts) == height or len(replica.cuts) >= goal:
                 break
         if len(replica.cuts) > began:
-            self._sync.unserved.clear()
+            self._unserved.clear()
         elif missing and not self.result.errors:
-            self._sync.unserved.add(self._peer)
+            self._unserved.add(self._peer)
 
     async def tails(self) -> None:
         """Fetch what no cut covers yet, by comparing buckets."""
         self._fruitless = 0
-        theirs = await self._ask("buckets", replication_messages.request("buckets", None))
+        theirs = await self._ask("buckets", None)
         ours = self._service.replica.bucket_digests()
         differing = [number for number in range(len(theirs)) if theirs[number] != ours[number]]
         after = replication_messages.FIRST
         while differing:
-            payload = replication_messages.request("heads", [differing, after])
-            rows = [Head.from_value(value) for value in await self._ask("heads", payload)]
+            rows = [Head.from_value(value) for value in await self._ask("heads", [differing, after])]
             authors = [after, *(row.author for row in rows)]
             if any(one >= other for one, other in pairwise(authors)) or not {*map(bucket, authors[1:])} <= {*differing}:
                 raise PeerError("heads: they do not ascend, or nobody asked for them")
@@ -258,7 +267,7 @@ class Session:
 
     async def _ask_ranges(self, some: list[RangeRequest], errors: list[Exception]) -> None:
         try:
-            data = await self._ask("ranges", replication_messages.ranges(some))
+            data = await self._ask("ranges", [[one.author, one.first_seq, one.last_seq] for one in some])
             received = await self._service.intake.receive(entries=data, origin=self._peer)
             self._note(received)
             self._fruitless = 0 if received.added or received.waiting else self._fruitless + 1

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -88,7 +88,7 @@ class Voter:
     @property
     def electors(self) -> tuple[bytes, ...]:
         """Those in force for the next cut."""
-        return self.service.replica.electors_at(len(self.service.replica.cuts) + 1)
+        return self.service.replica.electors_at(self.height + 1)
 
     @property
     def elected(self) -> bool:
@@ -242,11 +242,12 @@ class Voter:
 
     # The past
 
-    def note(self, elector: bytes, evidence: SignedBallot) -> None:
-        """Remember a ballot that an elector signed, in case it forgets."""
-        known = self._seen.get(elector)
-        if known is None or (known.epoch, known.committed) < (evidence.epoch, evidence.committed):
-            self._seen[elector] = evidence
+    def note(self, committed: bool, epoch: int, cut: Cut, signatures: Iterable[tuple[bytes, bytes]]) -> None:
+        """Remember the votes, or the commits, that electors signed, in case one of them forgets."""
+        for elector, signature in signatures:
+            known = self._seen.get(elector)
+            if known is None or (known.epoch, known.committed) < (epoch, committed):
+                self._seen[elector] = SignedBallot(int(committed), epoch, cut.id, signature)
 
     async def learn(self, peer: bytes, reached: Reached) -> None:
         """Take notice of how far another elector says it is. Raises ``PeerError`` for evidence that is none."""
@@ -255,7 +256,7 @@ class Voter:
             context = keys.COMMIT if shown.committed else keys.VOTE
             ballot = quorum.ballot_of(self.service.domain.id, shown.epoch, shown.cut)
             keys.verify(self.me, context, ballot, shown.signature, "evidence")
-            if rules.unknown(self.state, shown.epoch, shown.cut, committed=shown.committed):
+            if rules.unknown(self.state, shown.epoch, shown.cut, committed=bool(shown.committed)):
                 self._lose(rules.abstain(self.state, shown.epoch, self.electors))
         self.claims[peer] = reached
         if self.service.behind:
@@ -273,16 +274,12 @@ class Voter:
 
     def evidence(self, elector: bytes) -> SignedBallot | None:
         """The highest ballot of an elector that this one knows."""
-        replica = self.service.replica
-        if self.state.lock is not None:
-            self._note_all(False, self.state.lock)
-        if replica.newest_cut is not None:
-            self._note_all(True, replica.newest_cut)
+        lock, newest = self.state.lock, self.service.replica.newest_cut
+        if lock is not None:
+            self.note(False, lock.epoch, lock.cut, lock.votes)
+        if newest is not None:
+            self.note(True, newest.epoch, newest.cut, newest.votes)
         return self._seen.get(elector)
-
-    def _note_all(self, committed: bool, certified: PreparedCut | CertifiedCut) -> None:
-        for elector, signature in certified.votes:
-            self.note(elector, SignedBallot(committed, certified.epoch, certified.cut.id, signature))
 
 
 def version_of(payload: object) -> Version:

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from node.store.durable_files import sync_directory
+from node.store.durable_files import sync_directory, write_synced
 from node.store.hashing import hash_bytes, hash_file
 from protocol.constants import MAX_BLOB_BYTES
 
@@ -58,10 +58,7 @@ class BlobStore:
         if not self.has(digest):
             temporary = self._temporary / secrets.token_hex(16)
             try:
-                with temporary.open("xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_synced(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), data)
                 self._place(temporary, digest)
             except BaseException:
                 temporary.unlink(missing_ok=True)

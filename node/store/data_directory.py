@@ -23,14 +23,14 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from node import config
 from node.errors import UserError, os_errors
 from node.net.address_text import MAX_ADDRESSES, address_problem
-from node.store.durable_files import sync_directory, write_atomic
+from node.store.durable_files import read_named, sync_directory, write_atomic, write_synced
 from protocol.constants import MAX_GENESIS_BYTES
 from protocol.errors import PeerError
 from protocol.identity import Identity, node_id
@@ -127,13 +127,7 @@ class DataDirectory:
         self.make_recovery()
         if os.path.lexists(self.recovery_file):
             return self.recovery().node
-        try:
-            with self.recovery_public_file.open("rb") as file:
-                public = file.read(33)
-        except OSError as error:
-            raise UserError(
-                f"{self.recovery_public_file}: {error.strerror}", "make it readable for this user"
-            ) from None
+        public = read_named(self.recovery_public_file, 32, "make it readable for this user")
         if len(public) != 32:
             raise UserError(f"{self.recovery_public_file}: it has not 32 bytes", "restore it from a backup")
         return public
@@ -144,10 +138,7 @@ class DataDirectory:
         self._write(self.recovery_public_file, public)
         with os_errors(self.recovery_file, "cannot be removed", "remove it yourself"):
             # Overwritten first: on disks that write in place nothing of it stays.
-            with self.recovery_file.open("r+b") as file:
-                file.write(bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
+            write_synced(os.open(self.recovery_file, os.O_WRONLY), bytes(32))
             self.recovery_file.unlink()
             sync_directory(self.path)
 
@@ -207,21 +198,14 @@ class DataDirectory:
         # Linked into place only once its bytes are durable: a crash leaves no key or a whole one, and an
         # existing key is never replaced (link fails as O_EXCL does).
         temporary = self.path / f".identity.{secrets.token_hex(8)}"
-        try:
+        with os_errors(path, "cannot be made", "choose a folder you own"), suppress(FileExistsError):
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(secrets.token_bytes(32) if seed is None else seed)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_synced(descriptor, secrets.token_bytes(32) if seed is None else seed)
                 os.link(temporary, path)
             finally:
                 temporary.unlink()
             sync_directory(self.path)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise UserError(f"{path}: cannot be made ({error.strerror})", "choose a folder you own") from None
 
     # The lock
 
@@ -232,10 +216,8 @@ class DataDirectory:
         The lock is the kernel's (flock), so a killed daemon leaves none behind. Inside, the directory exists.
         """
         self.create()
-        try:
+        with os_errors(self.lock_file, "cannot be opened", "run as the owner of the folder"):
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise UserError(f"{self.lock_file}: {error.strerror}", "run as the owner of the folder") from None
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

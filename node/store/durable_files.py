@@ -18,6 +18,14 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_synced(descriptor: int, data: bytes) -> None:
+    """Write ``data`` to the open file, make it durable, and close it."""
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replace the file ``path`` by ``data``, durably; readers see the old or the new content, never a part.
 
@@ -26,10 +34,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(descriptor, data)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -65,10 +70,7 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot be made ({error.strerror})", "name another file") from None
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(descriptor, data)
         sync_directory(path.absolute().parent)
     except OSError as error:
         path.unlink(missing_ok=True)

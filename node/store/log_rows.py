@@ -36,17 +36,24 @@ READ: Final = """
     UNION ALL SELECT position, 'fork', data, NULL FROM forks WHERE position > ?1
     ORDER BY 1 LIMIT ?2
 """
+READ_SIDES: Final = """
+    SELECT position, 'grant', data, NULL FROM grants UNION ALL SELECT position, 'fork', data, NULL FROM forks ORDER BY 1
+"""
 SNAPSHOT_CONTEXT: Final = b"farflung/stored-snapshot/v1\0"
 
 Item = Entry | CertifiedCut | CertifiedGrant | ForkProof
 """What the log consists of."""
 
 
+def as_bytes(value: object) -> bytes:
+    """What was read from a column: SQLite stores any type in any column, and parsers are made for bytes."""
+    return value if isinstance(value, bytes) else b""
+
+
 def decode_rows(rows: Iterable[tuple[Any, ...]], *, verify: bool) -> Iterator[Item]:
     """The items of ``READ``'s rows. Raises ``PeerError`` at the first one that does not parse."""
     for position, kind, *stored in rows:
-        # SQLite stores any type in any column, and parsers are made for bytes.
-        data, signature = (value if isinstance(value, bytes) else b"" for value in stored)
+        data, signature = map(as_bytes, stored)
         if not isinstance(position, int):
             raise PeerError("a row has no position")
         match kind:

@@ -21,7 +21,8 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import chain, groupby
+from itertools import chain, count, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ import trio
 import trio_asyncio
 
 from node.errors import UserError
-from node.store.log_rows import READ, SCHEMA, SCHEMA_VERSION, Item, decode_rows, snapshot_hash
+from node.store.log_rows import READ, READ_SIDES, SCHEMA, SCHEMA_VERSION, Item, as_bytes, decode_rows, snapshot_hash
 from protocol import codec
 from protocol.domain import Domain
 from protocol.errors import Error, LocalError
@@ -140,8 +141,8 @@ class LogStore:
             # A commit of unknown outcome may have taken its positions: none is used twice.
             first = self._position + 1
             self._position += len(items)
-            for one, group in groupby(enumerate(items, first), statement):
-                rows = [row(*numbered) for numbered in group]
+            for one, group in groupby(map(stored, count(first), items), itemgetter(0)):
+                rows = [row for _, row in group]
                 # Several rows a statement: the interpreter's lock changes hands with each of them.
                 whole = len(rows) - len(rows) % WRITTEN_AT_ONCE
                 if whole:
@@ -179,8 +180,7 @@ class LogStore:
     async def meta(self, key: str) -> bytes | None:
         """A value stored beside the log, or None."""
         rows = await self._all("SELECT value FROM meta WHERE key = ?", key)
-        # SQLite stores any type in any column: what is no bytes fits nothing.
-        return (rows[0][0] if isinstance(rows[0][0], bytes) else b"") if rows else None
+        return as_bytes(rows[0][0]) if rows else None
 
     # Snapshots
 
@@ -206,9 +206,7 @@ class LogStore:
 
     async def sides(self) -> list[CertifiedGrant | ForkProof]:
         """All grants and proofs of forks, in the order in which they were stored."""
-        grants = [(row[0], "grant", row[1], None) for row in await self._all("SELECT position, data FROM grants")]
-        forks = [(row[0], "fork", row[1], None) for row in await self._all("SELECT position, data FROM forks")]
-        found = await self._decoded(sorted([*grants, *forks]))
+        found = await self._decoded(await self._all(READ_SIDES))
         return [item for item in found if isinstance(item, CertifiedGrant | ForkProof)]
 
     async def entries_by_id(self, ids: Sequence[bytes]) -> list[Entry]:
@@ -292,41 +290,30 @@ class LogStore:
         statement = """UPDATE entries SET body = NULL, signature = NULL
             WHERE author = ? AND seq BETWEEN ? AND ? AND body IS NOT NULL AND NOT instr(body, ?)"""
         amend = codec.encode(Amend.KIND)
-        count = 0
+        gone = 0
         for one in ranges:
             for first in range(one.first_seq, one.last_seq + 1, PRUNED_AT_ONCE):
                 last = min(first + PRUNED_AT_ONCE - 1, one.last_seq)
                 async with self._transaction():
                     cursor = await self._run(self._connection.execute, statement, (one.author, first, last, amend))
-                count += cursor.rowcount
-        return count
+                gone += cursor.rowcount
+        return gone
 
 
-def statement(row: tuple[int, Item]) -> str:
-    """What stores an item at a position."""
-    match row[1]:
-        case Entry():
-            return "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?)"
-        case CertifiedCut():
-            return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)"
-        case CertifiedGrant():
-            # One that became void, see ``protocol.log.grants``, gives its place to a later one.
-            return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)"
-        case ForkProof():
-            return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)"
-
-
-def row(position: int, item: Item) -> tuple[Any, ...]:
-    """The values of that."""
+def stored(position: int, item: Item) -> tuple[str, tuple[Any, ...]]:
+    """The statement that stores an item at a position, and its values."""
     match item:
         case Entry():
-            return position, item.id, item.author, item.seq, item.body, item.signature
+            values = position, item.id, item.author, item.seq, item.body, item.signature
+            return "INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?, ?)", values
         case CertifiedCut():
-            return item.cut.height, position, item.encode()
+            return "INSERT OR IGNORE INTO cuts VALUES (?, ?, ?)", (item.cut.height, position, item.encode())
         case CertifiedGrant():
-            return item.grant.term, position, item.encode()
+            # One that became void, see ``protocol.log.grants``, gives its place to a later one.
+            return "INSERT OR REPLACE INTO grants VALUES (?, ?, ?)", (item.grant.term, position, item.encode())
         case ForkProof():
-            return item.author + item.seq.to_bytes(8, "big"), position, item.encode()
+            fork = item.author + item.seq.to_bytes(8, "big")
+            return "INSERT OR IGNORE INTO forks VALUES (?, ?, ?)", (fork, position, item.encode())
 
 
 def _parts(wanted: Sequence[RangeRequest]) -> Iterator[tuple[int, Sequence[RangeRequest]]]:

@@ -213,10 +213,8 @@ class VersionStore:
 
     def size(self, digest: bytes) -> int:
         """The bytes that an object takes on the disk; 0 where it is not here."""
-        try:
-            return (self.folder / digest.hex() / "whole.bin").stat().st_size
-        except FileNotFoundError:
-            return 0
+        status = self._status(digest)
+        return 0 if status is None else status.st_size
 
     def used(self) -> int:
         """The bytes that all objects take."""
@@ -227,11 +225,8 @@ class VersionStore:
         return self._free_bytes(self.folder) - sum(map(self._unwritten, self.held()))
 
     def _unwritten(self, digest: bytes) -> int:
-        try:
-            status = (self.folder / digest.hex() / "whole.bin").stat()
-        except FileNotFoundError:
-            return 0
-        return max(0, status.st_size - status.st_blocks * 512)
+        status = self._status(digest)
+        return 0 if status is None else max(0, status.st_size - status.st_blocks * 512)
 
     @contextmanager
     def pin(self, digest: bytes) -> Iterator[None]:
@@ -259,20 +254,20 @@ class VersionStore:
         with self._changing:
             present = self.held()
             kept = keep(present)
-            return [digest for digest in present if digest not in kept and self._delete_unpinned(digest)]
+            return [digest for digest in present if digest not in kept and self._delete(digest, pinned=False)]
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete these objects but for the pinned ones, and no other, whatever came here meanwhile."""
         with self._changing:
             for digest in digests:
-                self._delete_unpinned(digest)
+                self._delete(digest, pinned=False)
 
     def _make_room(self, short: Callable[[], str | None], digest: bytes, spare: Sequence[bytes]) -> None:
         shortage = short()
         if shortage is None:
             return
         for other in spare:
-            if other != digest and self._delete_unpinned(other):
+            if other != digest and self._delete(other, pinned=False):
                 shortage = short()
                 if shortage is None:
                     return
@@ -303,11 +298,15 @@ class VersionStore:
 
     def _is_here(self, digest: bytes, known: BulkObject) -> bool:
         """Whether an open object is the one on the disk: another process may have put a new one in its place."""
+        status = self._status(digest)
+        return status is not None and known.identity == (status.st_dev, status.st_ino)
+
+    def _status(self, digest: bytes) -> os.stat_result | None:
+        """What the file system knows of an object's bytes; None where it is not here."""
         try:
-            status = os.stat(f"{self.folder}/{digest.hex()}/whole.bin")  # for each request for chunks: without a Path
+            return os.stat(f"{self.folder}/{digest.hex()}/whole.bin")  # for each request for chunks: without a Path
         except FileNotFoundError:
-            return False
-        return known.identity == (status.st_dev, status.st_ino)
+            return None
 
     def _load(self, digest: bytes) -> BulkObject | None:
         folder = self.folder / digest.hex()
@@ -330,15 +329,10 @@ class VersionStore:
         os.replace(temporary, self.folder / digest.hex())
         sync_directory(self.folder)
 
-    def _delete(self, digest: bytes) -> None:
+    def _delete(self, digest: bytes, *, pinned: bool = True) -> bool:
+        """Delete an object, a pinned one only where ``pinned`` says so; whether it went."""
         with self._lock:
-            aside = self._move_aside(digest)
-        shutil.rmtree(aside, ignore_errors=True)
-
-    def _delete_unpinned(self, digest: bytes) -> bool:
-        """Whether it went."""
-        with self._lock:
-            if self._pinned[digest]:
+            if self._pinned[digest] and not pinned:
                 return False
             aside = self._move_aside(digest)
         shutil.rmtree(aside, ignore_errors=True)

@@ -15,7 +15,7 @@ from typing import Final
 
 from node.log.log_opening import SNAPSHOT_ENTRIES
 from node.store.log_rows import SCHEMA, SCHEMA_VERSION, Item, snapshot_hash
-from node.store.log_store import row, statement
+from node.store.log_store import stored
 from protocol import codec, identity
 from protocol.constants import FORMAT
 from protocol.credit.ledger import Ledger
@@ -143,7 +143,7 @@ def write(path: Path, count: int, *, run: Run | None = None, told: Callable[[int
         entries = 0
         summed_up = False
         for position, item in enumerate(run.items(), 1):
-            connection.execute(statement((position, item)), row(position, item))
+            connection.execute(*stored(position, item))
             if isinstance(item, Entry):
                 entries += 1
             elif isinstance(item, CertifiedCut):

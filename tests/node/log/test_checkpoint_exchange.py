@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from node.log import replication_messages
-from node.log.checkpoint_exchange import META, Checkpoints
+from node.log.checkpoint_exchange import Checkpoints
+from node.log.offline_proof import CHECKPOINT
 from protocol.errors import PeerError
 from protocol.log import merkle
 from protocol.log.checkpoint import Checkpoint, CosignedCheckpoint, cosign, verify_cosignature
@@ -195,7 +196,7 @@ async def test_what_peers_send_is_judged() -> None:
     again = kept(grown(3), disk)
     await again.load()
     assert again.newest == here.newest
-    disk.values[META] = data[:-1]
+    disk.values[CHECKPOINT] = data[:-1]
     damaged = kept(grown(3), disk)
     await damaged.load()
     assert damaged.newest is None
@@ -206,7 +207,7 @@ async def test_a_full_disk_keeps_it_in_memory() -> None:
     here = kept(grown(3), disk)
     assert await here.take(await made(grown(3), *NAMES))
     assert here.size == 3
-    assert META not in disk.values
+    assert CHECKPOINT not in disk.values
 
 
 def test_the_request_reads_as_written() -> None:

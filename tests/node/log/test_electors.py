@@ -387,7 +387,7 @@ async def test_a_lying_proposer_corrupts_nothing(
                     vector = {**replica.certified, **{head.author: head for head in rows}}
                     root = heads_root(vector.values()) if number else digest("wrong")
                     cut = Cut.make(DOMAIN.id, len(replica.cuts) + 1, replica.newest_cut_id, root, rows)
-                    await send(liar, node, wire.proposal(epoch, cut, None))
+                    await send(liar, node, wire.request("propose", wire.proposal(epoch, cut, None)))
                 await trio.sleep(0.05)
 
         world.nursery.start_soon(rage)
@@ -437,7 +437,7 @@ async def test_what_breaks_the_protocol_is_blamed(autojump_clock: trio.testing.M
             codec.encode([1, "nothing", None]),
             wire.request("report", [epoch + 1, len(replica.cuts)]),
             wire.request("report", [epoch + 2**50, len(replica.cuts)]),
-            wire.proposal(epoch, elsewhere, None),
+            wire.request("propose", wire.proposal(epoch, elsewhere, None)),
             wire.request("prepared", codec.encode([elsewhere.body, epoch, [[liar.id, bytes(64)]]])),
             wire.request("grant", b"\x90"),
         ):
@@ -465,7 +465,7 @@ async def test_nobody_is_blamed_by_one_that_may_not_know_the_electors_in_force(
         prepared = PreparedCut(later, epoch, (vote(key("e9"), later, epoch),))
         for op, payload in (
             ("report", wire.request("report", [epoch, height + 1])),
-            ("propose", wire.proposal(epoch, later, None)),
+            ("propose", wire.request("propose", wire.proposal(epoch, later, None))),
             ("prepared", wire.request("prepared", prepared.encode())),
         ):
             answer = wire.parse_answer(op, await behind.port.handlers[voter.protocol](ahead.id, payload))
@@ -474,7 +474,7 @@ async def test_nobody_is_blamed_by_one_that_may_not_know_the_electors_in_force(
 
 
 async def test_messages_read_as_written() -> None:
-    evidence = wire.SignedBallot(True, 7, digest("cut"), bytes(64))
+    evidence = wire.SignedBallot(1, 7, digest("cut"), bytes(64))
     for shown in (None, evidence):
         reached = wire.Reached(1, 2, 3, shown)
         assert wire.parse_status(wire.status(reached)) == reached

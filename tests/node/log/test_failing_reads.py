@@ -115,7 +115,7 @@ async def settled(world: World) -> list[SimNode]:
 async def test_a_peer_that_asks_is_refused(autojump_clock: trio.testing.MockClock) -> None:
     async with open_world(DOMAIN, Network(), 4) as world:
         node, peer, _ = await settled(world)
-        below = wire.ranges([RangeRequest(peer.id, 0, 1)])
+        below = wire.request("ranges", [[peer.id, 0, 1]])
         assert wire.parse_answer("ranges", await node.sync.handle(peer.id, below))
         node.disk.broken = True
         for request in (below, wire.request("cuts", 0)):

@@ -343,6 +343,8 @@ async def test_heads_that_nobody_asked_for_are_blamed(wrong: str, autojump_clock
 async def test_nonsense_requests_are_blamed(autojump_clock: trio.testing.MockClock) -> None:
     async with open_world(DOMAIN, Network()) as world:
         nodes = await start_all(world)
+        protocol, most = nodes[3].sync.protocol, replication_messages.MAX_ANSWER
+        ask = partial(nodes[3].port.request, nodes[0].id, protocol, timeout=10, max_response=most)
         good = replication_messages.request("ranges", [[key("a").node, 0, 2**62]])
         for payload in (
             b"",
@@ -353,9 +355,9 @@ async def test_nonsense_requests_are_blamed(autojump_clock: trio.testing.MockClo
         ):
             before = len(nodes[0].port.blamed)
             with pytest.raises(Refused):
-                await nodes[3].sync.ask(nodes[0].id, payload)
+                await ask(payload)
             assert len(nodes[0].port.blamed) == before + 1
-        assert replication_messages.parse_answer("ranges", await nodes[3].sync.ask(nodes[0].id, good))
+        assert replication_messages.parse_answer("ranges", await ask(good))
 
 
 async def test_two_machines_with_one_key_are_frozen(autojump_clock: trio.testing.MockClock) -> None:

@@ -15,13 +15,6 @@ from tests.node.fakes import open_cluster
 FEED = "keeping the own feed"
 
 
-class Sync:
-    """What replication knows of peers that have nothing to give."""
-
-    def __init__(self) -> None:
-        self.unserved: set[bytes] = set()
-
-
 async def test_a_newcomer_joins_once(tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
         running = await cluster.node("a", join=False)
@@ -76,13 +69,14 @@ async def test_a_past_that_nobody_has_any_more_is_told_while_it_lasts(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with open_cluster(tmp_path, faults) as cluster:
-        running, sync = await cluster.node("a"), Sync()
-        running.nursery.start_soon(own_feed.watch_history, running.node, sync)
+        running = await cluster.node("a")
+        unserved: set[bytes] = set()
+        running.nursery.start_soon(own_feed.watch_history, running.node, unserved)
         await trio.sleep(1)
         assert running.warnings == {}
-        sync.unserved.add(bytes(32))
+        unserved.add(bytes(32))
         await trio.sleep(own_feed.PAUSE)
         assert "connect to one that keeps them" in running.warnings["history"]
-        sync.unserved.clear()
+        unserved.clear()
         await trio.sleep(own_feed.PAUSE)
         assert running.warnings == {}

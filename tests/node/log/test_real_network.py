@@ -30,7 +30,7 @@ async def run_node(path: Path, name: str, known: dict[bytes, str]) -> AsyncItera
     ):
         service = LogService(identity, await load(store, DOMAIN), store, known=known)
         sync = LogSync(service, network, interval=0.2)
-        network.on_connect(sync.connected)
+        network.on_connect(sync.soon)
         sync.serve()
         nursery.start_soon(sync.run)
         if identity.node in DOMAIN.electors:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from node.log import replication_messages
 from node.log.replication_messages import LogSummary
 from protocol import codec
+from protocol.constants import FORMAT
 from protocol.errors import PeerError
-from protocol.log.heads import RangeRequest
 
 HASH = bytes(range(32))
 SUMMARY = LogSummary(HASH, 3, HASH, 1, HASH)
@@ -56,9 +56,9 @@ def test_bad_requests(op: str, argument: object) -> None:
 
 
 def test_a_full_request_for_ranges_fits() -> None:
-    wanted = [RangeRequest(HASH, 2**61, 2**62)] * replication_messages.MAX_RANGES
-    assert len(replication_messages.ranges(wanted)) <= replication_messages.MAX_REQUEST
-    assert replication_messages.parse_request(replication_messages.ranges(wanted))[0] == "ranges"
+    wanted = replication_messages.request("ranges", [[HASH, 2**61, 2**62]] * replication_messages.MAX_RANGES)
+    assert len(wanted) <= replication_messages.MAX_REQUEST
+    assert replication_messages.parse_request(wanted)[0] == "ranges"
 
 
 def test_a_full_request_for_heads_fits() -> None:
@@ -79,7 +79,7 @@ def test_a_full_answer_of_heads_fits() -> None:
 def test_any_bytes(data: bytes) -> None:
     for parse in (
         replication_messages.parse_request,
-        replication_messages.parse_news,
+        replication_messages.News.parse,
         *(lambda d, op=op: replication_messages.parse_answer(op, d) for op, _ in REQUESTS),
     ):
         try:
@@ -90,15 +90,17 @@ def test_any_bytes(data: bytes) -> None:
 
 @given(st.lists(st.lists(st.binary(max_size=60), max_size=4), min_size=4, max_size=4))
 def test_news(parts: list[list[bytes]]) -> None:
-    data = replication_messages.news(*parts)
+    data = replication_messages.News(*parts).encode()
     assert data is not None
-    assert list(replication_messages.parse_news(data)) == parts
+    assert data == codec.encode([FORMAT, *parts])
+    read = replication_messages.News.parse(data)
+    assert [list(part) for part in (read.entries, read.cuts, read.grants, read.forks)] == parts
 
 
 def test_long_news_are_not_gossiped() -> None:
-    assert replication_messages.news([bytes(4000)] * 60) is not None
-    assert replication_messages.news([bytes(4000)] * 70) is None
-    assert replication_messages.news([b""] * replication_messages.MAX_NEWS) is None
+    assert replication_messages.News([bytes(4000)] * 60).encode() is not None
+    assert replication_messages.News([bytes(4000)] * 70).encode() is None
+    assert replication_messages.News([b""] * replication_messages.MAX_NEWS).encode() is None
 
 
 def test_fitting() -> None:
