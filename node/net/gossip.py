@@ -4,15 +4,17 @@
 2. A message's id is the hash of its origin, sequence number, topic and data: GossipSub's default id repeats after a
    restart, and such messages vanish silently.
 3. Messages of more than ``NetLimits.gossip_message`` bytes are their forwarder's fault. An origin that sends more than
-   its bucket allows is dropped, not blamed; a forwarder has a wider bucket, because keys are free.
-4. A handler's ``PeerError`` scores the origin down; any other exception is logged. Own messages do not come back.
+   its bucket allows is dropped, not blamed; a forwarder has a wider bucket, because keys are free. All that travels is
+   charged, not ``data`` alone.
+4. A message is forwarded once its handler took it. A ``PeerError`` of the handler's scores down its origin and, by the
+   share ``FORWARDED``, the peer that it came from, which should have found out too; it could not where that depends on
+   something that came later. Any other exception is logged. Own messages do not come back.
 5. Gossip is a hint: a full queue or bucket drops messages without notice.
 6. Others' messages of a topic with a ``delay`` are forwarded together (``node.net.gossip_batches``), all else at once.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,8 +23,9 @@ from typing import Any, Final
 import trio
 from libp2p.tools.anyio_service import background_trio_service
 
+from node.net.gossip_rules import MAX_TOPIC
 from node.net.guard import GuardedHost, NetLimits, node_of
-from node.net.pubsub import MAX_TOPIC, GuardedPubsub
+from node.net.pubsub import GuardedPubsub
 from node.net.requests import Count
 from node.net.token_buckets import Buckets
 from protocol.errors import LocalError, PeerError
@@ -38,17 +41,15 @@ TOKEN_BYTES: Final = 16 << 10
 FORWARDER_FACTOR: Final = 16
 """How many origins' worth of messages one peer may forward."""
 
+FORWARDED: Final = 0.25
+"""What passing on garbage counts, of a mistake."""
+
+QUEUE: Final = 512
+MAX_WAITING_BYTES: Final = 32 << 20
+"""Messages of one topic that wait for its handler, and those of all topics together."""
+
 REGISTRATION_PERIOD: Final = 5.0
 REGISTRATION_ATTEMPTS: Final = 3
-
-
-def message_id(message: Any) -> bytes:
-    """20 bytes of SHA-256 over origin, sequence number, topic and data (lengths make it injective)."""
-    digest = hashlib.sha256()
-    for part in (message.from_id, message.seqno, *(topic.encode() for topic in message.topicIDs), message.data):
-        digest.update(len(part).to_bytes(4, "big"))
-        digest.update(part)
-    return digest.digest()[:20]
 
 
 class Gossip:
@@ -61,7 +62,7 @@ class Gossip:
         limits: NetLimits,
         *,
         count: Count,
-        blame: Callable[[bytes, PeerError], None],
+        blame: Callable[[bytes, PeerError, float], None],
         banned: Callable[[bytes], bool],
     ) -> None:
         self._node = node
@@ -72,6 +73,9 @@ class Gossip:
         self._banned = banned
         self._topics: dict[str, tuple[GossipHandler, float]] = {}
         """Handlers, and the seconds that others' messages may wait to be forwarded."""
+        self._waiting: dict[str, trio.MemorySendChannel[tuple[bytes, Any]]] = {}
+        """Messages that wait for their handlers, with who sent them here, by the topic's full name."""
+        self._waiting_bytes = 0
         self._origins = Buckets(limits.gossip_burst, limits.gossip_per_second)
         self._forwarders = Buckets(limits.gossip_burst * FORWARDER_FACTOR, limits.gossip_per_second * FORWARDER_FACTOR)
         self.pubsub: Any = None
@@ -110,7 +114,9 @@ class Gossip:
 
     async def run(self, host: GuardedHost, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Gossip through ``host`` until it dies."""
-        pubsub = GuardedPubsub(host, self._limits, message_id)
+        pubsub = GuardedPubsub(host, self._limits, self)
+        self._waiting.clear()
+        self._waiting_bytes = 0
         async with background_trio_service(pubsub), background_trio_service(pubsub.router):
             await pubsub.wait_until_ready()
             async with trio.open_nursery() as nursery:
@@ -125,16 +131,14 @@ class Gossip:
 
     async def _listen(self, pubsub: Any, topic: str, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         name, (handler, delay) = self._prefix + topic, self._topics[topic]
-        pubsub.set_topic_validator(name, self._validate, False)
-        subscription = await pubsub.subscribe(name)
+        self._waiting[name], waiting = trio.open_memory_channel[tuple[bytes, Any]](QUEUE)
+        await pubsub.subscribe(name)
         if delay:
             pubsub.forward_together(name, delay)
         task_status.started()
-        while True:
-            message = await subscription.get()
+        async for forwarder, message in waiting:
+            self._waiting_bytes -= message.ByteSize()
             origin = node_of_bytes(message.from_id)
-            if origin == self._node:
-                continue
             self._count.received += len(message.data)
             self._count.requests_received += 1
             try:
@@ -142,23 +146,39 @@ class Gossip:
                 if pending is not None:
                     await pending
             except PeerError as error:
-                self._blame(origin, error)
+                self._blame(origin, error, 1.0)
+                if forwarder != origin:
+                    self._blame(forwarder, error, FORWARDED)
             except Exception:
                 log.exception("gossip: the handler of %s failed", topic)
+            else:
+                await pubsub.forward(forwarder, message)
 
-    def _validate(self, forwarder: Any, message: Any) -> bool:
-        """Runs before a message is delivered or forwarded; its signature has been checked."""
+    def afford(self, forwarder: bytes, message: Any) -> bool:
+        """Whether ``forwarder`` may send that much now; raises ``PeerError`` for what nobody may send."""
         if len(message.data) > self._limits.gossip_message:
             raise PeerError(f"gossip: a message of {len(message.data)} bytes")
-        origin, now = node_of_bytes(message.from_id), trio.current_time()
+        return self._forwarders.take(forwarder, _cost(message), trio.current_time())
+
+    def accept(self, forwarder: bytes, message: Any) -> bool:
+        """Take a message whose signature has been checked, unless its origin is banned or sends too much."""
+        origin = node_of_bytes(message.from_id)
         if origin == self._node:
-            return True
-        cost = 1 + len(message.data) // TOKEN_BYTES
-        return (
-            not self._banned(origin)
-            and self._forwarders.take(node_of(forwarder), cost, now)
-            and self._origins.take(origin, cost, now)
-        )
+            return True  # it is known again, and nobody hears of it
+        waiting = self._waiting.get(message.topicIDs[0])
+        if waiting is None or self._banned(origin):
+            return False
+        if not self._origins.take(origin, _cost(message), trio.current_time()):
+            return False
+        size = message.ByteSize()
+        if self._waiting_bytes + size > MAX_WAITING_BYTES:
+            return False
+        try:
+            waiting.send_nowait((forwarder, message))
+        except trio.WouldBlock:
+            return False
+        self._waiting_bytes += size
+        return True
 
     async def _register_forever(self, pubsub: Any, host: GuardedHost) -> None:
         """Stock pubsub gives up on a peer whose first gossip stream failed; try a few times more."""
@@ -172,6 +192,10 @@ class Gossip:
                 if attempts[peer] < REGISTRATION_ATTEMPTS:
                     attempts[peer] += 1
                     pubsub._schedule_peer_stream_retry(peer)
+
+
+def _cost(message: Any) -> int:
+    return 1 + int(message.ByteSize()) // TOKEN_BYTES
 
 
 def node_of_bytes(from_id: bytes) -> bytes:

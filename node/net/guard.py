@@ -8,7 +8,7 @@ answer here:
    bounded ASCII (``Muxer.read_line``, ``_read_line``).
 3. One unparsable gossip RPC, bad key or raising validator kills host or pubsub: ``node.net.pubsub``.
 4. Every inbound connection keeps a slot until the process ends, so the node goes deaf: ``GuardedSwarm`` counts
-   connections while they live, and handshakes in progress apart (slow loris).
+   connections while they live, and handshakes in progress apart (slow loris), by ``node.net.places``.
 5. Flow control is not enforced, streams are unlimited, and their semaphore is shared by all peers: ``node.net.yamux``;
    libp2p's resource manager is not used.
 6. A cancelled write desynchronises Noise for the whole connection: ``node.net.yamux`` writes frames whole.
@@ -24,12 +24,9 @@ The patches know one version of the library, so this module refuses any other.
 
 from __future__ import annotations
 
-import collections
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -59,7 +56,9 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils.varint import decode_uvarint_from_stream
 
+from node.net.net_limits import NetLimits as NetLimits
 from node.net.noise import Noise
+from node.net.places import Handshakes, Places, neighbourhood
 from node.net.yamux import Muxer
 from node.net.yamux_stream import MAX_LINE, Budget, MuxerStream, Violation
 from protocol.errors import LocalError, PeerError
@@ -83,45 +82,23 @@ NEGOTIATION_TIMEOUT: Final = 10.0
 MAX_NEGOTIATION_LINES: Final = 8
 """Protocols a peer may ask for on one stream."""
 
-_ID_PREFIX = ID.from_base58(peer_id(bytes(32))).to_bytes()[:-32]
+MAX_CONNECTIONS: Final = 1 << 16
+"""Libp2p's own bound, which is never reached: ``GuardedSwarm.places`` counts."""
 
-
-@dataclass(frozen=True, slots=True)
-class NetLimits:
-    """What peers may use. Seconds, bytes and counts; the defaults fit a machine with 1 GB to spare."""
-
-    connections: int = 50
-    outbound_connections: int = 40
-    connections_per_address: int = 48
-    handshakes: int = 64
-    handshakes_per_address: int = 16
-    handshake_timeout: float = 10.0
-    keepalive: float = 5.0
-    frame_timeout: float = 10.0
-    """That a peer may leave a frame unread in its socket."""
-    request_slot: float = 5.0
-    """That a request may wait for one of its peer's slots."""
-    request_reading: float = 15.0
-    """That a peer has to send its whole request."""
-    receive_buffers: int = 256 << 20
-    dial_timeout: float = 10.0
-    gossip_rpc: int = 1 << 20
-    gossip_message: int = 256 << 10
-    gossip_burst: int = 256
-    gossip_per_second: float = 32.0
+ID_PREFIX = ID.from_base58(peer_id(bytes(32))).to_bytes()[:-32]
 
 
 def node_of(peer: Any) -> bytes:
     """The node id in a libp2p ``ID``; raises ``PeerError`` unless it is an Ed25519 one."""
     raw: bytes = peer.to_bytes()
-    if len(raw) != len(_ID_PREFIX) + 32 or not raw.startswith(_ID_PREFIX):
+    if len(raw) != len(ID_PREFIX) + 32 or not raw.startswith(ID_PREFIX):
         raise PeerError("not an Ed25519 peer id")
-    return raw[len(_ID_PREFIX) :]
+    return raw[len(ID_PREFIX) :]
 
 
 def peer_of(node: bytes) -> Any:
     """The libp2p ``ID`` of a node id."""
-    return ID(_ID_PREFIX + node)
+    return ID(ID_PREFIX + node)
 
 
 # --- process-wide patches ------------------------------------------------------------------------------------------
@@ -176,8 +153,8 @@ class _NoAutoConnector:
 class GuardedSwarm(Swarm):  # type: ignore[misc]
     """A swarm that counts what lives, dials only when told to, and contains its callbacks.
 
-    ``admit(node)`` answers why a peer is refused, or None; ``changed(node, connected)`` hears of every
-    connection that opens or closes.
+    ``admit(node)`` answers why a peer is refused, or None; ``preferred(node)`` tells whom places are reserved for;
+    ``changed(node, connected)`` hears of every connection that opens or closes.
     """
 
     def __init__(
@@ -185,47 +162,45 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
         *args: Any,
         limits: NetLimits,
         admit: Callable[[bytes], str | None],
+        preferred: Callable[[bytes], bool],
         changed: Callable[[bytes, bool], None],
     ) -> None:
         config = ConnectionConfig(
             min_connections=0,
             low_watermark=0,
-            high_watermark=limits.connections,
-            max_connections=limits.connections,
+            high_watermark=MAX_CONNECTIONS,
+            max_connections=MAX_CONNECTIONS,
             max_connections_per_peer=2,
-            # ``accept`` and ``dial`` have deadlines of their own; a second copy here could only disagree with them.
+            # ``self.places`` counts, ``accept`` and ``dial`` have deadlines: second ones here could only disagree.
             inbound_upgrade_timeout=math.inf,
             outbound_upgrade_timeout=math.inf,
         )
         super().__init__(*args, transports=[TCP()], retry_config=RetryConfig(max_retries=0), connection_config=config)
         self.limits = limits
-        self.handshakes: collections.Counter[str] = collections.Counter()
-        self.live: collections.Counter[str] = collections.Counter()
+        self.handshakes = Handshakes(limits)
+        self.places = Places(limits, preferred)
         self.auto_connector = _NoAutoConnector()
         self._admit = admit
         self._changed = changed
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Defect 4: one inbound TCP connection, from handshake to end. Raises nothing but cancellation."""
-        limits = self.limits
         try:
-            address = str(stream.socket.getpeername()[0])
+            where = neighbourhood(str(stream.socket.getpeername()[0]))
         except OSError:
             return  # gone already
-        if (
-            self.handshakes.total() >= limits.handshakes
-            or self.handshakes[address] >= limits.handshakes_per_address
-            or self.live[address] >= limits.connections_per_address
-        ):
-            return
-        raw = RawConnection(TrioTCPStream(stream), False)
-        try:
-            with _counted(self.handshakes, address), trio.fail_after(limits.handshake_timeout):
-                muxer = await self.upgrade_inbound_raw_conn(raw, None)
-        except Exception as error:
-            log.debug("inbound connection from %s failed: %r", address, error)
-            return
-        with _counted(self.live, address):
+        with trio.move_on_after(self.limits.handshake_timeout) as scope:
+            handshake = self.handshakes.begin(where, trio.current_time(), scope.cancel)
+            if handshake is None:
+                return
+            try:
+                muxer = await self.upgrade_inbound_raw_conn(RawConnection(TrioTCPStream(stream), False), None)
+            except Exception as error:
+                log.debug("inbound connection from %s failed: %r", where, error)
+                return
+            finally:
+                self.handshakes.end(handshake)
+        if not scope.cancelled_caught:
             await muxer.event_closed.wait()
 
     async def dial(self, host: str, port: int, peer: Any) -> None:
@@ -240,11 +215,18 @@ class GuardedSwarm(Swarm):  # type: ignore[misc]
 
     async def add_conn(self, muxed_conn: Any, direction: str = "unknown") -> Any:
         """Defect 7: only proven ids that this node wants (and Ed25519 ones: no muxer is made for others)."""
-        refused = self._admit(node_of(muxed_conn.peer_id))
+        node, remote = node_of(muxed_conn.peer_id), muxed_conn.get_remote_address()
+        refused = self._admit(node) if remote is not None else "gone"
+        if refused is None:
+            refused = self.places.take(muxed_conn, node, not muxed_conn.is_initiator, neighbourhood(remote[0]))
         if refused is not None:
             await muxed_conn.close()
             raise SwarmException(f"refused: {refused}")
-        return await super().add_conn(muxed_conn, direction)
+        try:
+            return await super().add_conn(muxed_conn, direction)
+        except BaseException:
+            self.places.leave(muxed_conn)
+            raise
 
     async def dial_peer(self, peer_id: Any) -> Any:
         """Stock libp2p dials whatever address it heard of, and only one of them."""
@@ -354,22 +336,12 @@ def line(text: str) -> bytes:
     return bytes([len(data)]) + data
 
 
-@contextmanager
-def _counted(counter: collections.Counter[str], key: str) -> Iterator[None]:
-    counter[key] += 1
-    try:
-        yield
-    finally:
-        counter[key] -= 1
-        if not counter[key]:
-            del counter[key]
-
-
 def make_host(
     identity: Identity,
     limits: NetLimits,
     *,
     admit: Callable[[bytes], str | None],
+    preferred: Callable[[bytes], bool],
     changed: Callable[[bytes, bool], None],
     blame: Callable[[bytes, PeerError], None],
 ) -> GuardedHost:
@@ -395,4 +367,5 @@ def make_host(
     if node_of(identifier) != identity.node:
         raise LocalError("libp2p derives another node id from this key")
     store.add_key_pair(identifier, keys)
-    return GuardedHost(GuardedSwarm(identifier, store, upgrader, limits=limits, admit=admit, changed=changed), blame)
+    swarm = GuardedSwarm(identifier, store, upgrader, limits=limits, admit=admit, preferred=preferred, changed=changed)
+    return GuardedHost(swarm, blame)

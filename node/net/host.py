@@ -72,6 +72,7 @@ class Network:
         self._up = trio.Event()
         self._servers: dict[str, requests.RequestServer] = {}
         self._peers: dict[bytes, Peer] = {}
+        self._preferred: Callable[[bytes], bool] = lambda node: False
         self._on_connect: list[Callable[[bytes], None]] = []
         self.book = AddressBook(identity.node)
         self._manager = PeerManager(self.book, dial=self._dial, connected=self.is_connected, may_dial=self._may_dial)
@@ -119,6 +120,11 @@ class Network:
         """Call ``callback(node id)`` whenever a peer appears. It must not block."""
         self._on_connect.append(callback)
 
+    def prefer(self, preferred: Callable[[bytes], bool]) -> None:
+        """From now on ``preferred(node id)`` tells for whom places among the connections are reserved: members and
+        electors, say. It is asked often, and must not block."""
+        self._preferred = preferred
+
     async def add_peer(self, address: str) -> None:
         """Remember a seed: it is dialled whenever it is not connected, for ever. Raises ``AddressError``."""
         node, parsed = _parse_named(address)
@@ -164,9 +170,9 @@ class Network:
         if self.host is not None:
             await self._swarm.drop(peer_of(node))
 
-    def blame(self, peer: bytes, error: PeerError) -> None:
-        """Count a mistake of ``peer``: logged once a reason, scored down; below the threshold it is banned."""
-        if peer != self.node and self.scores.blame(peer, error, trio.current_time()) and not self._closing:
+    def blame(self, peer: bytes, error: PeerError, share: float = 1.0) -> None:
+        """Count a mistake of ``peer``, or a share of one: logged, scored down; below the threshold it is banned."""
+        if peer != self.node and self.scores.blame(peer, error, trio.current_time(), share) and not self._closing:
             self._nursery.start_soon(self.disconnect, peer)
 
     # --- requests and gossip -----------------------------------------------------------------------------------
@@ -249,7 +255,7 @@ class Network:
         return self.scores.banned(node, trio.current_time())
 
     def _may_dial(self, node: bytes) -> bool:
-        return self.host is not None and not self._banned(node) and len(self._peers) < self.limits.outbound_connections
+        return self.host is not None and not self._banned(node) and self._swarm.places.may_dial(node)
 
     def _admit(self, node: bytes) -> str | None:
         if node == self.node:
@@ -304,7 +310,14 @@ class Network:
             await trio.sleep(min(0.1 * 2**failures, MAX_RESTART_DELAY))
 
     async def _run_host(self, task_status: Any) -> None:
-        host = make_host(self.identity, self.limits, admit=self._admit, changed=self._changed, blame=self.blame)
+        host = make_host(
+            self.identity,
+            self.limits,
+            admit=self._admit,
+            preferred=lambda node: self._preferred(node),
+            changed=self._changed,
+            blame=self.blame,
+        )
         for protocol, server in self._servers.items():
             host.set_stream_handler(protocol, server)
         async with host.run([]), trio.open_nursery() as nursery:

@@ -33,6 +33,14 @@ class Link:
         self._noise = noise
         self._buffer = bytearray()
 
+    def remote(self) -> tuple[str, int] | None:
+        """Host and port of the other end; None where it is gone. (libp2p's own answer is None for all of IPv6.)"""
+        try:
+            host, port = self._socket.socket.getpeername()[:2]
+        except OSError:
+            return None
+        return str(host), int(port)
+
     async def read(self) -> bytes:
         """The next message in plain; empty at the end of the connection, ``ConnectionClosedError`` where it broke."""
         buffer = self._buffer

@@ -1,116 +1,75 @@
-"""The containment of libp2p's pubsub (defect 3 of ``node.net.guard``), and GossipSub as this network runs it.
+"""The containment of libp2p's pubsub (defect 3 of ``node.net.guard``).
 
 1. An RPC that cannot be read or handled is blamed on the peer that sent it; nothing else notices.
-2. Everything an RPC may hold is bounded, and its messages are handled in order, without a task for each.
-3. A message's origin is an Ed25519 node id and its signature is checked with PyNaCl, as everywhere else.
-4. Whoever lost a gossip stream to a living peer meets it anew, because subscriptions are announced once.
-5. Messages of patient topics (``GuardedPubsub.forwards``, by topic) are forwarded together.
+2. Everything an RPC may hold is bounded (``node.net.gossip_rules``), and its messages are handled in order, without a
+   task for each.
+3. A message's origin is an Ed25519 node id and its signature is checked with PyNaCl, as everywhere else, but only
+   after ``Inbox.afford`` let its bytes in.
+4. A message is handed to the ``Inbox`` and goes on to others when that says so: nobody forwards what it has not judged.
+5. Whoever lost a gossip stream to a living peer meets it anew, because subscriptions are announced once.
 """
 
 from __future__ import annotations
 
-import collections
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import libp2p.pubsub.gossipsub as gossipsub_module
-import libp2p.pubsub.mcache as mcache_module
 import libp2p.pubsub.pubsub as pubsub_module
 import trio
 from google.protobuf.message import DecodeError
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
-from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
 from libp2p.utils.varint import encode_varint_prefixed
 
 from node.net.gossip_batches import Forwards
-from node.net.guard import GuardedHost, GuardedSwarm, NetLimits, node_of
+from node.net.gossip_memory import OutgoingQueue, Seen
+from node.net.gossip_router import GuardedRouter, contain, no_record
+from node.net.gossip_rules import MAX_RPC_MESSAGES, check_items, check_message, message_id
+from node.net.guard import GuardedHost, GuardedSwarm, NetLimits, node_of, peer_of
+from node.net.token_buckets import Buckets
 from node.net.yamux_stream import MuxerStream
 from protocol.errors import PeerError
 from protocol.identity import verify
 
 log = logging.getLogger(__name__)
 
-MAX_TOPIC: Final = 128
-"""Longest gossip topic (characters)."""
-
-MAX_RPC_MESSAGES: Final = 256
-"""Messages, subscriptions or control items in one gossip RPC."""
-
-SEEN_SECONDS: Final = 120.0
-"""How long a message is known again. GossipSub's caches keep messages for five heartbeats."""
-
-MAX_SEEN: Final = 1 << 16
-
 TOGETHER: Final = 32 << 10
 """RPCs that wait for the same peer leave in one frame of up to so many bytes and an RPC."""
 
-HEARTBEAT: Final = 2
-"""Seconds between checks of the mesh. Who subscribes or leaves changes it at once, and own messages do not need it."""
+SENDING_TIMEOUT: Final = 60.0
+"""Seconds that a peer may take for such a frame (a megabyte at most)."""
 
-LAZY_PEERS: Final = 1
-"""Peers outside the mesh that each heartbeat tells what is here. Every holder tells three of a message, and what still
-is missed is not lost: the next presence comes in seconds, and comparing logs finds the rest. GossipSub's six would be
-half of an idle node's frames."""
+SUBSCRIPTIONS: Final = 64
+SUBSCRIPTIONS_PER_SECOND: Final = 1
+"""What one peer may announce or take back: so many at once, and then so many a second."""
 
-
-def _no_record(host: Any) -> tuple[bytes, bool]:
-    """Stands in for ``env_to_send_in_RPC``; the empty field is removed before sending."""
-    return b"", False
+pubsub_module.env_to_send_in_RPC = no_record
+pubsub_module.RpcQueue = OutgoingQueue
 
 
-def _verify_message(message: Any) -> bool:
+class Inbox(Protocol):
+    """Who judges messages and takes them."""
+
+    def afford(self, forwarder: bytes, message: Any) -> bool:
+        """Whether ``forwarder`` may send that much now; called before the signature is checked."""
+
+    def accept(self, forwarder: bytes, message: Any) -> bool:
+        """Take a message whose signature is right; whether it did."""
+
+
+def _verify_message(message: Any) -> None:
     """Gossip messages are signed by Ed25519 peers; raises ``PeerError`` (the stock check drops them unseen)."""
     bare = rpc_pb2.Message(data=message.data, topicIDs=message.topicIDs, from_id=message.from_id, seqno=message.seqno)
     signed = bare.SerializeToString()
     verify(node_of(ID(message.from_id)), PUBSUB_SIGNING_PREFIX.encode(), signed, message.signature, "gossip")
-    return True
-
-
-pubsub_module.signature_validator = _verify_message
-for _module in (pubsub_module, gossipsub_module):
-    # A record of the sender's addresses, attached to every RPC for a quarter of the CPU; Noise proves the sender.
-    _module.env_to_send_in_RPC = _no_record
-# The stock queues hold 32 items and drop the rest without an error: a burst of 200 messages arrives as 16.
-pubsub_module.SUBSCRIPTION_CHANNEL_SIZE = 512
-RpcQueue.__init__.__defaults__ = (512, *RpcQueue.__init__.__defaults__[1:])
-
-
-class Seen:
-    """Ids of the messages of the last ``SEEN_SECONDS``, at most ``most`` of them."""
-
-    def __init__(self, most: int = MAX_SEEN) -> None:
-        self._most = most
-        self._added: dict[bytes, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._added)
-
-    def has(self, key: bytes) -> bool:
-        """Whether ``key`` was added not long ago."""
-        added = self._added.get(key)
-        return added is not None and trio.current_time() - added < SEEN_SECONDS
-
-    def add(self, key: bytes) -> bool:
-        """Remember ``key``; whether it is new."""
-        new = not self.has(key)
-        if new:
-            self._added.pop(key, None)
-            self._added[key] = now = trio.current_time()
-            oldest = next(iter(self._added))
-            while len(self._added) > self._most or now - self._added[oldest] >= SEEN_SECONDS:
-                del self._added[oldest]
-                oldest = next(iter(self._added))
-        return new
 
 
 def _remembering(message_id: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """``message_id`` that hashes a message once: libp2p asks for the same one's id five times in a row."""
+    """``message_id`` that hashes a message once: it is asked for several times in a row."""
     last: tuple[Any, bytes] = (None, b"")
 
     def remembered(message: Any) -> bytes:
@@ -122,84 +81,17 @@ def _remembering(message_id: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     return remembered
 
 
-def _contain(owner: type, *names: str) -> None:
-    """Have these methods of ``owner``'s base log what they raise: it would cancel the pubsub service or the swarm."""
-
-    def contained(name: str, function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        async def method(self: Any, *args: Any, **options: Any) -> None:
-            try:
-                await function(self, *args, **options)
-            except Exception as error:
-                log.debug("gossip: %s failed: %r", name, error)
-
-        return method
-
-    for name in names:
-        setattr(owner, name, contained(name, getattr(owner, name)))
-
-
-class GuardedRouter(GossipSub):  # type: ignore[misc]
-    """GossipSub 1.1. Version 1.2 would double the RPCs of small messages."""
-
-    pubsub: GuardedPubsub
-
-    def __init__(self) -> None:
-        super().__init__(
-            protocols=[PROTOCOL_ID_V11],
-            degree=3,
-            degree_low=2,
-            degree_high=4,
-            heartbeat_interval=HEARTBEAT,
-            gossip_window=3,
-            gossip_history=5,
-            time_to_live=60,
-            prune_back_off=10,
-            spam_protection_enabled=False,  # it silently stops forwarding above 10 messages a second and topic
-            adaptive_gossip_enabled=False,
-            eclipse_protection_enabled=False,
-        )
-        self.scorer = None  # all its weights are zero; node.net.peer_scores judges peers
-        # The stock class keeps these for ever.
-        self.recent_message_deliveries: Any = collections.defaultdict(lambda: collections.deque(maxlen=1))
-
-    async def publish(self, msg_forwarder: Any, message: Any) -> None:
-        """Messages of patient topics wait, if they are others'."""
-        forwards = self.pubsub.forwards.get(message.topicIDs[0])
-        if forwards is None or msg_forwarder == self.pubsub.my_id:
-            await super().publish(msg_forwarder, message)
-            return
-        self.mcache.put(message)
-        mesh: set[ID] = self.mesh.get(message.topicIDs[0], set())
-        forwards.add(self.pubsub.get_message_id(message), message, mesh - {msg_forwarder, ID(message.from_id)})
-
-    def _get_peers_to_send(self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: bytes | None = None) -> Any:
-        # Flood publishing (GossipSub 1.1): own messages go to all listeners, also to those the mesh has not taken yet.
-        if msg_forwarder == self.pubsub.my_id:
-            return [peer for topic in topic_ids for peer in self.pubsub.peer_topics.get(topic, ())]
-        return super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id)
-
-    def _get_adaptive_gossip_peers_count(self, topic: str, total_peers: int) -> int:
-        return LAZY_PEERS
-
-
-_contain(GuardedRouter, "flush_pending_messages", "on_peer_subscribed", "_emit_control_msgs", "_maintain_mesh_quality")
-
-
 class GuardedPubsub(Pubsub):  # type: ignore[misc]
     """Pubsub through ``host`` that no peer can stop (defect 3)."""
 
     seen_messages: Any
 
-    def __init__(self, host: GuardedHost, limits: NetLimits, message_id: Callable[[Any], bytes]) -> None:
-        message_id = _remembering(message_id)
-        # The stock cache names messages otherwise than "seen" does: what a peer says it has would be asked for again.
-        mcache_module.default_msg_id_fn = message_id
+    def __init__(self, host: GuardedHost, limits: NetLimits, inbox: Inbox) -> None:
         super().__init__(
             host,
             GuardedRouter(),
             strict_signing=True,
-            msg_id_constructor=message_id,
-            validation_cache_size=64,
+            msg_id_constructor=_remembering(message_id),
             max_subscriptions_per_rpc=MAX_RPC_MESSAGES,
             max_subscriptions_per_peer=32,
             max_inbound_rpc_size=limits.gossip_rpc,
@@ -207,6 +99,8 @@ class GuardedPubsub(Pubsub):  # type: ignore[misc]
         self.seen_messages._stop_event.set()  # the stock cache has no bound, and a thread that never ends
         self.seen_messages = Seen()
         self.forwards: dict[str, Forwards] = {}
+        self._inbox = inbox
+        self._announced = Buckets(SUBSCRIPTIONS, SUBSCRIPTIONS_PER_SECOND)
 
     def forward_together(self, topic: str, delay: float) -> None:
         """From now on ``topic`` is a patient one: others' messages leave within ``delay`` seconds."""
@@ -236,23 +130,25 @@ class GuardedPubsub(Pubsub):  # type: ignore[misc]
             super()._handle_dead_peer(peer)
         except Exception as error:
             log.debug("gossip: forgetting a peer failed: %r", error)
+        self.router.remove_peer(peer)  # also of one that sent, but whom no stream was opened to yet
         swarm: GuardedSwarm = self.host.get_network()
         if self.manager.is_running and swarm.get_connections(peer):
             self.manager.run_task(swarm.drop, peer)
 
-    async def handle_sending_messages(self, peer: Any, stream: Any, queue: RpcQueue) -> None:
+    async def handle_sending_messages(self, peer: Any, stream: Any, queue: OutgoingQueue) -> None:
         # The stock loop writes RPC by RPC, through a stream whose state nobody reads here but which has a lock.
         try:
             data = bytearray()
             while (rpc := await queue.pop()) is not None:
                 rpc.ClearField("senderRecord")
                 data += encode_varint_prefixed(rpc.SerializeToString())
-                if not len(queue):
+                if len(queue) and len(data) < TOGETHER:
+                    continue
+                with trio.fail_after(SENDING_TIMEOUT):
                     await stream.muxed_stream.put(bytes(data))
-                    data.clear()
-                elif len(data) >= TOGETHER:
-                    await stream.muxed_stream.write(bytes(data))
-                    data.clear()
+                data.clear()
+                if len(queue):
+                    await trio.lowlevel.checkpoint()
         except Exception as error:
             log.debug("gossip: sending failed: %r", error)
             self._handle_dead_peer(peer)
@@ -273,29 +169,47 @@ class GuardedPubsub(Pubsub):  # type: ignore[misc]
 
     async def _handle_rpc(self, peer: Any, rpc: Any) -> None:
         """The stock loop's body, with bounds, in order (no task a message), and with the peer named for every fault."""
-        control = rpc.control
-        items = (rpc.publish, rpc.subscriptions, control.ihave, control.iwant, control.graft, control.prune)
-        if any(len(item) > MAX_RPC_MESSAGES for item in items):
-            raise PeerError("gossip: too many items in one RPC")
+        check_items(rpc)
         rpc.ClearField("senderRecord")
-        for subscription in rpc.subscriptions:
-            if len(subscription.topicid) > MAX_TOPIC:
-                raise PeerError("gossip: a topic is too long")
-            self.handle_subscription(peer, subscription)
+        if rpc.subscriptions:
+            if not self._announced.take(peer.to_bytes(), len(rpc.subscriptions), trio.current_time()):
+                raise PeerError("gossip: a flood of subscriptions")
+            for subscription in rpc.subscriptions:
+                self.handle_subscription(peer, subscription)
         for message in rpc.publish:
+            check_message(message)
             if len(message.topicIDs) == 1 and self._is_subscribed_to_msg(message):
                 key = self.get_message_id(message)
                 if (forwards := self.forwards.get(message.topicIDs[0])) is not None:
                     forwards.has(key, peer)
                 if not self.seen_messages.has(key):
                     with _blamed("a message"):
-                        await self.push_msg(peer, message)
+                        self._take(node_of(peer), message)
         if rpc.HasField("control"):
             with _blamed("control messages"):
                 await self.router.handle_rpc(rpc, peer)
 
+    def _take(self, forwarder: bytes, message: Any) -> None:
+        if not self._inbox.afford(forwarder, message):
+            return
+        _verify_message(message)
+        if self._inbox.accept(forwarder, message):
+            self.seen_messages.add(self.get_message_id(message))
 
-_contain(
+    async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
+        """Send an own message: ``publish`` comes here."""
+        self.seen_messages.add(self.get_message_id(msg))
+        await self.router.publish(msg_forwarder, msg)
+
+    async def forward(self, forwarder: bytes, message: Any) -> None:
+        """Send a message of another node, which was found good, to the others."""
+        try:
+            await self.router.publish(peer_of(forwarder), message)
+        except Exception as error:
+            log.debug("gossip: forwarding failed: %r", error)
+
+
+contain(
     GuardedPubsub,
     "_replay_recent_messages",
     "_handle_new_peer_with_retry",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
+
+MAX_KEYS: Final = 4096
 
 
 class Buckets:
     """Each key's bucket holds ``burst`` tokens and gains ``per_second``. At most ``most`` keys are kept, the least
     recently used goes first; times are seconds of any monotonic clock."""
 
-    def __init__(self, burst: float, per_second: float, most: int = 4096) -> None:
+    def __init__(self, burst: float, per_second: float, most: int = MAX_KEYS) -> None:
         self._burst = burst
         self._per_second = per_second
         self._most = most

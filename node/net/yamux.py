@@ -3,8 +3,8 @@
 Wire format: https://github.com/hashicorp/yamux/blob/master/spec.md. Differences from the stock class, all
 invisible on the wire:
 
-1. A peer that sends beyond its window, opens more than ``MAX_INBOUND_STREAMS`` at once, floods pings or speaks
-   another version loses the connection, and nobody else notices.
+1. A peer that sends beyond its window, opens more than ``MAX_INBOUND_STREAMS`` at once, floods pings or frames of no
+   use (``USELESS``) or speaks another version loses the connection, and nobody else notices.
 2. All receive buffers of a host share one budget; the connection that fills most of it is closed first.
 3. A frame reaches the socket whole, whatever is cancelled: half a frame would desynchronise Noise for every other
    stream of the connection. A peer that takes no bytes for ``frame_timeout`` seconds loses the connection.
@@ -27,6 +27,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 
 from node.net.noise import Link
+from node.net.token_buckets import Buckets
 from node.net.yamux_stream import (
     ACK,
     DATA,
@@ -55,6 +56,22 @@ MAX_CONTROL: Final = 512
 
 MAX_PINGS: Final = 64
 """Pings answered in one keepalive interval."""
+
+USELESS: Final = 4096
+USELESS_PER_SECOND: Final = 512.0
+"""Frames that move nothing, of which a peer may send so many at once and then so many a second: for streams
+that are not open, with hardly any data or credit, answers to no ping. Some are on their way whenever this end resets a
+stream."""
+
+SLIGHT_DATA: Final = 16
+SLIGHT_CREDIT: Final = 1 << 10
+"""Bytes that are hardly any: credit goes back in halves of a window."""
+
+ENOUGH_CREDIT: Final = 16 << 20
+"""Credit beyond which more is of no use."""
+
+EMPTY_STREAM: Final = 8
+"""Useless frames that a stream counts for which is opened and reset without a byte on it."""
 
 PATIENCE: Final = 2
 """Keepalive intervals that a peer may be silent after a ping (a busy machine is not a dead one)."""
@@ -104,6 +121,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         self._pong = trio.Event()
         self._probe = trio.Event()
         self._pings = 0
+        self._useless = Buckets(USELESS, USELESS_PER_SECOND, 1)
         self._received = False
 
     @property
@@ -137,8 +155,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """The peer's (host, port)."""
-        address: tuple[str, int] | None = self.secured_conn.get_remote_address()
-        return address
+        return self.link.remote()
 
     async def start(self) -> None:
         """Run the connection until it ends. Raises nothing but cancellation: the swarm would not survive it."""
@@ -288,8 +305,13 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             self._answer(WINDOW, ACK, stream_id, 0)
         stream = self.streams.get(stream_id)
         if stream is None:
-            return  # frames of a stream that this end has just reset are still on their way
+            self._on_useless()  # frames of a stream that this end has just reset are still on their way
+            return
+        if not flags and length < (SLIGHT_DATA if kind == DATA else SLIGHT_CREDIT):
+            self._on_useless()
         if kind == WINDOW:
+            if length and stream.send_credit >= ENOUGH_CREDIT:
+                self._on_useless()
             stream.send_credit = min(stream.send_credit + length, 1 << 32)
         elif length:
             if length > stream.receive_credit:
@@ -300,6 +322,8 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
         if flags & FIN:
             stream.fin_received = True
         if flags & RST:
+            if self._is_inbound(stream_id) and stream.receive_credit == INITIAL_WINDOW and not stream.consumed:
+                self._on_useless(EMPTY_STREAM)
             stream.kill()
         if stream.dead or (stream.fin_received and stream.fin_sent):
             self.forget(stream)
@@ -339,8 +363,14 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # libp2p is untyped here
             if self._pings > MAX_PINGS:
                 raise Violation("a flood of pings")
             self._answer(PING, ACK, 0, nonce)
-        elif flags & ACK:
-            self._pong.set()
+        else:
+            self._on_useless()
+            if flags & ACK:
+                self._pong.set()
+
+    def _on_useless(self, frames: int = 1) -> None:
+        if not self._useless.take("", frames, trio.current_time()):
+            raise Violation("a flood of frames of no use")
 
     async def _ping_forever(self) -> None:
         """Close the connection of a peer that does not answer pings; ``silent`` then tells why."""

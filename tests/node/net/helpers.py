@@ -15,7 +15,9 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.pubsub.pb import rpc_pb2
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.utils.varint import encode_uvarint
 
 from node.net.address_text import parse_address
 from node.net.guard import NetLimits, peer_of
@@ -72,6 +74,9 @@ def line(data: bytes) -> bytes:
     return bytes([len(data) + 1]) + data + b"\n"
 
 
+MULTISTREAM = line(b"/multistream/1.0.0")
+
+
 class Attacker:
     """An authenticated connection that sends whatever yamux frames it likes."""
 
@@ -95,6 +100,26 @@ class Attacker:
                     await self.session.read()
                 except Exception:
                     return
+
+
+async def gossip_stream(bad: Attacker, stream: int = 1) -> None:
+    """Open a stream for gossip to the victim."""
+    await bad.frame(WINDOW, SYN, stream, 0)
+    await bad.data(stream, MULTISTREAM + line(b"/meshsub/1.1.0"))
+
+
+async def send_rpc(bad: Attacker, body: bytes, stream: int = 1) -> None:
+    """Send one gossip RPC, whatever it says."""
+    await bad.data(stream, encode_uvarint(len(body)) + body)
+
+
+def signed(seed: bytes, topic: str, data: bytes, seqno: int = 0) -> Any:
+    """A gossip message in the name of the node with that seed."""
+    keys = create_new_key_pair(seed=seed)
+    origin = peer_of(Identity(seed).node).to_bytes()
+    message = rpc_pb2.Message(data=data, topicIDs=[topic], from_id=origin, seqno=seqno.to_bytes(8, "big"))
+    message.signature = keys.private_key.sign(b"libp2p-pubsub:" + message.SerializeToString())
+    return message
 
 
 @asynccontextmanager

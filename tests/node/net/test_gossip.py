@@ -7,10 +7,10 @@ import trio
 from libp2p.pubsub.pb import rpc_pb2
 from trio.testing import wait_all_tasks_blocked
 
-from node.net.gossip import message_id
+from node.net.gossip_rules import message_id
 from node.net.guard import NetLimits
 from node.net.host import Network
-from protocol.errors import LocalError
+from protocol.errors import LocalError, PeerError
 from tests.node.net.helpers import network, until
 
 
@@ -105,6 +105,45 @@ async def test_an_oversized_message_is_its_forwarders_fault() -> None:
         await meshed(first, second)
         await first.publish("roles", bytes(300 << 10))
         await until(lambda: bool(second.scores.reasons(first.node)))
+
+
+async def test_garbage_is_not_passed_on_and_both_its_origin_and_who_brought_it_are_blamed() -> None:
+    def picky(origin: bytes, data: bytes) -> None:
+        if data == b"garbage":
+            raise PeerError("garbage")
+        heard.append(data)
+
+    heard: list[bytes] = []
+    async with network(1) as origin, network(2) as careless, network(3) as careful, network(4) as last:
+        careless.subscribe("roles", lambda origin, data: None)
+        origin.subscribe("roles", lambda origin, data: None)
+        careful.subscribe("roles", picky)
+        last.subscribe("roles", lambda origin, data: heard.append(b"last " + data))
+        await origin.connect(careless.addresses[0], 5)
+        await careless.connect(careful.addresses[0], 5)
+        await careful.connect(last.addresses[0], 5)
+        await until(lambda: len(careful.peers) == 2)
+        await meshed(origin, careless, careful, last)
+        await origin.publish("roles", b"garbage")
+        await until(lambda: bool(careful.scores.reasons(careless.node)))
+        await origin.publish("roles", b"fine")
+        await until(lambda: sorted(heard) == [b"fine", b"last fine"])
+        assert careful.scores.reasons(origin.node) == careful.scores.reasons(careless.node) == {"garbage": 1}
+        assert not last.scores.reasons(careful.node)
+
+
+async def test_who_sends_more_than_its_share_is_dropped_by_the_size_of_all_that_travels() -> None:
+    heard: list[bytes] = []
+    async with network(1) as first, network(2, NetLimits(gossip_burst=10, gossip_per_second=0.001)) as second:
+        first.subscribe("roles", lambda origin, data: None)
+        second.subscribe("roles", lambda origin, data: heard.append(data))
+        await first.connect(second.addresses[0], 5)
+        await meshed(first, second)
+        for number in range(30):  # with its envelope each is two tokens' worth
+            await first.publish("roles", bytes([number]) * ((16 << 10) - 50))
+        await until(lambda: len(heard) == 5)
+        await wait_all_tasks_blocked(0.05)
+        assert len(heard) == 5
 
 
 async def test_gossip_recovers_when_all_connections_are_lost() -> None:

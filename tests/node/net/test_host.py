@@ -96,7 +96,9 @@ async def test_a_node_is_reached_over_ip6_beside_ip4() -> None:
         assert opened.addresses[-1].startswith("/ip6/::1/tcp/")
         async with network(2) as other:
             assert await other.connect(opened.addresses[-1], 5) == opened.node
-            assert other.peers[opened.node].address.startswith("::1:") or other.peers[opened.node].address == "?"
+            assert other.peers[opened.node].address.startswith("::1:")
+            await until(lambda: other.node in opened.peers)
+            assert (opened.hosts(other.node), other.hosts(opened.node)) == (["::1"], ["::1"])
 
 
 async def test_a_name_is_resolved_by_the_system() -> None:

@@ -32,6 +32,11 @@ def test_an_occasional_mistake_never_bans() -> None:
     assert not any(scores.blame(PEER, "x", 60.0 * minute) for minute in range(1000))
 
 
+def test_a_share_of_a_mistake_counts_as_such() -> None:
+    scores = Scores(ban_score=100)
+    assert [scores.blame(PEER, "x", 0.0, 0.25) for _ in range(40)] == [False] * 39 + [True]
+
+
 def test_each_ban_is_twice_as_long_up_to_a_limit() -> None:
     scores = Scores(ban_score=10, ban_seconds=10, max_ban=35)
     now = 0.0
@@ -47,8 +52,8 @@ def test_a_reason_is_logged_once_and_all_are_counted(caplog: pytest.LogCaptureFi
     scores = Scores(ban_score=1e9)
     with caplog.at_level(logging.WARNING):
         for number in range(100):
-            scores.blame(PEER, PeerError(f"reason {number}"), 0.0)
-            scores.blame(PEER, PeerError("the same"), 0.0)
+            scores.blame(PEER, PeerError(f"reason {number}"), 2.0 * number)
+            scores.blame(PEER, PeerError("the same"), 2.0 * number + 1)
     reasons = scores.reasons(PEER)
     assert sum(reasons.values()) == 200
     assert len(reasons) == MAX_REASONS + 1
