@@ -3,6 +3,8 @@
 1. No network, no other process in sight, no home, no capabilities, a session of its own; it dies with its parent.
 2. To be seen, read-only: ``/usr`` and the libraries beside it, Python and its packages, Farflung's own packages (not
    the folder they lie in, where a run's keys may be), and the files that the caller names. ``/tmp`` lies in memory.
+   They are the host's own files, no copies: ``node.tasks.seccomp`` refuses the leases and locks that a read-only mount
+   allows, so nobody on the host waits for what runs inside.
 3. The environment is cleared, with PYTHONHASHSEED=0.
 4. ``available`` runs the real command line once, because a distribution or a container may forbid user namespaces.
 """

@@ -5,7 +5,10 @@
 2. A call of another architecture than the process's ends the process (a filter on numbers says nothing there).
 3. Refused as well is what would keep memory beyond a process's limits (System V and POSIX queues, shared memory), and
    to let the kernel send signals for it (``fcntl``).
-4. The filter holds for every thread of the process and for ever. It is defence in depth behind the sandbox: a process
+4. Refused are leases, notes of changes and locks of all kinds, on whatever file: those that are bound into the sandbox
+   are the host's own, and whoever opens a leased one there waits for up to 45 seconds. A lock holds up whoever asks for
+   it. So what is bound need not be a copy; databases that lock their file (SQLite's) work in memory only.
+5. The filter holds for every thread of the process and for ever. It is defence in depth behind the sandbox: a process
    limit does not bind the real root user, this does.
 
 Linux on x86-64 and aarch64 only. Sources: linux/seccomp.h, linux/filter.h, linux/audit.h, and the two architectures'
@@ -31,8 +34,21 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16  # struct seccomp_data, little-endian
 _SECOND_ARGUMENT_OFFSET: Final = 24
 _CLONE_THREAD: Final = 0x00010000
-_SIGNALLING: Final = (8, 10, 15)
-"""F_SETOWN, F_SETSIG and F_SETOWN_EX of fcntl(2): they have the kernel send any signal to another process."""
+# Operations of fcntl(2), the same on both architectures.
+_FCNTL_REFUSED: Final = {
+    # They have the kernel send any signal to another process.
+    "F_SETOWN": 8,
+    "F_SETSIG": 10,
+    "F_SETOWN_EX": 15,
+    # They hold up whoever opens or locks the file.
+    "F_SETLK": 6,
+    "F_SETLKW": 7,
+    "F_OFD_SETLK": 37,
+    "F_OFD_SETLKW": 38,
+    "F_SETLEASE": 1024,
+    "F_NOTIFY": 1026,
+    "F_SETDELEG": 1040,
+}
 _X32: Final = 0x40000000
 
 # name: (x86-64, aarch64); None where an architecture has no such call.
@@ -68,6 +84,7 @@ _REFUSED: Final[dict[str, tuple[int, int | None]]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    "flock": (73, 32),
     "unshare": (272, 97),
     "setns": (308, 268),
     "bpf": (321, 280),
@@ -108,9 +125,12 @@ def program(machine: str) -> bytes:
         if (number := numbers[column]) is not None:
             code += [_statement(_EQUAL, number, if_false=1), _statement(_RETURN, _ERRNO | errno.EPERM)]
     code += [
-        _statement(_EQUAL, fcntl, if_false=len(_SIGNALLING) + 3),
+        _statement(_EQUAL, fcntl, if_false=len(_FCNTL_REFUSED) + 3),
         _statement(_LOAD, _SECOND_ARGUMENT_OFFSET),
-        *(_statement(_EQUAL, operation, if_true=left) for left, operation in zip((3, 2, 1), _SIGNALLING, strict=True)),
+        *(
+            _statement(_EQUAL, operation, if_true=len(_FCNTL_REFUSED) - place)
+            for place, operation in enumerate(_FCNTL_REFUSED.values())
+        ),
         _statement(_RETURN, _ALLOW),
         _statement(_RETURN, _ERRNO | errno.EPERM),
         _statement(_EQUAL, clone, if_true=1),

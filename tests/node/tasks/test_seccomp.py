@@ -5,6 +5,7 @@ import json
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,9 +59,13 @@ def test_decisions(machine: str, architecture: int, column: int, clone: int, rea
 @pytest.mark.parametrize(
     ("machine", "architecture", "fcntl"), [("x86_64", 0xC000003E, 72), ("aarch64", 0xC00000B7, 25)]
 )
-def test_the_kernel_signals_nobody_for_it(machine: str, architecture: int, fcntl: int) -> None:
-    refused = [operation for operation in range(2000) if decide(machine, architecture, fcntl, 0, operation) != ALLOW]
-    assert refused == [8, 10, 15]  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+def test_the_kernel_signals_and_holds_up_nobody_for_it(machine: str, architecture: int, fcntl: int) -> None:
+    refused = {operation for operation in range(2000) if decide(machine, architecture, fcntl, 0, operation) != ALLOW}
+    signalling = {8, 10, 15}  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+    locking = {6, 7, 37, 38}  # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
+    assert refused == signalling | locking | {1024, 1026, 1040}  # F_SETLEASE, F_NOTIFY, F_SETDELEG
+    # The kernel reads 32 bits of the operation.
+    assert decide(machine, architecture, fcntl, 0, 1024 | 1 << 32) == ERRNO | errno.EPERM
 
 
 def test_x32_calls_end_the_process() -> None:
@@ -96,3 +101,43 @@ print(json.dumps(report))
     assert report.pop("file") == "done"
     assert len(report) == 6
     assert set(report.values()) == {errno.EPERM}
+
+
+def test_no_lease_and_no_lock_is_had(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("of the host")
+    code = f"""
+import fcntl, json, os, struct
+from node.tasks import seccomp
+file = os.open({str(file)!r}, os.O_RDONLY)
+folder = os.open({str(tmp_path)!r}, os.O_RDONLY)
+lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+attempts = {{
+    "lease": lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK),
+    "notify": lambda: fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_CREATE),
+    "record": lambda: fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB),
+    "description": lambda: fcntl.fcntl(file, 37, lock),
+    "flock": lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB),
+    "flags": lambda: fcntl.fcntl(file, fcntl.F_GETFL),
+}}
+def report():
+    found = {{}}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            found[name] = "done"
+        except OSError as error:
+            found[name] = error.errno
+    return found
+before = report()
+assert seccomp.install() is None
+print(json.dumps([before, report()]))
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert output.returncode == 0, output.stderr
+    before, after = json.loads(output.stdout)
+    # What the file system of this machine does not know is refused for other reasons.
+    had = {name for name, outcome in before.items() if outcome == "done"}
+    assert had >= {"record", "flock", "flags"}
+    assert after.pop("flags") == "done"
+    assert set(after.values()) == {errno.EPERM}

@@ -82,6 +82,24 @@ os.write(write, b"x")
     assert run(program, ("stdin", ""), ("stdin", "")) == [("ok", b"refused\n")] * 2
 
 
+def test_no_program_holds_up_who_opens_the_standard_library_on_the_host() -> None:
+    program = """
+import fcntl, os
+file = os.open(os.__file__, os.O_RDONLY)
+for attempt in (
+    lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK),
+    lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK),
+    lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB),
+):
+    try:
+        attempt()
+        print("had")
+    except PermissionError:
+        print("refused")
+"""
+    assert printed(program) == "refused\n" * 3
+
+
 def test_threads_deep_recursion_and_exit_work() -> None:
     program = """
 import sys, threading
