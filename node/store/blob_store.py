@@ -1,15 +1,19 @@
 """Content-addressed files: ``blobs/ab/<hex>`` holds the bytes whose BLAKE3 hash is ``<hex>`` (``ab…``).
 
-A file of that name is always whole: it is written elsewhere, synced and renamed. The plain methods may be called from
-any thread; the ``_async`` ones do the same work off the trio loop.
+1. A file of that name is always whole: it is written elsewhere, synced and renamed.
+2. A blob that is put again counts as new: its file's time says when it was put last, and what is deleted for its age is
+   not the one that somebody put a moment before. Which blobs go is decided elsewhere (``node.log.blob_retention``).
+3. The plain methods may be called from any thread; the ``_async`` ones do the same work off the trio loop.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import trio
@@ -21,6 +25,8 @@ from protocol.constants import MAX_BLOB_BYTES
 MAX_SOUND: Final = 4096
 """Blobs of which it is remembered that they are sound."""
 
+_BLOB: Final = re.compile("[0-9a-f]{64}")
+
 
 class BlobStore:
     """The blobs below one folder. Where ``owner`` is false another process owns the store, and may be writing: this one
@@ -31,6 +37,8 @@ class BlobStore:
         self._temporary = folder / "tmp"
         self._sound: dict[bytes, tuple[int, int, int]] = {}
         """Blobs that were hashed since the start, as the file system knows their files."""
+        self._changing = Lock()
+        """Held for moments: while a file's time is set or looked at, and it is put in its place or deleted."""
         if owner:
             self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
             for leftover in self._temporary.iterdir():
@@ -55,7 +63,7 @@ class BlobStore:
     def put(self, data: bytes) -> bytes:
         """Store ``data`` durably and return its hash. Raises ``OSError``, for one where the disk is full."""
         digest = hash_bytes(data)
-        if not self.has(digest):
+        if not self._renew(digest):
             temporary = self._temporary / secrets.token_hex(16)
             try:
                 write_synced(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), data)
@@ -64,6 +72,15 @@ class BlobStore:
                 temporary.unlink(missing_ok=True)
                 raise
         return digest
+
+    def _renew(self, digest: bytes) -> bool:
+        """Whether the blob is here; it counts as put now."""
+        with self._changing:
+            try:
+                os.utime(self.path(digest))
+            except FileNotFoundError:
+                return False
+            return True
 
     def _place(self, temporary: Path, digest: bytes) -> None:
         target = self.path(digest)
@@ -113,16 +130,33 @@ class BlobStore:
         except FileNotFoundError:
             return None
 
-    def delete(self, digest: bytes) -> None:
-        """Forget the blob; nothing happens where it is not here."""
-        self.path(digest).unlink(missing_ok=True)
+    def delete(self, digest: bytes, *, before: float | None = None) -> bool:
+        """Forget the blob, unless it was put since ``before`` (seconds since the epoch); whether it went."""
+        path = self.path(digest)
+        with self._changing:
+            try:
+                if before is not None and path.stat().st_mtime >= before:
+                    return False
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        self._sound.pop(digest, None)
+        return True
 
     def held(self) -> Iterator[bytes]:
         """The hashes of all blobs, in no particular order."""
         for folder in self.folder.iterdir():
             if len(folder.name) == 2:
                 for file in folder.iterdir():
-                    yield bytes.fromhex(file.name)
+                    if _BLOB.fullmatch(file.name):
+                        yield bytes.fromhex(file.name)
+
+    def sizes(self) -> Iterator[tuple[bytes, int]]:
+        """All blobs and their bytes, in no particular order."""
+        for digest in self.held():
+            size = self.size(digest)
+            if size is not None:
+                yield digest, size
 
     async def put_async(self, data: bytes) -> bytes:
         """``put`` in a thread."""

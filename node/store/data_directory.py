@@ -56,6 +56,7 @@ class DataDirectory:
         self.genesis_file = self.path / "genesis"
         self.boot_file = self.path / "boot"
         self.peers_file = self.path / "peers.json"
+        self.invitation_file = self.path / "invitation.key"
         self.lock_file = self.path / "lock"
         self.control_socket = self.path / "control.sock"
         self.log = self.path / "log"
@@ -305,6 +306,22 @@ class DataDirectory:
         """Remember ``peers``: addresses by base58 peer id. Raises ``OSError`` (a disk may fill while a node runs)."""
         kept = {peer: list(addresses) for peer, addresses in list(peers.items())[:MAX_KNOWN_PEERS]}
         write_atomic(self.peers_file, json.dumps(kept, indent=1, sort_keys=True).encode() + b"\n")
+
+    def invitation(self) -> bytes | None:
+        """The seed of the invitation that this node came by, if it did."""
+        try:
+            seed = bytes.fromhex(self.invitation_file.read_text(encoding="ascii").strip())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            seed = b""
+        if len(seed) != 32:
+            raise UserError(f"{self.invitation_file}: not an invitation", "join with the address again")
+        return seed
+
+    def save_invitation(self, seed: bytes) -> None:
+        """Keep the seed of an invitation."""
+        self._write(self.invitation_file, seed.hex().encode() + b"\n")
 
     def genesis(self) -> bytes | None:
         """The signed genesis as it was saved; the caller parses and thereby verifies it."""

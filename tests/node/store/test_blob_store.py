@@ -79,6 +79,25 @@ def test_another_process_reads_and_cleans_nothing_up(blobs: BlobStore) -> None:
     assert half.exists()  # its owner is writing it
 
 
+def test_one_that_was_put_lately_is_not_deleted_for_its_age(blobs: BlobStore) -> None:
+    digest = blobs.put(b"hello")
+    os.utime(blobs.path(digest), (1000, 1000))
+    assert blobs.put(b"hello") == digest  # it counts as new
+    assert not blobs.delete(digest, before=2000)
+    os.utime(blobs.path(digest), (1000, 1000))
+    assert not blobs.delete(digest, before=1000)
+    assert list(blobs.sizes()) == [(digest, 5)]
+    assert blobs.delete(digest, before=2000)
+    assert not blobs.delete(digest)
+    assert list(blobs.sizes()) == []
+
+
+def test_what_is_no_blob_is_left_alone(blobs: BlobStore) -> None:
+    digest = blobs.put(b"hello")
+    (blobs.path(digest).parent / "notes.txt").write_text("not ours")
+    assert list(blobs.held()) == [digest]
+
+
 async def test_async(blobs: BlobStore) -> None:
     digest = await blobs.put_async(b"hello")
     assert await blobs.get_async(digest, max_bytes=5) == b"hello"
