@@ -1,8 +1,8 @@
 """Replication: gossip carries what is new, anti-entropy guarantees that everything arrives.
 
 1. Own entries, cuts and grants are gossiped once they are stored. Gossip is a hint: it may be lost or out of order.
-2. Anti-entropy compares logs with one peer after the other (``node.log.replication_round`` is one round): whoever was
-   asked for, then whoever waits longest. A peer that stalls or makes mistakes disturbs nobody else's round.
+2. Anti-entropy compares logs with one peer after the other (``node.log.replication_round`` is one round), in the order
+   of ``node.log.round_order``. A peer that stalls or makes mistakes disturbs nobody else's round, and falls behind.
 3. Every answer is bounded, every request has a deadline, and a peer that asks for more than its share waits.
 """
 
@@ -19,6 +19,7 @@ from node.log import replication_messages
 from node.log.replicated_log import LogNews, LogService
 from node.log.replication_messages import ANSWER_BYTES, MAX_CUTS, MAX_ROWS, LogSummary, News, fitting
 from node.log.replication_round import Session, SyncResult, Transport, summary
+from node.log.round_order import Rank, RoundOrder
 from node.net.requests import Refused, Unreachable
 from protocol import codec
 from protocol.errors import PeerError
@@ -36,10 +37,7 @@ ROUND_TIMEOUT: Final = 120.0
 """A round that takes longer is broken off; what it brought stays."""
 
 PATIENCE: Final = 3.0
-"""After so many seconds of a round the next peer's begins beside it."""
-
-MAX_ROUNDS: Final = 8
-"""Rounds that run side by side."""
+"""After so many seconds of a round the next peer's begins beside it; half as many for each fault of the peer."""
 
 BYTES_PER_SECOND: Final = 32 << 20
 BURST: Final = 64 << 20
@@ -62,18 +60,23 @@ class LogSync:
         """Peers that know newer cuts and gave nothing of the entries that these cover: they have dropped them."""
         self._interval = interval
         self._soon = trio.Event()
-        self._wanted: dict[bytes, None] = {}
-        self._busy: set[bytes] = set()
+        self._order = RoundOrder()
+        # The height that each connected peer says it holds, of those that kept such a promise lately.
+        self._claims: dict[bytes, int] = {}
         self._catching_up = trio.Lock()
-        self._last: dict[bytes, int] = {}
         # What each peer was sent lately, less what time has paid off: (bytes, when).
         self._debts: dict[bytes, tuple[float, float]] = {}
         self._outgoing, self._news = trio.open_memory_channel[LogNews](QUEUE)
 
     def soon(self, peer: bytes) -> None:
-        """Compare logs with ``peer`` without waiting for its turn."""
-        self._wanted[peer] = None
-        self._soon.set()
+        """Compare logs with ``peer`` soon: it is asked for."""
+        self._order.want(peer)
+        self._wake()
+
+    def _wake(self) -> None:
+        # Not for one that must wait all the same, or its asking would drive rounds with all others.
+        if self._order.pressing(self._ranks()):
+            self._soon.set()
 
     def serve(self) -> None:
         """Answer peers, and take in what they gossip."""
@@ -83,7 +86,7 @@ class LogSync:
 
     async def run(self) -> None:
         """Gossip and compare, for ever; begun again where it failed."""
-        self._busy.clear()
+        self._order.restart()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish)
             await self._compare()
@@ -123,59 +126,74 @@ class LogSync:
     async def _compare(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                peer = self._next()
+                peer = self._order.begin(self._ranks())
                 if peer is not None:
                     done = trio.Event()
-                    self._busy.add(peer)
                     nursery.start_soon(self._round, peer, done)
                     # A peer that stalls keeps its own round waiting, not the others.
-                    with trio.move_on_after(PATIENCE):
+                    with trio.move_on_after(PATIENCE / 2 ** self._order.faults(peer)):
                         await done.wait()
                     # However often peers ask for it, comparing leaves the daemon time for everything else.
                     await trio.sleep(self._interval / 20)
-                if not self._wanted or peer is None:
+                if peer is None or not self._order.pressing(self._ranks()):
                     self._soon = trio.Event()
                     with trio.move_on_after(self._interval):
                         await self._soon.wait()
 
-    def _next(self) -> bytes | None:
-        """Whom to compare with: who was asked for, then whoever waits longest."""
+    def _ranks(self) -> dict[bytes, Rank]:
+        """The connected peers. What is held of others that are gone is forgotten."""
         connected = set(self.transport.peers)
         self.unserved &= connected
         self._debts = {peer: debt for peer, debt in self._debts.items() if peer in connected}
-        self._last = {peer: turn for peer, turn in self._last.items() if peer in connected}
-        self._wanted = {peer: None for peer in self._wanted if peer in connected}
-        free = connected - self._busy
-        if len(self._busy) >= MAX_ROUNDS:
-            return None
-        for peer in self._wanted:
-            if peer in free:
-                del self._wanted[peer]
-                return peer
-        return min(sorted(free), key=lambda peer: self._last.get(peer, -1), default=None)
+        self._unclaim(self._claims.keys() - connected)
+        replica = self.service.replica
+        electors = {*replica.electors_at(len(replica.cuts) + 1)}
+        return {
+            peer: Rank.ELECTOR if peer in electors else Rank.MEMBER if self._is_member(peer) else Rank.STRANGER
+            for peer in sorted(connected)
+        }
+
+    def _is_member(self, peer: bytes) -> bool:
+        return self.service.ledger.member(peer)
 
     async def _round(self, peer: bytes, done: trio.Event) -> None:
-        self._last[peer] = max(self._last.values(), default=0) + 1
+        session = self._session(peer)
+        good: bool | None = False
         try:
             with trio.fail_after(ROUND_TIMEOUT):
-                await self.sync_with(peer)
+                await self._compare_with(session)
+            good = session.result.good
         except PeerError as error:
             self.transport.blame(peer, error)
-        except (Unreachable, trio.TooSlowError, OSError) as error:
-            # Of what the disk refuses the store tells.
+        except trio.TooSlowError as error:
+            good = session.result.added >= ROUND_TIMEOUT
+            logger.debug("comparing logs with %s: %s", peer.hex()[:8], error)
+        except (Unreachable, OSError) as error:
+            # Of what the disk refuses the store tells. Neither that nor a quick refusal is held against the peer.
+            if isinstance(error, OSError) or (isinstance(error, Refused) and not session.result.slow):
+                good = None
             logger.debug("comparing logs with %s: %s", peer.hex()[:8], error)
         finally:
             self.rounds += 1
-            self._busy.discard(peer)
+            self._order.end(peer, good)
+            if good is False:
+                self._unclaim({peer})
+            self._wake()
             done.set()
+
+    def _session(self, peer: bytes) -> Session:
+        return Session(self.service, self.transport, self.protocol, self.unserved, peer, self.claimed)
 
     async def sync_with(self, peer: bytes) -> SyncResult:
         """One round of anti-entropy with ``peer``. Bad objects are blamed and skipped; raises ``PeerError`` where the
         peer breaks the protocol itself, ``Unreachable`` where it does not answer, ``OSError`` where the disk fails."""
-        session = Session(self.service, self.transport, self.protocol, self.unserved, peer)
+        session = self._session(peer)
+        await self._compare_with(session)
+        return session.result
+
+    async def _compare_with(self, session: Session) -> None:
         theirs = await session.hello()
         ours = summary(self.service)
-        self.service.height_claimed = max(self.service.height_claimed, theirs.height)
         if not theirs.agrees(ours):
             if theirs.side != ours.side:
                 await session.sides()
@@ -186,8 +204,19 @@ class LogSync:
                 await session.tails()
         if self.service.checkpoints.lacking:
             await session.checkpoint()
-        self.service.on_own_head(peer)
-        return session.result
+        self.service.on_own_head(session.peer)
+        if theirs.height <= len(self.service.replica.cuts):
+            self.service.on_level(session.peer)
+
+    def claimed(self, peer: bytes, height: int) -> None:
+        """``peer`` says that it holds the cut of ``height``, and brought some on the way to it."""
+        self._claims[peer] = height
+        self.service.height_claimed = max(self._claims.values())
+
+    def _unclaim(self, peers: set[bytes]) -> None:
+        if peers & self._claims.keys():
+            self._claims = {peer: height for peer, height in self._claims.items() if peer not in peers}
+            self.service.height_claimed = max(self._claims.values(), default=0)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

@@ -4,6 +4,7 @@
    covers, then the tails that no cut covers yet, found by 256 bucket digests.
 2. Everything is verified in order; a round asks on only as long as it brings something new.
 3. A peer's mistake is its own: it is blamed and the round goes on, or ends where there are too many.
+4. A round is not good where it brought a mistake, where the peer promised cuts and brought nothing, or answered slowly.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ FRUITLESS: Final = 3
 """Answers in a row without anything new to requests for entries after which a round asks for no more of those that the
 peer listed: it might list heads for ever."""
 
+SLOW_ANSWER: Final = 3.0
+"""Seconds that answers may take on the average, where they bring less than one object a second."""
+
 ENTRIES_AT_ONCE: Final = 1024
 """Entries that one request asks for: a third of what an answer has room for. They are few so that, while the loop takes
 one answer, others are served, travel and are verified."""
@@ -69,12 +73,26 @@ class Transport(Protocol):
 
 @dataclass(slots=True)
 class SyncResult:
-    """One round with one peer: bytes of payload each way, objects taken, and mistakes of the peer."""
+    """One round with one peer: bytes of payload each way, objects taken, and mistakes of the peer. ``waited`` are the
+    seconds that its ``asked`` requests took, ``broken`` whether it promised cuts that it did not bring."""
 
     sent: int = 0
     received: int = 0
     added: int = 0
     errors: list[PeerError] = field(default_factory=list)
+    asked: int = 0
+    waited: float = 0.0
+    broken: bool = False
+
+    @property
+    def slow(self) -> bool:
+        """Whether the peer's answers took long and brought little."""
+        return self.waited > SLOW_ANSWER * self.asked and self.added < self.waited
+
+    @property
+    def good(self) -> bool:
+        """Whether a round that came to its end was of use, or at least cost nothing."""
+        return not (self.errors or self.slow or (self.broken and not self.added))
 
 
 def summary(service: LogService) -> LogSummary:
@@ -98,22 +116,34 @@ class Session:
     gave nothing of the entries that these cover; a round keeps it up to date."""
 
     def __init__(
-        self, service: LogService, transport: Transport, protocol: str, unserved: set[bytes], peer: bytes
+        self,
+        service: LogService,
+        transport: Transport,
+        protocol: str,
+        unserved: set[bytes],
+        peer: bytes,
+        claimed: Callable[[bytes, int], None],
     ) -> None:
         self._service = service
         self._transport = transport
         self._protocol = protocol
         self._unserved = unserved
-        self._peer = peer
+        self.peer = peer
+        self._claimed = claimed
         self.result = SyncResult()
         self._fruitless = 0
 
     async def _ask(self, op: str, argument: codec.Value) -> Any:
         payload = replication_messages.request(op, argument)
         self.result.sent += len(payload)
-        answer = await self._transport.request(
-            self._peer, self._protocol, payload, timeout=REQUEST_TIMEOUT, max_response=replication_messages.MAX_ANSWER
-        )
+        self.result.asked += 1
+        began, most = trio.current_time(), replication_messages.MAX_ANSWER
+        try:
+            answer = await self._transport.request(
+                self.peer, self._protocol, payload, timeout=REQUEST_TIMEOUT, max_response=most
+            )
+        finally:
+            self.result.waited += trio.current_time() - began
         self.result.received += len(answer)
         return replication_messages.parse_answer(op, answer)
 
@@ -123,7 +153,7 @@ class Session:
             if len(self.result.errors) == MAX_BLAMES:
                 raise PeerError("too many mistakes in one round")
             self.result.errors.append(error)
-            self._transport.blame(self._peer, error)
+            self._transport.blame(self.peer, error)
         return received.added
 
     async def hello(self) -> LogSummary:
@@ -145,7 +175,7 @@ class Session:
                     raise PeerError(f"{op}: the {places} do not ascend")
                 after = rows[-1][0]
                 objects = {op: [data for _, data in rows]}
-                self._note(await self._service.intake.receive(**objects, origin=self._peer))
+                self._note(await self._service.intake.receive(**objects, origin=self.peer))
 
     async def checkpoint(self) -> None:
         """Fetch a newer cosigned checkpoint, if the peer has one."""
@@ -160,12 +190,12 @@ class Session:
         Those that are made meanwhile are gossip's and the next round's: a slow link would run after them for ever.
         """
         replica = self._service.replica
-        began = len(replica.cuts)
+        began, brought = len(replica.cuts), self.result.added
         missing: list[RangeRequest] = []
         while True:
             height = len(replica.cuts)
             data = await self._ask("cuts", height)
-            self._note(await self._service.intake.receive(cuts=data, origin=self._peer))
+            self._note(await self._service.intake.receive(cuts=data, origin=self.peer))
             asked, again = None, False
             while len(replica.cuts) < goal:
                 missing = self._service.intake.room.missing_for_cuts(again=again)
@@ -178,12 +208,18 @@ class Session:
                 asked, reached = missing, len(replica.cuts)
                 await (self._fetch(missing) if again else self._stream())
                 again = again and len(replica.cuts) == reached
+                self._claim(brought, goal)
             if len(replica.cuts) == height or len(replica.cuts) >= goal:
                 break
+        self.result.broken = len(replica.cuts) < goal
         if len(replica.cuts) > began:
             self._unserved.clear()
         elif missing and not self.result.errors:
-            self._unserved.add(self._peer)
+            self._unserved.add(self.peer)
+
+    def _claim(self, brought: int, goal: int) -> None:
+        if self.result.added > brought:
+            self._claimed(self.peer, goal)
 
     async def tails(self) -> None:
         """Fetch what no cut covers yet, by comparing buckets."""
@@ -268,7 +304,7 @@ class Session:
     async def _ask_ranges(self, some: list[RangeRequest], errors: list[Exception]) -> None:
         try:
             data = await self._ask("ranges", [[one.author, one.first_seq, one.last_seq] for one in some])
-            received = await self._service.intake.receive(entries=data, origin=self._peer)
+            received = await self._service.intake.receive(entries=data, origin=self.peer)
             self._note(received)
             self._fruitless = 0 if received.added or received.waiting else self._fruitless + 1
         except (PeerError, Unreachable, OSError) as error:
