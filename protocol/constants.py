@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+PROTOCOL: Final = 2
+"""First field of a genesis: the rules by which all nodes of a domain go. Older domains are refused, in one line."""
+
 FORMAT: Final = 1
-"""First field of every signed object. A change makes old and new nodes refuse each other's objects."""
+"""First field of every other signed object and file. A change makes old and new nodes refuse each other's objects."""
 
 MILLION: Final = 1_000_000
 """Rewards, log-probabilities, shares and scores are integers in millionths. A change rescales all of them."""
@@ -79,3 +82,29 @@ lower one would stop before the trainer has enough, and the domain with them."""
 
 VERDICT_CUTS: Final = 60
 """Cuts after which verdicts on a submission count no more. A change alters what is decided and who is credited."""
+
+TICKET_CUTS: Final = 64
+"""Cuts for which a ticket's work, an elector's word that a node is gone and the like stay fresh. A change makes nodes
+refuse each other's cuts."""
+
+MAX_ADMISSIONS: Final = 256
+"""Keys that one cut admits at most, whatever the genesis says: bounds a cut's body."""
+
+FULL_CUTS: Final = 8
+"""Cuts in a row that admit as many as they may before the least work doubles, and others before it is halved."""
+
+BUDGET_PER_SUBMISSION: Final = 8
+"""Entries that an accepted submission is good for. A change of this or the next three makes replicas refuse each
+other's cuts."""
+
+MAX_UNJUDGED: Final = 8
+"""Submissions that nobody judged yet and that count as accepted ones for the budget."""
+
+BUDGET_CUTS: Final = 1024
+"""Cuts after which a member may have one entry more."""
+
+ELECTOR_BUDGET_CUTS: Final = 16
+"""The same for an elector in force: it carries what the others signed into the log."""
+
+MISSED_VERDICTS: Final = 8
+"""Due verdicts in a row that a validator may leave to the other due ones before it stands no longer."""

@@ -3,6 +3,8 @@
 1. The body is a canonical array; ``domain id = SHA-256("farflung/domain/v1\\0" ‖ body)``.
 2. The genesis travels as ``[body, signature]``; the creator named in the body signs the body (``identity.GENESIS``).
 3. Electors and named validators are strictly ascending, so that a set has one encoding. There is an elector.
+   Named trainers stand in the order in which they are called upon, none twice. Whoever is named is a member from the
+   beginning.
 4. Task parameters are the ASCII text of a JSON object; the text itself is pinned, not what it decodes to.
 5. A task may be restricted to a set of its items, a blob (``protocol.taskset``). Its numbers are in ``protocol.rules``.
 
@@ -18,16 +20,18 @@ from itertools import pairwise
 from typing import Annotated, Final, NoReturn
 
 from protocol import codec, identity
-from protocol.codec import Fields, Formatted, Hash, Int, Key, Many, Optional, Text
-from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES, MAX_SET_BYTES, MILLION
+from protocol.codec import Fields, Hash, Int, Key, Many, Optional, Text
+from protocol.constants import MAX_GENESIS_BYTES, MAX_MANIFEST_BYTES, MAX_SET_BYTES, MILLION, PROTOCOL
 from protocol.errors import PeerError, ours
 from protocol.identity import Identity
 from protocol.records import Blob, blob_of
+from protocol.rules import Admission as Admission
 from protocol.rules import Part as Part
 from protocol.rules import Policy as Policy
 from protocol.rules import Recipe as Recipe
 from protocol.rules import Thresholds as Thresholds
 from protocol.rules import Timings as Timings
+from protocol.rules import default_admission as default_admission
 from protocol.rules import default_timings as default_timings
 
 ID_CONTEXT: Final = b"farflung/domain/v1\0"
@@ -37,6 +41,7 @@ TASK_KINDS: Final = ("reasoning-gym", "jsonl", "code", "package")
 TASK_KINDS_WITH_DATA: Final = ("jsonl", "code")
 MAX_ELECTORS: Final = 64
 MAX_NAMED_VALIDATORS: Final = 256
+MAX_NAMED_TRAINERS: Final = 256
 MAX_TASKS: Final = 64
 
 Flag = Annotated[int, Int(0, 1)]
@@ -76,9 +81,12 @@ class Task(Fields):
 
 
 @dataclass(frozen=True, slots=True)
-class Domain(Formatted):
+class Domain(Fields):
     """A verified genesis. ``id`` and all keys have 32 bytes, ``devnet`` and ``private`` are 0 or 1. The nodes of a
-    private domain give weights to one another only, and encrypted."""
+    private domain give weights to one another only, and encrypted. ``trainers`` may train before anybody has earned
+    standing, the first one first."""
+
+    FORMAT = PROTOCOL
 
     name: Annotated[str, Text(64)]
     creator: Key
@@ -86,6 +94,8 @@ class Domain(Formatted):
     private: Flag
     electors: Annotated[tuple[bytes, ...], Many(codec.KEY, most=MAX_ELECTORS, least=1)]
     validators: Annotated[tuple[bytes, ...], Many(codec.KEY, most=MAX_NAMED_VALIDATORS)]
+    trainers: Annotated[tuple[bytes, ...], Many(codec.KEY, most=MAX_NAMED_TRAINERS)]
+    admission: Admission
     model: Model
     tasks: Annotated[tuple[Task, ...], Many(Task.ARRAY, most=MAX_TASKS, least=1)]
     recipe: Recipe
@@ -97,6 +107,11 @@ class Domain(Formatted):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", sha256(ID_CONTEXT + self.body).digest())
+
+    @property
+    def named(self) -> frozenset[bytes]:
+        """Everybody whom the genesis names: members from the beginning."""
+        return frozenset((self.creator, *self.electors, *self.validators, *self.trainers))
 
 
 _WIRE: Final = codec.envelope(MAX_GENESIS_BYTES)
@@ -110,6 +125,8 @@ def make_genesis(
     private: bool = False,
     electors: tuple[bytes, ...],
     validators: tuple[bytes, ...],
+    trainers: tuple[bytes, ...] = (),
+    admission: Admission | None = None,
     model: Model,
     tasks: tuple[Task, ...],
     recipe: Recipe,
@@ -117,14 +134,15 @@ def make_genesis(
     policy: Policy,
     thresholds: Thresholds,
 ) -> bytes:
-    """The signed genesis of a new domain; electors and validators are sorted here.
+    """The signed genesis of a new domain; electors and validators are sorted here. Without ``admission`` it is the
+    default one (``protocol.rules``).
 
     Raises ``LocalError`` with what is wrong for a domain that others would refuse.
     """
     sets = tuple(sorted(electors)), tuple(sorted(validators))
-    domain = Domain(
-        name, creator.node, int(devnet), int(private), *sets, model, tasks, recipe, timings, policy, thresholds, b""
-    )
+    admission = default_admission(devnet=devnet, private=private) if admission is None else admission
+    head = name, creator.node, int(devnet), int(private), *sets, trainers, admission
+    domain = Domain(*head, model, tasks, recipe, timings, policy, thresholds, b"")
     body = codec.encode(domain.to_value())
     data = codec.encode([body, creator.sign(identity.GENESIS, body)])
     with ours():
@@ -135,6 +153,7 @@ def make_genesis(
 def parse_genesis(data: bytes) -> Domain:
     """Parse and verify a signed genesis; raises ``PeerError``."""
     body, signature = codec.parse(data, _WIRE, max_bytes=MAX_GENESIS_BYTES, what="genesis")
+    _check_format(body)
     value = codec.parse(body, Domain.ARRAY, max_bytes=MAX_GENESIS_BYTES, what="genesis")
     domain = Domain.from_value(value, body=body)
     if not domain.name:
@@ -142,12 +161,22 @@ def parse_genesis(data: bytes) -> Domain:
     for what, keys in (("electors", domain.electors), ("validators", domain.validators)):
         if any(left >= right for left, right in pairwise(keys)):
             raise PeerError(f"genesis: {what} are not strictly ascending")
+    if len(set(domain.trainers)) < len(domain.trainers):
+        raise PeerError("genesis: a trainer is named twice")
     identity.verify(domain.creator, identity.GENESIS, body, signature, "genesis")
     if (problem := domain.recipe.problem()) is not None:
         raise PeerError(f"genesis: {problem}")
     for task in domain.tasks:
         _check_task(task)
     return domain
+
+
+def _check_format(body: bytes) -> None:
+    """Refuse a genesis of another protocol with a word about it, whatever else it holds."""
+    value = codec.decode(body, max_bytes=MAX_GENESIS_BYTES, what="genesis")
+    found = value[0] if type(value) is list and value else None
+    if type(found) is int and found != PROTOCOL:
+        raise PeerError(f"genesis: this domain was made for protocol {found}, and this program speaks {PROTOCOL}")
 
 
 def _check_task(task: Task) -> None:

@@ -8,7 +8,8 @@
    also missing where unchanged weights are announced again.
 5. ``verdict``: "accepted" goes with severity "none" and reason "ok" and neither appears elsewhere; "rejected" is
    "soft" or "hard"; "void" (nobody could decide, or the submission counts for nothing) is always "soft".
-6. ``amend`` carries an amendment with its signatures, ascending; what it means see ``protocol.log.amendment``.
+6. ``amend`` and ``absent`` carry what electors signed, with their signatures, ascending; what they mean see
+   ``protocol.log.amendment`` and ``protocol.log.absence``. ``invite`` see ``protocol.log.admission``.
 7. ``close`` and ``rebind`` carry a signature by the target's recovery key (see ``protocol.log.recovery``).
 
 ``parse_payload`` and ``StepBlob.parse`` raise ``PeerError`` and nothing else.
@@ -16,12 +17,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, Final
 
 from protocol import codec
-from protocol.codec import Array, Fields, Formatted, Hash, Int, Key, Many, Signature, Text
+from protocol.codec import Array, Fields, Formatted, Hash, Int, Key, Many, Optional, Signature, Text
 from protocol.constants import (
     MAX_BLOB_BYTES,
     MAX_MANIFEST_BYTES,
@@ -225,29 +227,62 @@ class Rebind(Payload):
     signature: Signature
 
 
+def _ascending(votes: Sequence[tuple[bytes, bytes]]) -> str | None:
+    return "the signers are not strictly ascending" if any(a[0] >= b[0] for a, b in pairwise(votes)) else None
+
+
 @value
 class Amend(Payload):
-    """New electors and thresholds, signed by electors. 64 is ``MAX_ELECTORS``; an entry has room for about 25."""
+    """New electors, named validators, named trainers and thresholds, nil where they stay as they are, signed by
+    electors. 64 is ``MAX_ELECTORS``; an entry has room for about 25 with a quorum's signatures."""
 
     KIND: ClassVar[str] = "amend"
 
     number: Annotated[int, Int(1, 2**62)]
-    electors: Annotated[tuple[bytes, ...], Many(codec.KEY, most=64, least=1)]
-    thresholds: Annotated[tuple[int, ...], Many(Int(), most=8, least=8)]
+    electors: Annotated[tuple[bytes, ...] | None, Optional(Many(codec.KEY, most=64, least=1))]
+    validators: Annotated[tuple[bytes, ...] | None, Optional(Many(codec.KEY, most=64))]
+    trainers: Annotated[tuple[bytes, ...] | None, Optional(Many(codec.KEY, most=64))]
+    thresholds: Annotated[tuple[int, ...] | None, Optional(Many(Int(), most=8, least=8))]
     votes: Annotated[tuple[tuple[bytes, bytes], ...], VOTES]
 
     def problem(self) -> str | None:
-        if any(left >= right for left, right in pairwise(self.electors)):
-            return "the electors are not strictly ascending"
-        if any(left[0] >= right[0] for left, right in pairwise(self.votes)):
-            return "the signers are not strictly ascending"
-        return None
+        for what, keys in (("electors", self.electors), ("validators", self.validators)):
+            if any(left >= right for left, right in pairwise(keys or ())):
+                return f"the {what} are not strictly ascending"
+        return _ascending(self.votes)
 
 
-Record = Join | Leave | Role | Weights | Rollout | Verdict | Step | Amend | Close | Rebind
+@value
+class Absent(Payload):
+    """Electors heard nothing of ``node`` for the domain's ``term_silence_ms`` before the cut ``seen``, the newest one
+    that they held."""
+
+    KIND: ClassVar[str] = "absent"
+
+    node: Key
+    seen: Hash
+    votes: Annotated[tuple[tuple[bytes, bytes], ...], VOTES]
+
+    def problem(self) -> str | None:
+        return _ascending(self.votes)
+
+
+@value
+class Invite(Payload):
+    """An invitation: up to ``uses`` nodes that its ``key`` signed for may be admitted by cuts up to the height
+    ``expires``. One of the same key again replaces what is left of it; with no uses it is taken back."""
+
+    KIND: ClassVar[str] = "invite"
+
+    key: Key
+    uses: Annotated[int, Int(0, 2**20)]
+    expires: Annotated[int, Int(0, 2**62)]
+
+
+Record = Join | Leave | Role | Weights | Rollout | Verdict | Step | Amend | Absent | Invite | Close | Rebind
 
 _CLASSES: Final[dict[str, type[Record]]] = {
-    cls.KIND: cls for cls in (Join, Leave, Role, Weights, Rollout, Verdict, Step, Amend, Close, Rebind)
+    cls.KIND: cls for cls in (Join, Leave, Role, Weights, Rollout, Verdict, Step, Amend, Absent, Invite, Close, Rebind)
 }
 KINDS: Final = tuple(_CLASSES)
 SCHEMAS: Final[dict[str, Array]] = {kind: cls.ARRAY for kind, cls in _CLASSES.items()}

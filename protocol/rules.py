@@ -14,8 +14,9 @@ from itertools import pairwise
 from typing import Annotated, Final
 
 from protocol.codec import Fields, Int, Many, Text
-from protocol.constants import MILLION
+from protocol.constants import MAX_ADMISSIONS, MILLION
 
+ADMISSIONS: Final = ("open", "invited")
 NORMALISATIONS: Final = ("token", "sequence")
 MAX_TARGET_LENGTHS: Final = 64
 
@@ -78,14 +79,28 @@ class Recipe(Part):
 
 @dataclass(frozen=True, slots=True)
 class Timings(Part):
-    """Milliseconds: between presences, between attempts to cut, a trainer's silence that ends its term, the wait
-    for a verdict before a submission counts as late, and the wait after the first peer before a first term."""
+    """Milliseconds: between presences, between attempts to cut, a silence that ends a trainer's term and anybody's
+    standing, the wait for a verdict before a submission counts as late, the wait after the first peer before a first
+    term, and the least time that a trainer with a full batch is given for a version."""
 
     presence_ms: Milliseconds
     epoch_ms: Milliseconds
     term_silence_ms: Milliseconds
     verdict_wait_ms: Milliseconds
     founding_wait_ms: Milliseconds
+    patience_ms: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Admission(Part):
+    """How strangers become members (``protocol.log.admission``): whether a ticket's work is enough or an invitation is
+    needed, the least work (expected hashes), how many keys a cut admits, and how many entries a member may have in the
+    log whose work nobody accepted yet (``protocol.log.budget``)."""
+
+    mode: Annotated[str, Text(16, ADMISSIONS)]
+    work: Annotated[int, Int(0, 2**40)]
+    per_cut: Annotated[int, Int(1, MAX_ADMISSIONS)]
+    budget: Annotated[int, Int(1, 2**20)] = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +139,10 @@ class Thresholds(Part):
 def default_timings(devnet: bool) -> Timings:
     """The timings that a new domain starts from."""
     if devnet:
-        return Timings(500, 500, 6_000, 6_000, 1_000)
-    return Timings(5_000, 10_000, 60_000, 60_000, 10_000)
+        return Timings(500, 500, 6_000, 6_000, 1_000, 60_000)
+    return Timings(5_000, 10_000, 60_000, 60_000, 10_000, 600_000)
+
+
+def default_admission(*, devnet: bool, private: bool) -> Admission:
+    """How a new domain admits: a devnet asks for no work, a private domain for an invitation."""
+    return Admission("invited" if private else "open", 0 if devnet else 4096, 32)

@@ -29,6 +29,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from protocol.constants import KEPT_VERSIONS, VERDICT_CUTS
+from protocol.credit.attendance import Attended
 from protocol.credit.decision import Counting, decision, lapsed, oversized
 from protocol.credit.lineage import Lineage, Version
 from protocol.credit.reputation import Account, Tally
@@ -66,13 +67,14 @@ class Rules(Protocol):
 @dataclass(frozen=True, slots=True)
 class Closed:
     """What a cut decided: the decisions that fell for good, by rollout id; the submissions that it closed, each with
-    the verdicts that count, and those of them that were never taken up; and (rollout id, verdict id) of verdicts whose
-    submission did not come in time."""
+    the verdicts that count, and those of them that were never taken up; (rollout id, verdict id) of verdicts whose
+    submission did not come in time; and who of the due attended to those submissions."""
 
     decided: Mapping[bytes, Decision]
     unread: Sequence[bytes]
     submissions: Mapping[bytes, frozenset[bytes]]
     verdicts: Sequence[tuple[bytes, bytes]]
+    attended: Sequence[Attended] = ()
 
 
 class Fold:
@@ -264,6 +266,7 @@ class Fold:
     def close(self, height: int) -> Closed:
         """Close what the cut of ``height`` closes, after its entries were taken: for the final fold."""
         closed: dict[bytes, frozenset[bytes]] = {}
+        attended: list[Attended] = []
         unread: list[bytes] = []
         early: list[tuple[bytes, bytes]] = []
         for rollout, verdict in self.closing.pop(height - VERDICT_CUTS, ()):
@@ -278,9 +281,12 @@ class Fold:
                 else:
                     self._go_on(submission, Event.CLOSED)
                 self._end(submission)
+                version = self.lineage.versions.get(submission.rollout.weights)
+                if version is not None and submission.due:
+                    attended.append(Attended(submission.due, frozenset(submission.votes), version.anchor_height))
                 closed[rollout] = frozenset(vote.id for vote in submission.votes.values())
         decided, self._decided = self._decided, {}
-        found = Closed(decided, unread, closed, early)
+        found = Closed(decided, unread, closed, early, attended)
         self._drop_early(found)
         self._forget()
         return found

@@ -1,7 +1,8 @@
 """Who had joined, who stood for what and who was trusted how far, in each cut of the past and in the newest.
 
 1. A node's standing role in a cut is that of its newest ``role`` entry that the cut covers; after ``join`` or ``leave``
-   it is "none", and so it is from the cut on with which its feed was closed or rebound.
+   it is "none", and so it is from the cut on with which its feed was closed or rebound. Where it lost its standing
+   (``protocol.log.absence``), a ``role`` entry counts again that anchors on a late enough cut.
 2. What counts is the height of the cut that first covered an entry, so a few numbers an author answer for all cuts.
 3. Reputations are kept of those who stood as validators in some cut, from the first one on, and only where the policy
    asks for any.
@@ -39,6 +40,7 @@ SCHEMA: Final = Many(
             ("author", codec.KEY),
             ("name", Text(32)),
             ("joined", Int()),
+            ("barred", Int()),
             ("roles", _changes(("role", Text(16, ROLES)))),
             ("reputations", _changes(("micro", Int(0, MILLION)))),
             ("standings", _changes(("tier", Int()), ("deficits", Int()), ("borders", Int()))),
@@ -89,19 +91,38 @@ class History:
     def __init__(self) -> None:
         self.names: dict[bytes, str] = {}
         self._joined: dict[bytes, int] = {}
+        self._barred: dict[bytes, int] = {}
+        """The height below which role entries of an author anchor in vain."""
         self._roles: dict[bytes, _Track] = {}
         self._reputations: dict[bytes, _Track] = {}
         self._standings: dict[bytes, _Track] = {}
         self._new_names: dict[bytes, str] = {}
         self._new_roles: dict[bytes, str] = {}
 
-    def add(self, entry: Entry, height: int) -> None:
-        """Take an entry that the cut of ``height`` made final; an author's come in order, and so do heights."""
+    def add(self, entry: Entry, height: int, anchor: int = 0) -> None:
+        """Take an entry, anchored on the cut of height ``anchor``, that the cut of ``height`` made final; an author's
+        come in order, and so do heights."""
         if isinstance(entry.payload, Join):
             self.names[entry.author] = entry.payload.name
             self._joined[entry.author] = height
-        elif (role := _role(entry)) is not None:
+        elif (role := _role(entry)) is not None and anchor >= self._barred.get(entry.author, 0):
             self._roles.setdefault(entry.author, _Track()).set(height, role)
+
+    def bar(self, author: bytes, height: int, until: int) -> None:
+        """The author lost its standing with the cut of ``height``, after its entries; role entries that anchor below
+        ``until`` do not bring it back."""
+        self.end(author, height)
+        self._barred[author] = max(until, self._barred.get(author, 0))
+        self._new_roles.pop(author, None)
+
+    def barred(self, author: bytes) -> int:
+        """The height of the first cut on which a role entry of the author may anchor."""
+        return self._barred.get(author, 0)
+
+    def stands_since(self, author: bytes) -> int:
+        """The height of the cut with which the author's newest change of role became final."""
+        track = self._roles.get(author)
+        return track.heights[-1] if track is not None and track.heights else 0
 
     def end(self, author: bytes, height: int) -> None:
         """Take notice that the author's feed was closed or rebound with the cut of ``height``, after its entries."""
@@ -132,11 +153,11 @@ class History:
         """Whether the author's reputations are kept."""
         return author in self._reputations
 
-    def overlay(self, entry: Entry) -> None:
-        """Take an entry that no cut covers, or that one does in the meantime."""
+    def overlay(self, entry: Entry, anchor: int = 0) -> None:
+        """Take an entry, anchored as for ``add``, that no cut covers, or that one does in the meantime."""
         if isinstance(entry.payload, Join):
             self._new_names[entry.author] = entry.payload.name
-        elif (role := _role(entry)) is not None:
+        elif (role := _role(entry)) is not None and anchor >= self._barred.get(entry.author, 0):
             self._new_roles[entry.author] = role
 
     def lift(self) -> None:
@@ -185,6 +206,7 @@ class History:
                 author,
                 name,
                 self._joined[author],
+                self._barred.get(author, 0),
                 self._roles.get(author, empty).to_value(),
                 self._reputations.get(author, empty).to_value(),
                 [
@@ -199,8 +221,10 @@ class History:
     def from_value(cls, value: Any) -> History:
         """The inverse of ``to_value``, for a value that fits ``SCHEMA``."""
         self = cls()
-        for author, name, joined, roles, reputations, standings in value:
+        for author, name, joined, barred, roles, reputations, standings in value:
             self.names[author] = name
+            if barred:
+                self._barred[author] = barred
             self._joined[author] = joined
             past = [[height, Standing(tier, low + FLOOR, high + FLOOR)] for height, tier, low, high in standings]
             for rows, tracks in ((roles, self._roles), (reputations, self._reputations), (past, self._standings)):

@@ -5,7 +5,8 @@
 2. Versions follow the rules of ``protocol.credit.lineage``, submissions those of ``protocol.credit.fold``; "final"
    answers use final entries only, those that a cut covers, taken cut by cut.
 3. The validators of a version are those who, in the cut that its entry anchors on, have a standing ``role``
-   entry "validator", and are named in the genesis or had in that cut the reputation that the policy asks for.
+   entry "validator", and are named then (by the genesis, or an amendment) or had in that cut the reputation that the
+   policy asks for.
 4. A node may infer with a version if its ``join`` is covered by the cut that the version's entry anchors on. So a
    version that anchors on the domain's id has no validators, and nobody may infer with it.
 5. A node whose feed was closed or rebound (``protocol.log.recovery``) stands for nothing from that cut on; whoever goes
@@ -23,7 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from protocol.constants import MILLION
+from protocol.constants import MAX_UNJUDGED, MILLION
+from protocol.credit.attendance import Attendance
 from protocol.credit.fold import Closed, Fold
 from protocol.credit.fold_state import copy_fold, fold_from_value, fold_to_value
 from protocol.credit.history import History
@@ -56,6 +58,7 @@ class Ledger:
         self.generation = 0
         """How often the live fold began anew, because a fork took away what it had counted."""
         self._history = History()
+        self._attendance = Attendance()
         self._live = Fold(self, live=True)
         self._final = Fold(self)
         self.draws = Draws()
@@ -82,18 +85,19 @@ class Ledger:
 
     # Snapshots
 
-    def to_value(self) -> tuple[list[Any], list[Any]]:
-        """(history, final fold), ready for ``codec.encode``."""
+    def to_value(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """(history, attendance, final fold), ready for ``codec.encode``."""
         self.note_final()
-        return self._history.to_value(), fold_to_value(self._final)
+        return self._history.to_value(), self._attendance.to_value(), fold_to_value(self._final)
 
     @classmethod
-    def resume(cls, replica: Replica, history: Any, fold: Any) -> Ledger:
+    def resume(cls, replica: Replica, history: Any, attendance: Any, fold: Any) -> Ledger:
         """A ledger over a replica that was just resumed, from the values that ``to_value`` gave then. Raises
         ``PeerError`` for values that do not fit."""
         self = cls(Replica(replica.domain))
         self.replica = replica
         self._history = History.from_value(history)
+        self._attendance = Attendance.from_value(attendance)
         self._final = fold_from_value(fold, self)
         self._live = fold_from_value(fold, self, live=True)
         self._next = {author: head.seq + 1 for author, head in replica.certified.items()}
@@ -130,7 +134,7 @@ class Ledger:
         self._seen = self._granted
         self._live.refresh()
         for entry in islice(replica.arrivals, self._cursor, arrived):
-            self._history.overlay(entry)
+            self._history.overlay(entry, self.replica.height(entry.anchor) or 0)
             self._live.add(entry)
         self._cursor = arrived
         for one in self._closed:
@@ -158,7 +162,7 @@ class Ledger:
         self._history.lift()
         for entry in self.replica.arrivals:
             if entry.seq >= self._next.get(entry.author, 0):
-                self._history.overlay(entry)
+                self._history.overlay(entry, self.replica.height(entry.anchor) or 0)
                 self._live.add(entry)
         self._cursor = len(self.replica.arrivals)
 
@@ -168,15 +172,26 @@ class Ledger:
             first = self._next.get(head.author, 0)
             for entry in self.replica.entries(head.author, first, head.seq):
                 if not isinstance(entry.payload, Rollout | Verdict):
-                    self._history.add(entry, cut.height)
+                    self._history.add(entry, cut.height, self.replica.height(entry.anchor) or 0)
                     if self.replica.terms.voided(entry):
                         continue
                 self._final.add(entry, cut.height)
             self.final_entries += head.seq + 1 - first
             self._next[head.author] = head.seq + 1
         closed = self._final.close(cut.height)
+        self._note_absence(cut.height, closed)
         self._note_trust(cut)
         return closed
+
+    def _note_absence(self, height: int, closed: Closed) -> None:
+        """Note who lost its standing with a cut: electors heard nothing of it, or it left verdicts to others."""
+        history = self._history
+        for author in self.replica.absences.at(height):
+            history.bar(author, height, height)
+        for one in closed.attended:
+            for validator in one.due:
+                if self._attendance.note(one, validator, history.stands_since(validator)):
+                    history.bar(validator, height, height + self._attendance.returns(validator))
 
     def _note_trust(self, cut: Cut) -> None:
         """Note in the history how far everybody is trusted after a cut, whose entries the final fold has taken and
@@ -217,7 +232,7 @@ class Ledger:
         """The validators of the versions that anchor on the cut of this height."""
         found = self._audiences.get(height)
         if found is None:
-            named, asked = self.domain.validators, self.domain.policy.validator_reputation
+            named, asked = self.replica.amendments.validators_at(height), self.domain.policy.validator_reputation
             if len(self._audiences) >= MAX_AUDIENCES:
                 self._audiences.clear()
             found = self._audiences[height] = frozenset(
@@ -301,11 +316,48 @@ class Ledger:
         return frozenset() if version is None else self.audience(version.anchor_height)
 
     def may_validate(self, author: bytes) -> bool:
-        """Whether verdicts of this author would count for versions to come, once it stands as a validator."""
-        if author in self.domain.validators:
+        """Whether verdicts of this member would count for versions to come, once it stands as a validator."""
+        if not self.member(author):
+            return False
+        if author in self.replica.amendments.validators_at(len(self.replica.cuts) + 1):
             return True
         account = self.accounts(final=True).get(author)
         return (reputation(0, 0) if account is None else account.reputation) >= self.domain.policy.validator_reputation
+
+    def may_train(self, author: bytes) -> bool:
+        """Whether a term may be granted to this member: it is named, or its accepted work gives it standing."""
+        if not self.member(author):
+            return False
+        if author in self.domain.named or author in self.replica.amendments.trainers_at(len(self.replica.cuts) + 1):
+            return True
+        account = self.accounts(final=True).get(author)
+        asked = max(self.domain.policy.validator_reputation, reputation(0, 0))
+        return account is not None and account.accepted > 0 and account.reputation >= asked
+
+    def member(self, author: bytes) -> bool:
+        """Whether a cut admitted this node, or the genesis or an amendment names it, and its feed goes on."""
+        replica = self.replica
+        if author not in replica.admissions.admitted or replica.frozen(author):
+            return False
+        return author in self.domain.named or self.joined(author)
+
+    def returns_at(self, author: bytes) -> int:
+        """The height of the first cut on which a ``role`` entry of the author may anchor to count; 0 for any."""
+        self.note_final()
+        return self._history.barred(author)
+
+    # What the replica asks (``protocol.log.budget.Work``)
+
+    def worked(self, author: bytes) -> int:
+        """Its accepted submissions by the newest cut, and up to ``MAX_UNJUDGED`` that nobody judged yet."""
+        self.note_final()
+        tally = self._final.tallies.get(author)
+        return 0 if tally is None else tally.accepted + min(tally.pending, MAX_UNJUDGED)
+
+    def judges(self, author: bytes) -> bool:
+        """Whether it stands as a validator by the newest cut."""
+        self.note_final()
+        return self._history.role(author, self._cuts) == "validator"
 
     def may_infer(self, author: bytes, weights_id: bytes) -> bool:
         """Whether submissions of this author and version count."""

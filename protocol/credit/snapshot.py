@@ -1,8 +1,9 @@
 """What follows from the final part of a log, as one value: a node that has it need not read that part again.
 
 1. A snapshot is taken at the newest cut. It holds the state of every feed at its certified head, what its join says of
-   the recovery key, which feeds were closed or rebound, the ids of all cuts, the amendments, the settled terms, the
-   final fold and the history of roles and reputations, and names the entries in memory that no cut covers.
+   the recovery key, which feeds were closed or rebound, the ids of all cuts, the amendments, the settled terms, whom
+   cuts admitted, who is absent, what authors spent of their budgets, the final fold and the history of roles and
+   reputations, and names the entries in memory that no cut covers.
 2. It is a cache of one node, never sent and never trusted by another: who finds it damaged drops it and reads the log.
 3. Grants and proofs of forks are not in it; they are few, and read whole.
 """
@@ -17,12 +18,15 @@ from typing import Any, Final
 from protocol import codec
 from protocol.codec import Array, Bytes, Int, Many
 from protocol.constants import MAX_CUT_BYTES
-from protocol.credit import fold_state, history
+from protocol.credit import attendance, fold_state, history
 from protocol.credit.ledger import Ledger
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
-from protocol.log import amendment
+from protocol.log import absence, admission, amendment
+from protocol.log.absence import Absences
+from protocol.log.admission import Admissions
 from protocol.log.amendment import Amendments
+from protocol.log.budget import Budgets
 from protocol.log.chain import FeedState
 from protocol.log.endings import ENDINGS, Endings
 from protocol.log.fork_proof import ForkProof
@@ -31,7 +35,7 @@ from protocol.log.merkle import CompactRange
 from protocol.log.quorum import CertifiedCut, CertifiedGrant
 from protocol.log.replica import Replica
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Changes with whatever a snapshot is made from, rules included: an older one is dropped."""
 
 MAX_BYTES: Final = 1 << 30
@@ -60,7 +64,11 @@ _SNAPSHOT: Final = Array(
         ("amendments", amendment.SNAPSHOT),
         ("settled", Many(Int(), most=codec.MAX_INT)),
         ("highest_term", Int()),
+        ("admissions", admission.SNAPSHOT),
+        ("absences", absence.SNAPSHOT),
+        ("spent", Many(Array((("author", codec.KEY), ("entries", Int()))), most=codec.MAX_INT)),
         ("history", history.SCHEMA),
+        ("attendance", attendance.SCHEMA),
         ("fold", fold_state.SCHEMA),
     )
 )
@@ -97,6 +105,9 @@ class Snapshot:
             replica.amendments.to_value(),
             sorted(replica.terms.settled),
             replica.terms.highest,
+            replica.admissions.to_value(),
+            replica.absences.to_value(),
+            [list(pair) for pair in replica.budgets.spent.items()],
             *ledger.to_value(),
         ]
         return cls(replica.domain, value, tail)
@@ -116,9 +127,8 @@ class Snapshot:
     def resume(self, sides: Iterable[CertifiedGrant | ForkProof]) -> Ledger:
         """A ledger over a replica with nothing but the newest cut in memory. ``sides`` are all grants and proofs of
         forks that are stored. Raises ``PeerError`` where the parts do not fit each other."""
-        _, _, cut, cut_ids, cut_nodes, feeds, recoveries, endings, _, amendments, settled, highest, past, fold = (
-            self.value
-        )
+        _, _, cut, cut_ids, cut_nodes, feeds, recoveries, endings, _, *later = self.value
+        amendments, settled, highest, admissions, absences, spent, past, attended, fold = later
         states = [_state(row) for row in feeds]
         frozen = {row[0] for row in feeds if row[5]}
         newest = CertifiedCut.parse(cut)
@@ -128,13 +138,16 @@ class Snapshot:
         replica = Replica.resume(self.domain, states, frozen, _ids(recoveries), over, heights, tree, newest)
         replica.amendments = Amendments.from_value(amendments, self.domain)
         replica.terms = Terms(settled, highest)
+        replica.admissions = Admissions.from_value(admissions, self.domain)
+        replica.absences = Absences.from_value(absences, self.domain.id)
+        replica.budgets = Budgets(self.domain.admission.budget, dict(spent))
         for side in sides:
             with suppress(Evidence):
                 if isinstance(side, ForkProof):
                     replica.add_fork(side)
                 else:
                     replica.add_grant(side)
-        return Ledger.resume(replica, past, fold)
+        return Ledger.resume(replica, past, attended, fold)
 
 
 def _feed(state: FeedState, frozen: bool) -> list[Any]:

@@ -1,7 +1,8 @@
-"""Amendments: what changes a domain's electors and thresholds after its genesis, and from which cut on.
+"""Amendments: what changes whom a domain's genesis names, and its thresholds, and from which cut on.
 
-1. An amendment's body is ``[format, domain, number, [elector, …], thresholds]``; numbers run from 1. Electors in force
-   sign it (``identity.AMEND``), each one amendment a number. ``id = SHA-256("farflung/amend-id/v1\\0" ‖ body)``.
+1. An amendment's body is ``[format, domain, number, electors, validators, trainers, thresholds]``, nil for what stays
+   as it is; numbers run from 1. Electors in force sign it (``identity.AMEND``), each one amendment a number.
+   ``id = SHA-256("farflung/amend-id/v1\\0" ‖ body)``.
 2. Anybody may carry it into the log as an ``amend`` entry. It counts where a cut covers that entry, its number is the
    next one, and its signers are a quorum of the electors of that very cut; else the entry stands and means nothing.
    Of several in one cut the one of lowest entry id counts.
@@ -13,14 +14,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
 from protocol import codec, identity
-from protocol.codec import Array, Bytes, Formatted, Hash, Int, Many
+from protocol.codec import Array, Bytes, Formatted, Hash, Int, Many, Optional
 from protocol.constants import FORMAT, MAX_ENTRY_BYTES
 from protocol.domain import MAX_ELECTORS, Domain, Thresholds
 from protocol.errors import PeerError, ours
@@ -30,18 +31,23 @@ from protocol.log.quorum import Votes, check_quorum
 from protocol.records import Amend
 
 ID_CONTEXT: Final = b"farflung/amend-id/v1\0"
+MAX_AMENDED: Final = 64
+"""Named validators or trainers of one amendment, as an entry has no room for more."""
 SNAPSHOT: Final = Many(Array((("height", Int()), ("body", Bytes(most=MAX_ENTRY_BYTES)))), most=codec.MAX_INT)
 """What ``Amendments.to_value`` gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amendment(Formatted):
-    """Electors, ascending, and thresholds that are to be in force."""
+    """Electors and named validators, ascending, named trainers in their order, and thresholds that are to be in force;
+    None where nothing changes."""
 
     domain: Hash
     number: Annotated[int, Int(1, 2**62)]
-    electors: Annotated[tuple[bytes, ...], Many(codec.KEY, most=MAX_ELECTORS, least=1)]
-    thresholds: Thresholds
+    electors: Annotated[tuple[bytes, ...] | None, Optional(Many(codec.KEY, most=MAX_ELECTORS, least=1))]
+    validators: Annotated[tuple[bytes, ...] | None, Optional(Many(codec.KEY, most=MAX_AMENDED))]
+    trainers: Annotated[tuple[bytes, ...] | None, Optional(Many(codec.KEY, most=MAX_AMENDED))]
+    thresholds: Thresholds | None
     body: bytes
     id: bytes = field(init=False, compare=False)
 
@@ -49,23 +55,39 @@ class Amendment(Formatted):
         object.__setattr__(self, "id", sha256(ID_CONTEXT + self.body).digest())
 
     @classmethod
-    def make(cls, domain: bytes, number: int, electors: Iterable[bytes], thresholds: Thresholds) -> Amendment:
+    def make(
+        cls,
+        domain: bytes,
+        number: int,
+        electors: Iterable[bytes] | None = None,
+        thresholds: Thresholds | None = None,
+        *,
+        validators: Iterable[bytes] | None = None,
+        trainers: Sequence[bytes] | None = None,
+    ) -> Amendment:
         """A new amendment; raises ``LocalError`` for one that others would refuse."""
+        sets = [None if keys is None else sorted(keys) for keys in (electors, validators)]
+        order = None if trainers is None else list(trainers)
+        values = None if thresholds is None else thresholds.to_value()
         with ours():
-            return cls.parse(codec.encode([FORMAT, domain, number, sorted(electors), thresholds.to_value()]))
+            return cls.parse(codec.encode([FORMAT, domain, number, *sets, order, values]))
 
     @classmethod
     def parse(cls, body: bytes) -> Amendment:
         """Parse a body; raises ``PeerError``."""
         made = cls.from_value(codec.parse(body, cls.ARRAY, max_bytes=MAX_ENTRY_BYTES, what="amendment"), body=body)
-        if any(left >= right for left, right in pairwise(made.electors)):
-            raise PeerError("amendment: the electors are not strictly ascending")
+        for what, keys in (("electors", made.electors), ("validators", made.validators)):
+            if any(left >= right for left, right in pairwise(keys or ())):
+                raise PeerError(f"amendment: the {what} are not strictly ascending")
+        if len(set(made.trainers or ())) < len(made.trainers or ()):
+            raise PeerError("amendment: a trainer is named twice")
         return made
 
     @classmethod
     def of(cls, domain: bytes, payload: Amend) -> Amendment:
         """The amendment that an entry carries; raises ``PeerError``."""
-        return cls.parse(codec.encode([FORMAT, domain, payload.number, payload.electors, payload.thresholds]))
+        changes = [payload.electors, payload.validators, payload.trainers, payload.thresholds]
+        return cls.parse(codec.encode([FORMAT, domain, payload.number, *changes]))
 
     def sign(self, elector: Identity) -> bytes:
         """An elector's signature."""
@@ -73,14 +95,34 @@ class Amendment(Formatted):
 
     def payload(self, votes: Mapping[bytes, bytes]) -> Amend:
         """The entry's payload, with these signatures (elector → signature)."""
-        values = tuple(self.thresholds.to_value())
-        return Amend(self.number, self.electors, values, tuple(sorted(votes.items())))
+        values = None if self.thresholds is None else tuple(self.thresholds.to_value())
+        changes = self.electors, self.validators, self.trainers, values
+        return Amend(self.number, *changes, tuple(sorted(votes.items())))
 
     def verify(self, votes: Votes, electors: tuple[bytes, ...]) -> None:
         """Raise ``PeerError`` unless a quorum of ``electors``, and nobody else, signed this."""
         check_quorum(votes, electors, "amendment")
         for elector, signature in votes:
             identity.verify(elector, identity.AMEND, self.body, signature, "amendment")
+
+
+@dataclass(frozen=True, slots=True)
+class _InForce:
+    """What holds until the next amendment."""
+
+    electors: tuple[bytes, ...]
+    validators: tuple[bytes, ...]
+    trainers: tuple[bytes, ...]
+    thresholds: Thresholds
+
+    def amended(self, by: Amendment) -> _InForce:
+        """What holds from then on."""
+        return _InForce(
+            self.electors if by.electors is None else by.electors,
+            self.validators if by.validators is None else by.validators,
+            self.trainers if by.trainers is None else by.trainers,
+            self.thresholds if by.thresholds is None else by.thresholds,
+        )
 
 
 class Amendments:
@@ -90,6 +132,7 @@ class Amendments:
         self._domain = domain
         self._heights: list[int] = []
         self._list: list[Amendment] = []
+        self._rules = [_InForce(domain.electors, domain.validators, domain.trainers, domain.thresholds)]
 
     @property
     def number(self) -> int:
@@ -102,13 +145,19 @@ class Amendments:
 
     def electors_at(self, height: int) -> tuple[bytes, ...]:
         """The electors of the cut of ``height``, as far as the cuts below are known."""
-        found = self._at(height)
-        return self._domain.electors if found is None else found.electors
+        return self._at(height).electors
 
     def thresholds_at(self, height: int) -> Thresholds:
         """The thresholds in force at the cut of ``height``."""
-        found = self._at(height)
-        return self._domain.thresholds if found is None else found.thresholds
+        return self._at(height).thresholds
+
+    def validators_at(self, height: int) -> tuple[bytes, ...]:
+        """The validators that are named at the cut of ``height``."""
+        return self._at(height).validators
+
+    def trainers_at(self, height: int) -> tuple[bytes, ...]:
+        """The trainers that are named at the cut of ``height``, the first in line first."""
+        return self._at(height).trainers
 
     def cover(self, height: int, entries: Iterable[Entry]) -> bool:
         """Take notice of the ``amend`` entries that the cut of ``height`` covers; whether one counts. Cuts come in
@@ -123,8 +172,7 @@ class Amendments:
                 amendment.verify(entry.payload.votes, electors)
             except PeerError:
                 continue
-            self._heights.append(height + 1)
-            self._list.append(amendment)
+            self._take(height + 1, amendment)
             return True
         return False
 
@@ -137,10 +185,13 @@ class Amendments:
         """The inverse of ``to_value``, for a value that fits ``SNAPSHOT``; raises ``PeerError``."""
         self = cls(domain)
         for height, body in value:
-            self._heights.append(height)
-            self._list.append(Amendment.parse(body))
+            self._take(height, Amendment.parse(body))
         return self
 
-    def _at(self, height: int) -> Amendment | None:
-        place = bisect_right(self._heights, height)
-        return self._list[place - 1] if place else None
+    def _take(self, height: int, amendment: Amendment) -> None:
+        self._heights.append(height)
+        self._list.append(amendment)
+        self._rules.append(self._rules[-1].amended(amendment))
+
+    def _at(self, height: int) -> _InForce:
+        return self._rules[bisect_right(self._heights, height)]

@@ -1,6 +1,7 @@
 """All authors' feeds as one node holds them: the branches that are visible, and where each of them ends.
 
-1. An entry is taken when the one before it and the cut that it anchors on are held. An author's entries are a chain.
+1. An entry is taken when the one before it and the cut that it anchors on are held. An author's entries are a chain,
+   and its first one follows its admission (``protocol.log.admission``).
 2. A second signed entry for a place that is taken is ``Evidence``: the fork proof is kept for ever and freezes the
    author. Its feed then ends before the lowest place that a known proof names, or at its certified head where that
    is later, and is shown so (status 1). A cut with status 1 ends the feed at that row whatever else turns up.
@@ -17,6 +18,7 @@ from enum import Enum
 
 from protocol.domain import Domain
 from protocol.errors import PeerError
+from protocol.log.admission import Admissions
 from protocol.log.chain import Chain, FeedState
 from protocol.log.endings import Endings
 from protocol.log.entry import Entry
@@ -36,7 +38,8 @@ class Outcome(Enum):
     MISSING_CUT = "the cut before it is missing"
     MISSING_ENTRIES = "entries that it covers are missing"
     OUTDATED = "the electors who granted it left office before anything came of it"
-    MISSING_GRANT = "the grant of a version that it covers is missing"
+    MISSING_GRANT = "the grant of a version is missing"
+    OVER_BUDGET = "its author has spent its budget"
     FROZEN = "its author is frozen"
     BELOW = "it lies below what is in memory"
 
@@ -57,6 +60,7 @@ class Branches:
         self.arrivals: list[Entry] = []
         self.rewrites = 0
         self.endings = Endings()
+        self.admissions = Admissions(domain)
         self._chains: dict[bytes, Chain] = {}
         self._heads = HeadTable()
         self._certified = HeadTable()
@@ -95,6 +99,8 @@ class Branches:
         height = self._heights.get(entry.anchor)
         if height is None:
             return Outcome.MISSING_ANCHOR
+        if entry.seq == 0 and not self.admissions.by(entry.author, height):
+            raise PeerError("join: no cut admitted its author before")
         chain.push(entry, height)
         self._chains[entry.author] = chain
         self._by_id[entry.id] = entry

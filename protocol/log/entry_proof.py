@@ -150,7 +150,7 @@ class LogProof:
                 raise PeerError(f"amendment {number} became final before the one before it was in force")
             covering.check(domain, electors)
             Amendment.of(domain, payload).verify(payload.votes, electors)
-            electors, since = payload.electors, height + 1
+            electors, since = electors if payload.electors is None else payload.electors, height + 1
         if self.covering.cut.cut.height < since:
             raise PeerError("the last amendment was not in force for the cut")
         self.covering.check(domain, electors)

@@ -2,20 +2,29 @@
 
 1. The proposer of an epoch is elector ``epoch mod n``.
 2. A proposer that is shown a prepared cut of the height proposes that of the highest epoch: it may be certified
-   somewhere. Otherwise it takes for each author the highest head of its own replica that q reports cover.
-3. A voter accepts what its replica would take with a certificate, on visible branches only, and a row of status 1
-   only where it knows the fork. For a cut that was prepared the first alone counts: a quorum judged the rest.
+   somewhere. Otherwise it takes for each author the highest head of its own replica that q reports cover, and the
+   waiting tickets that it likes best. Of authors without work it takes those first who add least, and no more than
+   ``NEWCOMERS`` entries in all.
+3. A voter accepts what its replica would take with a certificate, on visible branches only, a row of status 1 only
+   where it knows the fork, and tickets whose work is what is asked. For a cut that was prepared the first alone counts:
+   a quorum judged the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from protocol.errors import PeerError
+from protocol.log.admission import Ticket, work_of
 from protocol.log.branches import Outcome
+from protocol.log.budget import UNBOUNDED, Work
 from protocol.log.heads import FROZEN, Head, heads_root
 from protocol.log.quorum import MAX_CHANGES, Cut, PreparedCut, Report, moves, quorum
 from protocol.log.replica import Replica
+
+NEWCOMERS: Final = 2048
+"""Entries of authors without work that one cut covers."""
 
 Held = Callable[[bytes, int], Head | None]
 """``held(author, seq)``: the head that the own replica's feed of ``author`` had at ``seq``, or None."""
@@ -48,10 +57,12 @@ def propose(
     electors: Sequence[bytes],
     held: Held,
     most: int = MAX_CHANGES,
+    tickets: Sequence[Ticket] = (),
+    work: Work = UNBOUNDED,
 ) -> Cut | None:
     """The cut of ``height`` that follows ``prev``, whose vector is ``certified``, or None where nothing moved.
 
-    Of each elector the last report of the iterable counts.
+    Of each elector the last report of the iterable counts. ``tickets`` are those that this cut may admit by.
     """
     newest = {report.elector: report for report in reports if report.elector in electors}
     rows: dict[bytes, list[Head]] = {}
@@ -70,18 +81,38 @@ def propose(
             if own is not None:
                 chosen[author] = Head(author, own.seq, own.entry_id, own.feed_root, int(frozen))
     moved = sorted(author for author, head in chosen.items() if moves(certified.get(author), head))
-    if not moved:
+    moved = _within_reason(moved, chosen, certified, work)
+    if not moved and not tickets:
         return None
     # What does not fit waits for the next cut.
     changes = {author: chosen[author] for author in moved[:most]}
     root = heads_root({**certified, **changes}.values())
-    return Cut.make(domain, height, prev, root, changes.values())
+    return Cut.make(domain, height, prev, root, changes.values(), tickets)
 
 
-def problem(replica: Replica, cut: Cut, *, prepared: bool) -> str | None:
+def _within_reason(
+    moved: Sequence[bytes], chosen: Mapping[bytes, Head], certified: Mapping[bytes, Head], work: Work
+) -> list[bytes]:
+    """Of these authors, ascending, all who did work, and others as far as rule 2 goes."""
+    new = {
+        author: chosen[author].seq - (certified[author].seq if author in certified else -1)
+        for author in moved
+        if not work.worked(author) and not work.judges(author)
+    }
+    room = NEWCOMERS
+    waits = set()
+    for author in sorted(new, key=lambda author: (new[author], author)):
+        if new[author] > room:
+            waits.add(author)
+        else:
+            room -= new[author]
+    return [author for author in moved if author not in waits]
+
+
+def problem(replica: Replica, cut: Cut, *, prepared: bool, work: Work = UNBOUNDED) -> str | None:
     """Why ``cut``'s content may not be voted for, or None where it may; ``prepared`` says that a quorum did so."""
     try:
-        outcome = replica.judge_cut(cut)
+        outcome = replica.judge_cut(cut, work=work)
     except PeerError as error:
         return str(error)
     if outcome is not Outcome.ADDED:
@@ -92,4 +123,8 @@ def problem(replica: Replica, cut: Cut, *, prepared: bool) -> str | None:
             return "another branch is held"
         if head.status == FROZEN and not replica.frozen(head.author):
             return "nothing is known that froze the author"
+    asked = replica.admissions.work
+    for ticket in () if prepared or asked <= 1 else cut.tickets:
+        if ticket.invitation is None and work_of(cut.domain, ticket) < asked:
+            return "a ticket's work is less than what is asked"
     return None

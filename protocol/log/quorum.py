@@ -2,7 +2,8 @@
 
 1. Of n electors f = ⌊(n−1)/3⌋ may be faulty; q = ⌊(n+f)/2⌋ + 1 make a quorum, so two quorums share an honest one.
 2. A cut's body names its height (1, 2, … along the chain of cuts), the cut before (the domain's id for the first), the
-   heads root over every author's certified head, and the rows that moved since the cut before, ascending by author.
+   heads root over every author's certified head, the rows that moved since the cut before, ascending by author, and the
+   tickets of those whom it admits (``protocol.log.admission``), ascending by node.
    ``id = SHA-256("farflung/cut-id/v1\\0" ‖ body)``. A cut that changes nothing is malformed. One height has one cut.
 3. A ballot is ``[domain, epoch, cut id]``; epochs count attempts and never measure time. An elector votes for a ballot
    (round 1, ``identity.VOTE``): q votes make a ``PreparedCut``. On that it commits to the same ballot (round 2,
@@ -35,6 +36,7 @@ from protocol.codec import Array, Bytes, Formatted, Hash, Int, Key, Many
 from protocol.constants import FORMAT, MAX_CUT_BYTES
 from protocol.errors import LocalError, PeerError, ours
 from protocol.identity import Identity
+from protocol.log.admission import TICKETS, Ticket
 from protocol.log.heads import FROZEN, HEAD, Head
 from protocol.records import VOTES
 
@@ -66,13 +68,15 @@ def quorum(electors: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut(Formatted):
-    """A vector of heads, as the rows that moved since the cut ``prev``. Make it with ``make`` or ``parse``."""
+    """A vector of heads, as the rows that moved since the cut ``prev``, and whom it admits. Make it with ``make`` or
+    ``parse``."""
 
     domain: Hash
     height: Annotated[int, Int(1, 2**62)]
     prev: Hash
     heads_root: Hash
-    changes: Annotated[tuple[Head, ...], Many(HEAD, most=MAX_CHANGES, least=1)]
+    changes: Annotated[tuple[Head, ...], Many(HEAD, most=MAX_CHANGES)]
+    tickets: Annotated[tuple[Ticket, ...], TICKETS]
     body: bytes
     id: bytes = field(init=False, compare=False)
 
@@ -80,10 +84,19 @@ class Cut(Formatted):
         object.__setattr__(self, "id", sha256(CUT_CONTEXT + self.body).digest())
 
     @classmethod
-    def make(cls, domain: bytes, height: int, prev: bytes, root: bytes, changes: Iterable[Head]) -> Cut:
+    def make(
+        cls,
+        domain: bytes,
+        height: int,
+        prev: bytes,
+        root: bytes,
+        changes: Iterable[Head],
+        tickets: Iterable[Ticket] = (),
+    ) -> Cut:
         """A new cut; raises ``LocalError`` for one that others would refuse."""
-        rows = sorted(changes, key=lambda head: head.author)
-        body = codec.encode([FORMAT, domain, height, prev, root, [head.to_value() for head in rows]])
+        rows = [head.to_value() for head in sorted(changes, key=lambda head: head.author)]
+        admitted = [ticket.to_value() for ticket in sorted(tickets, key=lambda ticket: ticket.node)]
+        body = codec.encode([FORMAT, domain, height, prev, root, rows, admitted])
         with ours():
             return cls.parse(body)
 
@@ -94,6 +107,10 @@ class Cut(Formatted):
         if (made.height == 1) != (made.prev == made.domain):
             raise PeerError("cut: the first cut and no other follows the domain's id")
         _check_rows(made.changes, "cut")
+        if any(left.node >= right.node for left, right in pairwise(made.tickets)):
+            raise PeerError("cut: the tickets are not strictly ascending by node")
+        if not made.changes and not made.tickets:
+            raise PeerError("cut: it changes nothing")
         return made
 
 

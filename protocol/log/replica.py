@@ -9,9 +9,14 @@
    is held.
 5. Cuts and grants are certified by the electors in force: for a cut those of its height, for a grant those of the
    cut after its anchor.
-6. A cut covers a weights entry only of a term whose grant is held, so that all replicas judge what is final alike.
+6. A weights entry is taken where the grant of its author's term is held, or where it can make no version any more: one
+   outside its author's term makes nothing wait, and nothing follows it. A cut covers no other.
 7. A close or rebind (``protocol.log.recovery``) ends its target's feed at the certified head of the cut that covers it:
    the feed is shown as frozen from then on, and later cuts do nothing with its row but freeze it.
+
+8. A cut covers no more of an author's feed than its budget pays for (``protocol.log.budget``), and an entry that it
+   would not pay for today is not taken. It admits keys (``protocol.log.admission``) and ends the standing of those who
+   are gone (``protocol.log.absence``).
 
 Of what the newest cut covers a replica needs no entries, only the state of each feed there: ``forget`` drops them. The
 caller has stored them, and looks there for what is not in memory (Outcome.BELOW).
@@ -28,8 +33,10 @@ from hashlib import sha256
 from protocol import codec
 from protocol.domain import Domain, Thresholds
 from protocol.errors import PeerError
+from protocol.log.absence import Absences
 from protocol.log.amendment import Amendments
 from protocol.log.branches import Branches, Outcome
+from protocol.log.budget import UNBOUNDED, Budgets, Work, affordable, costs
 from protocol.log.chain import Chain, Cuts, FeedState
 from protocol.log.endings import Endings
 from protocol.log.entry import Entry
@@ -38,7 +45,7 @@ from protocol.log.grants import Terms
 from protocol.log.heads import FROZEN, LIVE, MAX_RANGE, Head, RangeRequest
 from protocol.log.merkle import EMPTY_RANGE, CompactRange
 from protocol.log.quorum import MAX_CHANGES, CertifiedCut, CertifiedGrant, Cut, check_quorum, moves
-from protocol.records import Amend, Join
+from protocol.records import Amend, Join, Weights
 
 
 class Replica(Branches):
@@ -50,6 +57,8 @@ class Replica(Branches):
     def __init__(self, domain: Domain) -> None:
         super().__init__(domain)
         self.amendments = Amendments(domain)
+        self.absences = Absences(domain.id)
+        self.budgets = Budgets(domain.admission.budget)
         self.cuts = Cuts()
         self.terms = Terms()
         self._side: bytes | None = None
@@ -62,7 +71,37 @@ class Replica(Branches):
         # For each cut in memory, where the feeds that it moves were final up to.
         self._before: dict[bytes, dict[bytes, int]] = {}
 
-    # Adding
+    # Adding. ``work`` is what authors did by the newest cut: the ledger over this replica.
+
+    def add_entry(self, entry: Entry, work: Work = UNBOUNDED) -> Outcome:
+        """Take a parsed entry; see ``Branches.add_entry``."""
+        if entry.seq == self.next_for(entry.author) and entry.anchor in self._heights:
+            obstacle = self.obstacle([entry], work)
+            if obstacle is not None:
+                return obstacle
+        return super().add_entry(entry)
+
+    def obstacle(self, entries: Sequence[Entry], work: Work) -> Outcome | None:
+        """What keeps an author's next entries, whose anchors are held, from being taken: a missing grant, or a spent
+        budget."""
+        for entry in entries:
+            if isinstance(entry.payload, Weights):
+                grant = self.grants.get(entry.payload.term)
+                own = grant is not None and grant.grant.trainer == entry.author
+                if not own and not self._makes_nothing(entry):
+                    return Outcome.MISSING_GRANT
+        author = entries[0].author
+        left, first = self._left(author, work), self.certified_head(author) + 1
+        if self.next_for(author) - first + len(entries) <= left:
+            return None
+        waiting = [*self.entries(author, first), *entries]
+        afforded = affordable(waiting, left, self.grants, work)
+        return None if afforded == len(waiting) else Outcome.OVER_BUDGET
+
+    def _left(self, author: bytes, work: Work) -> int:
+        cuts = len(self.cuts)
+        elector = author in self.electors_at(cuts + 1)
+        return self.budgets.left(author, cuts - self.admissions.admitted.get(author, 0), work, elector=elector)
 
     def add_fork(self, proof: ForkProof) -> Outcome:
         """Take a verified fork proof: ADDED where it is the first of its author or names a lower place."""
@@ -91,13 +130,13 @@ class Replica(Branches):
         self._side = None
         return Outcome.ADDED
 
-    def add_cut(self, certified: CertifiedCut) -> Outcome:
+    def add_cut(self, certified: CertifiedCut, work: Work = UNBOUNDED) -> Outcome:
         """Take a verified cut, whole or not at all. Raises ``PeerError`` where it contradicts what is certified."""
         cut = certified.cut
         rebuilt: list[tuple[bytes, Chain]] = []
         if cut.domain == self.domain.id and cut.height == len(self.cuts) + 1:
             check_quorum(certified.votes, self.electors_at(cut.height), "cut")
-        outcome = self.judge_cut(cut, rebuilt)
+        outcome = self.judge_cut(cut, rebuilt, work)
         if outcome is not Outcome.ADDED:
             if outcome is Outcome.MISSING_ENTRIES:
                 self._aside.want(cut.changes)
@@ -107,11 +146,14 @@ class Replica(Branches):
             self._replace(author, chain)
         covered: list[Entry] = []
         for head in cut.changes:
-            covered += self._chains[head.author].slice(self.certified_head(head.author) + 1, head.seq)
+            new = self._chains[head.author].slice(self.certified_head(head.author) + 1, head.seq)
+            self.budgets.cover(head.author, sum(costs(entry, self.grants, work) for entry in new))
+            covered += new
         amends = [entry for entry in covered if isinstance(entry.payload, Amend)]
         versions = [(entry, self._rules_of(entry)) for entry in self.versions_in(cut)]
         self.terms.cover(versions, self.amendments.number_at(cut.height))
-        if self.amendments.cover(cut.height, amends) and self.terms.change_rules():
+        amended = self.amendments.cover(cut.height, amends)
+        if amended and self.terms.change_rules():
             self.rewrites += 1
             self._side = None
         self._heights[cut.id] = cut.height
@@ -124,6 +166,13 @@ class Replica(Branches):
             if head.status == FROZEN or head.author in self.forks:
                 self._freeze(head.author)
         self._end(cut.height, covered)
+        electors = self.electors_at(cut.height)
+        self.admissions.cover(cut.height, cut.tickets, covered, electors)
+        self.absences.cover(cut.height, covered, electors, self.height)
+        if amended:
+            rules = self.amendments
+            for keys in (rules.electors_at, rules.validators_at, rules.trainers_at):
+                self.admissions.name(cut.height, keys(cut.height + 1))
         return Outcome.ADDED
 
     def _end(self, height: int, covered: list[Entry]) -> None:
@@ -134,7 +183,7 @@ class Replica(Branches):
         for author in self.endings.cover(height, covered, self.commitments.get):
             self._freeze(author)
 
-    def judge_cut(self, cut: Cut, rebuilt: list[tuple[bytes, Chain]] | None = None) -> Outcome:
+    def judge_cut(self, cut: Cut, rebuilt: list[tuple[bytes, Chain]] | None = None, work: Work = UNBOUNDED) -> Outcome:
         """What ``add_cut`` would answer to a certificate of ``cut``, and raise; the replica stays as it is.
 
         ``rebuilt`` receives the chains that the cut would put in the place of visible ones.
@@ -152,6 +201,7 @@ class Replica(Branches):
         if self._fits != cut.id:
             if self._certified.root_with(cut.changes) != cut.heads_root:
                 raise PeerError("cut: the heads root is wrong")
+            self.admissions.check(cut.tickets, cut.height, self.height)
             self._fits = cut.id
         for head in cut.changes:
             old = self.certified.get(head.author)
@@ -173,6 +223,9 @@ class Replica(Branches):
                 raise PeerError("cut: a row leaves the branch that is certified")
             if self._ungranted(chain, -1 if old is None else old.seq) <= head.seq:
                 return Outcome.MISSING_GRANT
+            new = chain.slice(0 if old is None else old.seq + 1, head.seq)
+            if affordable(new, self._left(head.author, work), self.grants, work) < len(new):
+                raise PeerError("cut: it covers more of a feed than its author's budget pays for")
         return Outcome.ADDED
 
     # Reading
@@ -214,12 +267,16 @@ class Replica(Branches):
         heads = [head for author, head in self.heads.items() if moves(self.certified.get(author), head)]
         return sorted(heads, key=lambda head: head.author)[:MAX_CHANGES]
 
-    def reportable(self, ends: Mapping[bytes, int] | None = None) -> list[Head]:
-        """The rows of an elector's report: ``uncovered``, each feed only up to a version whose grant is missing, and to
-        before the seq that ``ends`` names for the author."""
+    def reportable(self, ends: Mapping[bytes, int] | None = None, work: Work = UNBOUNDED) -> list[Head]:
+        """The rows of an elector's report: ``uncovered``, each feed only up to a version whose grant is missing, as far
+        as its author's budget goes, and to before the seq that ``ends`` names for the author."""
         heads = []
         for author, head in self.heads.items():
-            end = self._ungranted(self._chains[author], self.certified_head(author)) - 1
+            certified = self.certified_head(author)
+            end = self._ungranted(self._chains[author], certified) - 1
+            if head.seq > certified:
+                waiting = self.entries(author, certified + 1)
+                end = min(end, certified + affordable(waiting, self._left(author, work), self.grants, work))
             if ends is not None and author in ends:
                 end = min(end, ends[author] - 1)
             shown = head if head.seq <= end else self.head_at(author, end)
@@ -276,10 +333,12 @@ class Replica(Branches):
         return max(chain.next_seq, after + 1)
 
     def _void(self, chain: Chain, seq: int) -> bool:
-        """Whether the weights entry there needs no grant, for the next cut makes nothing of it."""
         entry = chain.at(seq)
-        covering = self.amendments.number_at(len(self.cuts) + 1)
-        return entry is not None and self.terms.void(entry, self._rules_of(entry), covering)
+        return entry is not None and self._makes_nothing(entry)
+
+    def _makes_nothing(self, entry: Entry) -> bool:
+        """Whether a weights entry needs no grant, for the next cut makes nothing of it."""
+        return self.terms.void(entry, self._rules_of(entry), self.amendments.number_at(len(self.cuts) + 1))
 
     def _rules_of(self, entry: Entry) -> int:
         """The number of the rules that an entry anchors on: those of the cut after its anchor."""
@@ -293,6 +352,7 @@ class Replica(Branches):
         self.cuts.forget(len(self.cuts))
         self._before.clear()
         self.terms.forget()
+        self.absences.forget()
 
     def cut_ids(self) -> list[bytes]:
         """The ids of all cuts, in order of height."""

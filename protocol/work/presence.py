@@ -111,6 +111,10 @@ class PresenceTable:
         self._heard[presence.node] = (now, presence)
         return True
 
+    def drop(self, node: bytes) -> None:
+        """Forget a node."""
+        self._heard.pop(node, None)
+
     def live(self, now: float) -> dict[bytes, Presence]:
         """The presences that have not lapsed at monotonic time ``now``, by node."""
         return {node: presence for node, (heard, presence) in self._heard.items() if now - heard <= self._lifetime}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import Any
 
 from protocol import identity
 from protocol.credit.ledger import Ledger
 from protocol.credit.submission_life import PENDING, Decision
 from protocol.domain import (
+    Admission,
     Domain,
     Model,
     Policy,
@@ -21,7 +23,9 @@ from protocol.domain import (
 )
 from protocol.errors import Evidence
 from protocol.identity import Identity
+from protocol.log.admission import Ticket
 from protocol.log.branches import Outcome
+from protocol.log.budget import UNBOUNDED, Work
 from protocol.log.entry import NO_PREV, Entry, make
 from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import RangeRequest, heads_root
@@ -95,19 +99,36 @@ MODEL = Model(
 )
 
 
+GENEROUS = Admission("open", 0, 32, 2**20)
+"""No work is asked, and no budget is at issue."""
+
+MEMBERS = (
+    *(f"{letter}{number}" for letter in "eivw" for number in range(1, 10)),
+    *("author", "another", "creator", "late", "lost", "new", "newcomer", "node", "old", "other", "peer", "second"),
+    *("server", "stolen", "trainer", "validator", "relay", "inference", "alice", "bob", *"abcdefghijklmnopqrstuvwxyz"),
+    *("observer", "stranger", "outsider", "cheat", "thief", "owner", "first", "node-1", "node-2", "node-10"),
+)
+"""Names of keys that the genesis of tests names, so that their owners need no admission."""
+
+
 def small_genesis(
     electors: tuple[str, ...] = ("elector",),
     validators: tuple[str, ...] = (),
     policy: Policy = POLICY,
     name: str = "test",
+    members: tuple[str, ...] = MEMBERS,
+    **more: Any,
 ) -> bytes:
-    """A signed genesis by the first elector; electors and validators are key names."""
+    """A signed genesis by the first elector; electors, validators and ``members`` are key names. ``more`` is handed to
+    ``make_genesis``."""
     return make_genesis(
         key(electors[0]),
         name=name,
         devnet=True,
         electors=tuple(key(elector).node for elector in electors),
         validators=tuple(key(validator).node for validator in validators),
+        trainers=tuple(key(member).node for member in members),
+        **{"admission": GENEROUS, **more},
         model=MODEL,
         tasks=(Task("reasoning-gym", "basic_arithmetic", 1, '{"max_digits": 2}', "0.1.25", None),),
         recipe=RECIPE,
@@ -118,10 +139,14 @@ def small_genesis(
 
 
 def small_domain(
-    electors: tuple[str, ...] = ("elector",), validators: tuple[str, ...] = (), policy: Policy = POLICY
+    electors: tuple[str, ...] = ("elector",),
+    validators: tuple[str, ...] = (),
+    policy: Policy = POLICY,
+    members: tuple[str, ...] = MEMBERS,
+    **more: Any,
 ) -> Domain:
     """The parsed ``small_genesis``."""
-    return parse_genesis(small_genesis(electors, validators, policy))
+    return parse_genesis(small_genesis(electors, validators, policy, members=members, **more))
 
 
 class Writer:
@@ -145,7 +170,11 @@ class Writer:
 
 
 def cut_for(
-    replica: Replica, *electors: str, epoch: int | None = None, among: tuple[bytes, ...] | None = None
+    replica: Replica,
+    *electors: str,
+    epoch: int | None = None,
+    among: tuple[bytes, ...] | None = None,
+    tickets: Sequence[Ticket] = (),
 ) -> CertifiedCut:
     """A certified cut over everything that ``replica`` holds and no cut covers; the electors are key names, by default
     of those in force."""
@@ -156,6 +185,7 @@ def cut_for(
         replica.newest_cut_id,
         heads_root({**replica.certified, **{head.author: head for head in replica.uncovered()}}.values()),
         replica.uncovered(),
+        tickets,
     )
     if epoch is None:
         epoch = replica.cuts[-1].epoch + 1 if replica.cuts else 1
@@ -195,10 +225,12 @@ class Story:
         inference: tuple[str, ...] = ("i1", "i2"),
         policy: Policy = POLICY,
         named: tuple[str, ...] = (),
+        **more: Any,
     ) -> None:
-        self.domain = small_domain(validators=named, policy=policy)
+        self.domain = small_domain(validators=named, policy=policy, **more)
         self.replica = Replica(self.domain)
         self.ledger = Ledger(self.replica)
+        self.work: Work = UNBOUNDED
         self.objects: list[Entry | CertifiedCut | CertifiedGrant] = []
         self.writers: dict[str, Writer] = {}
         roles = {"trainer": "trainer"} | dict.fromkeys(validators, "validator") | dict.fromkeys(inference, "inference")
@@ -222,14 +254,18 @@ class Story:
     def say(self, name: str, payload: Record) -> Entry:
         """The next entry of a feed, taken by the replica."""
         entry = self.writers[name].append(payload)
-        assert self.replica.add_entry(entry)
+        assert self.replica.add_entry(entry, self.work)
         self.objects.append(entry)
         return entry
 
-    def cut(self) -> CertifiedCut:
-        """Certify everything; feeds anchor on it from here on."""
-        cut = cut_for(self.replica, "elector")
-        assert self.replica.add_cut(cut)
+    def admit(self, *names: str) -> CertifiedCut:
+        """Certify everything, and admit these, who did no work."""
+        return self.cut(*(Ticket(self.node(name), self.replica.newest_cut_id, 0) for name in names))
+
+    def cut(self, *tickets: Ticket) -> CertifiedCut:
+        """Certify everything, with these tickets; feeds anchor on it from here on."""
+        cut = cut_for(self.replica, "elector", tickets=tickets)
+        assert self.replica.add_cut(cut, self.work)
         self.objects.append(cut)
         for writer in self.writers.values():
             writer.anchor = cut.cut.id

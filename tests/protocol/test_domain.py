@@ -11,14 +11,22 @@ import pytest
 
 from protocol import codec, identity
 from protocol.constants import MAX_SET_BYTES
-from protocol.domain import ID_CONTEXT, Task, default_timings, make_genesis, parse_genesis
+from protocol.domain import (
+    ID_CONTEXT,
+    Task,
+    default_admission,
+    default_timings,
+    make_genesis,
+    parse_genesis,
+)
 from protocol.errors import LocalError, PeerError
 from protocol.records import Blob
 from tests.protocol.builders import MODEL, POLICY, RECIPE, THRESHOLDS, digest, key, small_domain, small_genesis
 from tests.vectors import golden
 from tests.vectors.make import golden_genesis
 
-NAME, CREATOR, DEVNET, PRIVATE, ELECTORS, VALIDATORS, MODEL_AT, TASKS, RECIPE_AT, TIMINGS = range(1, 11)
+NAME, CREATOR, DEVNET, PRIVATE, ELECTORS, VALIDATORS, TRAINERS, ADMISSION = range(1, 9)
+MODEL_AT, TASKS, RECIPE_AT, TIMINGS = range(9, 13)
 
 
 def altered(change: Callable[[list[Any]], None]) -> bytes:
@@ -85,7 +93,11 @@ def test_a_devnets_timings_are_at_least_ten_times_shorter() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        put(0, value=2),
+        put(0, value=1),
+        put(0, value=3),
+        put(TRAINERS, value=[bytes(32), bytes(32)]),
+        put(ADMISSION, 0, value="closed"),
+        put(ADMISSION, 2, value=0),
         put(NAME, value=""),
         put(NAME, value="n" * 65),
         put(CREATOR, value=key("another").node),
@@ -172,3 +184,16 @@ def test_length_control_reads_as_itself_and_stays_within_a_response() -> None:
     for lengths, words in (([2, 9], "{}"), ([2], "{} of {}"), ([2], "none")):
         with pytest.raises(PeerError, match="target length"):
             parse_genesis(control(lengths, words))
+
+
+def test_an_older_domain_is_refused_in_one_line() -> None:
+    with pytest.raises(PeerError, match="made for protocol 1, and this program speaks 2"):
+        parse_genesis(altered(put(0, value=1)))
+
+
+def test_whoever_is_named_is_named() -> None:
+    domain = small_domain(("elector",), ("v1",), members=("t",))
+    assert domain.named == {key(name).node for name in ("elector", "v1", "t")}
+    assert (domain.admission.mode, domain.admission.work) == ("open", 0)
+    private = small_domain(private=True, admission=default_admission(devnet=False, private=True))
+    assert private.admission.mode == "invited"

@@ -131,7 +131,7 @@ def test_standings_survive_a_snapshot() -> None:
         story.cut()
     pending = story.rollout("i1", 36)
     story.cut()
-    past, fold = story.ledger.to_value()
+    past, _, fold = story.ledger.to_value()
     for value, schema in ((past, history.SCHEMA), (fold, fold_state.SCHEMA)):
         assert codec.fits(codec.decode(codec.encode(value), max_bytes=1 << 24), schema)
     again = history.History.from_value(past)

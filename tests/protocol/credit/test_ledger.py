@@ -12,6 +12,7 @@ from protocol.credit.ledger import Ledger
 from protocol.credit.snapshot import Snapshot
 from protocol.credit.submission_life import PENDING, Decision
 from protocol.errors import Evidence
+from protocol.log.branches import Outcome
 from protocol.log.entry import Entry, make
 from protocol.log.quorum import CertifiedGrant, Grant, certify_grant, grant_vote
 from protocol.log.replica import Replica
@@ -78,7 +79,8 @@ def test_weights_wait_for_their_grant_and_their_predecessor() -> None:
     story.train()
     replica = Replica(story.domain)
     ledger = Ledger(replica)
-    assert not feed_all(replica, [thing for thing in story.objects if not isinstance(thing, CertifiedGrant)])
+    missing = feed_all(replica, [thing for thing in story.objects if not isinstance(thing, CertifiedGrant)])
+    assert set(missing) == {Outcome.MISSING_GRANT, Outcome.MISSING_PREV}
     assert ledger.newest_weights() is None
     assert ledger.grant() is None
     assert not feed_all(replica, story.objects)
@@ -90,7 +92,6 @@ def test_weights_wait_for_their_grant_and_their_predecessor() -> None:
     "payload",
     [
         lambda story: story.version(1, 2, story.newest.id),  # a number left out
-        lambda story: story.version(2, 1, story.newest.id),  # a term that nobody granted
         lambda story: story.version(1, 1, digest("?")),  # another predecessor
         lambda story: story.version(1, 0, None),  # version 0 again
     ],
@@ -98,8 +99,17 @@ def test_weights_wait_for_their_grant_and_their_predecessor() -> None:
 def test_weights_out_of_place_do_not_count(payload: Callable[[Story], Weights]) -> None:
     story = Story()
     story.say("trainer", payload(story))
-    story.say("i1", story.version(1, 1, story.newest.id))  # right, but by another author
     assert list(story.ledger.lineage()) == [story.newest]
+
+
+@pytest.mark.parametrize(("author", "term"), [("i1", 1), ("i1", 2), ("trainer", 2)])
+def test_weights_outside_their_authors_term_are_not_taken(author: str, term: int) -> None:
+    story = Story()
+    made = story.writers[author].append(story.version(term, 1, story.newest.id))
+    assert story.replica.add_entry(made) is Outcome.MISSING_GRANT
+    assert story.replica.entry(made.id) is None
+    behind = story.writers[author].append(Role("none"))
+    assert story.replica.add_entry(behind) is Outcome.MISSING_PREV
 
 
 def test_version_0_is_the_genesis() -> None:
@@ -144,7 +154,7 @@ def test_a_grant_counts_only_where_its_base_stands() -> None:
     story = Story()
     zero = story.newest
     one = story.train()
-    story.grant(2, "i1", story.say("i2", story.version(1, 5, one.id)))
+    story.grant(2, "i1", story.say("trainer", story.version(1, 5, one.id)))
     assert list(story.ledger.lineage()) == [zero, one]
     wrong = Grant.make(
         story.domain.id, 3, story.node("i1"), zero.id, 1, 7, story.domain.id
@@ -291,7 +301,7 @@ def test_validators_are_named_or_trusted() -> None:
 
 
 def test_three_validators_of_many_are_due() -> None:
-    names = tuple(f"v{number}" for number in range(7))
+    names = tuple(f"v{number}" for number in range(1, 8))
     story = Story(validators=names)
     rollouts = [story.rollout("i1", counter) for counter in range(0, 20, 2)]
     chosen = [story.ledger.due(rollout) for rollout in rollouts]

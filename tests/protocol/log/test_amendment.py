@@ -44,7 +44,7 @@ def test_an_amendment_reads_as_written() -> None:
     with pytest.raises(LocalError):
         amendment(names=("e1", "e1"))
     value = carried.to_value()
-    for place, wrong in ((1, list(reversed(carried.electors))), (3, list(reversed(carried.votes))), (3, [])):
+    for place, wrong in ((1, list(reversed(carried.electors or ()))), (5, list(reversed(carried.votes))), (5, [])):
         with pytest.raises(PeerError):
             parse_payload("amend", [*value[:place], wrong, *value[place + 1 :]])
 

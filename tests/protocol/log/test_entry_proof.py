@@ -26,7 +26,7 @@ from tests.protocol.builders import Writer, cut_for, digest, key, small_genesis
 from tests.protocol.strategies import values
 
 ELECTORS = ("e1", "e2", "e3", "e4")
-GENESIS = small_genesis(ELECTORS)
+GENESIS = small_genesis(ELECTORS, members=("v", "w", "x", "y", "z"))
 DOMAIN = parse_genesis(GENESIS)
 
 

@@ -159,10 +159,11 @@ def test_a_voter_accepts_a_hidden_branch_and_a_frozen_row_only_where_a_quorum_di
 def test_a_voter_accepts_no_version_without_its_grant() -> None:
     writer = Writer("a", LOG.id)
     writer.append(Weights(3, 0, None, digest("m"), 9, digest("n"), 9, None))
-    replica = Replica(LOG)
+    granted, replica = Replica(LOG), Replica(LOG)
+    assert granted.add_grant(grant_for(LOG, 3, writer.node))
     for entry in writer.entries:
+        granted.add_entry(entry)
         replica.add_entry(entry)
-    cut = cut_of(replica, replica.head_at(writer.node, 1))
-    assert problem(replica, cut, prepared=True) == "the grant of a version that it covers is missing"
-    assert replica.add_grant(grant_for(LOG, 3, writer.node))
-    assert problem(replica, cut, prepared=False) is None
+    cut = cut_of(granted, granted.head_at(writer.node, 1))
+    assert problem(replica, cut, prepared=True) == "entries that it covers are missing"
+    assert problem(granted, cut, prepared=False) is None

@@ -115,7 +115,7 @@ def test_rows_ascend_by_author() -> None:
     values = [row.to_value() for row in rows]
     for wrong in (values, [values[0], values[0]]):
         with pytest.raises(PeerError, match="ascending"):
-            Cut.parse(codec.encode([1, DOMAIN, 1, DOMAIN, bytes(32), wrong]))
+            Cut.parse(codec.encode([1, DOMAIN, 1, DOMAIN, bytes(32), wrong, []]))
 
 
 def test_every_flipped_byte_of_a_certificate_is_rejected() -> None:

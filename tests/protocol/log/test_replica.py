@@ -207,28 +207,25 @@ def test_a_grant_waits_for_its_anchor() -> None:
     assert replica.add_grant(grant)
 
 
-def test_a_cut_covers_versions_of_granted_terms_only() -> None:
+def test_versions_of_granted_terms_only_are_taken_and_covered() -> None:
     writer = Writer("a", DOMAIN.id)
     writer.append(Role("trainer"))
     for number in range(2):
         writer.append(Weights(7, number, None if number == 0 else digest("w"), digest("m"), 9, digest("n"), 9, None))
-    replica = filled(*writer.entries)
-    (reported,) = replica.reportable()
-    assert reported == replica.head_at(writer.node, 1)
-    assert [head.seq for head in replica.uncovered()] == [3]
-    assert [replica.granted(writer.node, seq) for seq in (0, 1, 2, 3)] == [True, True, False, False]
-    assert replica.granted(key("b").node, 9)
-    cut = cut_for(replica, "elector")
-    assert replica.add_cut(cut) is replica.judge_cut(cut.cut) is Outcome.MISSING_GRANT
-    lower = certified(Cut.make(DOMAIN.id, 1, DOMAIN.id, heads_root([reported]), [reported]))
-    assert replica.add_cut(lower)
-    assert replica.reportable() == []
-    assert replica.add_grant(grant_for(DOMAIN, 7, key("b").node))
+    replica = filled(*writer.entries[:2])
+    assert replica.add_entry(writer.entries[2]) is Outcome.MISSING_GRANT
+    assert [head.seq for head in replica.uncovered()] == [1]
+    assert replica.add_grant(grant_for(DOMAIN, 7, writer.node))
+    for entry in writer.entries[2:]:
+        assert replica.add_entry(entry)
     assert replica.reportable() == replica.uncovered()
-    rest = cut_for(replica, "elector")
-    assert replica.judge_cut(rest.cut) is Outcome.ADDED
-    assert (replica.newest_cut_id, replica.versions_in(rest.cut)) == (lower.cut.id, writer.entries[2:])
-    assert replica.add_cut(rest)
+    assert replica.granted(writer.node, 3)
+    assert replica.granted(key("b").node, 9)
+    blind = filled(*writer.entries[:2])
+    cut = cut_for(replica, "elector")
+    assert blind.judge_cut(cut.cut) is Outcome.MISSING_ENTRIES
+    assert replica.add_cut(cut)
+    assert replica.versions_in(cut.cut) == writer.entries[2:]
     assert replica.reportable() == []
 
 

@@ -6,18 +6,36 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.domain import Policy
-from protocol.work.assignment import Stability, assign, trainer_candidate
+from protocol.work import assignment
+from protocol.work.assignment import Judges, Stability, anybody
 from protocol.work.presence import Presence
 from tests.protocol.builders import POLICY, digest
 from tests.protocol.work.test_presence import PRESENCE
 
 ALL = ("trainer", "relay", "validator", "inference")
+
+
+def assign(
+    presences: Mapping[bytes, Presence], policy: Policy, trainer: bytes | None, judges: Judges = anybody
+) -> dict[bytes, str]:
+    """The assignment where the log says of everybody what its presence says."""
+    standing = {node: presence.role for node, presence in presences.items()}
+    return assignment.assign(presences, policy, trainer, standing, judges)
+
+
+def trainer_candidate(
+    presences: Mapping[bytes, Presence], policy: Policy, judges: Judges = anybody, **more: Any
+) -> bytes | None:
+    """The candidate where the log says of everybody what its presence says."""
+    standing = {node: presence.role for node, presence in presences.items()}
+    return assignment.trainer_candidate(presences, policy, standing, judges=judges, **more)
 
 
 def node(index: int) -> bytes:
@@ -128,7 +146,8 @@ def test_roles_settle_after_two_rounds(network: dict[bytes, Presence], policy: P
 @given(networks(least=4, willing=st.just(ALL)), st.integers(0, 600), st.integers(0, 2**40))
 def test_a_newcomer_displaces_nobody(network: dict[bytes, Presence], index: int, speed: int) -> None:
     trainer = min(network)
-    before = settle(network, trainer)
+    reachable = {name: replace(presence, addresses=("/ip4/127.0.0.1/tcp/1",)) for name, presence in network.items()}
+    before = settle(reachable, trainer)
     newcomer = replace(make(0 if index > 500 else index, "none", speed=speed), bandwidth_kbps=speed)
     if newcomer.node in before:
         return
@@ -250,12 +269,12 @@ def test_only_those_whose_verdicts_count_get_a_place_of_a_validator() -> None:
 
 def test_the_next_trainer_is_not_the_last_who_can_judge() -> None:
     network = table(make(1), make(2), make(3))
-    assert trainer_candidate(network, POLICY, lambda name: name == node(1)) == node(2)
-    assert trainer_candidate(network, POLICY, lambda name: name in (node(1), node(3))) == node(1)
+    assert trainer_candidate(network, POLICY, judges=lambda name: name == node(1)) == node(2)
+    assert trainer_candidate(network, POLICY, judges=lambda name: name in (node(1), node(3))) == node(1)
     # One who is willing to train but not to validate is no loss.
     unwilling = table(make(1, willing=("trainer",)), make(2), make(3))
-    assert trainer_candidate(unwilling, POLICY, lambda name: True) == node(1)
-    assert trainer_candidate(table(make(1)), POLICY, lambda name: True) == node(1)
+    assert trainer_candidate(unwilling, POLICY, judges=lambda name: True) == node(1)
+    assert trainer_candidate(table(make(1)), POLICY, judges=lambda name: True) == node(1)
 
 
 def test_a_proposal_must_stand_before_it_is_acted_on() -> None:
@@ -272,3 +291,25 @@ def test_a_proposal_must_stand_before_it_is_acted_on() -> None:
 
 def test_an_unheard_node_has_no_row() -> None:
     assert assign({}, POLICY, digest("nobody")) == {}
+
+
+def test_what_a_presence_claims_of_a_role_counts_for_nothing() -> None:
+    network = table(make(1), make(2), make(3), make(4, "trainer"), make(5, "relay"), make(6, "validator"))
+    nobody = assignment.assign(network, POLICY, node(1), {})
+    assert nobody[node(4)] == nobody[node(5)] == nobody[node(6)] == "inference"
+    assert assignment.trainer_candidate(network, POLICY, {}) == node(1)
+    assert assignment.trainer_candidate(network, POLICY, {node(3): "trainer"}) == node(3)
+
+
+def test_only_members_with_standing_train_the_named_first_and_the_deposed_last() -> None:
+    network = table(make(1, speed=10**6), make(2), make(3))
+    assert trainer_candidate(network, POLICY, may_train=lambda name: name != node(1)) == node(2)
+    assert trainer_candidate(network, POLICY, may_train=lambda name: False) is None
+    assert trainer_candidate(network, POLICY, named=(node(3), node(2))) == node(3)
+    assert trainer_candidate(network, POLICY, named=(node(3), node(2)), deposed={node(3)}) == node(2)
+    assert trainer_candidate(table(make(3)), POLICY, deposed={node(3)}) == node(3)
+
+
+def test_a_relay_without_an_address_holds_nothing() -> None:
+    network = table(make(1), make(2), make(3), replace(make(4, "relay"), addresses=()), make(5))
+    assert assign(network, POLICY, node(1))[node(4)] != "relay"
