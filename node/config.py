@@ -155,6 +155,13 @@ class WeightsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobsConfig:
+    """Room for everything else that peers give."""
+
+    quota: int = _key(4096, _integer(0, 2**40), "MiB that files of submissions and steps may take; 0: no limit")
+
+
+@dataclass(frozen=True, slots=True)
 class TrackingConfig:
     """Where metrics go beside ``metrics.jsonl``, which is always written."""
 
@@ -190,6 +197,7 @@ class Config:
     trainer: TrainerConfig = TrainerConfig()
     bulk: BulkConfig = BulkConfig()
     weights: WeightsConfig = WeightsConfig()
+    blobs: BlobsConfig = BlobsConfig()
     tracking: TrackingConfig = TrackingConfig()
     devnet: DevnetConfig = DevnetConfig()
 

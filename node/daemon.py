@@ -26,24 +26,28 @@ from node.api.pulls import Pulls
 from node.config import Config
 from node.context import Node
 from node.domain import joining
+from node.domain.founding_files import keep_founding_files
 from node.errors import UserError, innermost
 from node.health import supervisor
 from node.health.ending import ending, stop_on_signal
 from node.health.supervisor import Service
 from node.health.warnings import Health
-from node.log import own_feed
+from node.log import blob_retention, own_feed
 from node.log.log_opening import load
 from node.log.replicated_log import LogService
 from node.log.replication import LogSync
 from node.log.signature_checkers import open_checkers
+from node.log.ticket_heap import TicketHeap
+from node.log.ticket_seeker import TicketSeeker
 from node.net.address_text import AddressError
 from node.net.blob_exchange import BlobExchange, serve_blobs, serve_chunks, serve_haves
 from node.net.host import PortBusy, open_network
-from node.peers import peers_file, twins
+from node.peers import hardware, peers_file, twins
 from node.peers.own_state import OwnState
 from node.peers.presences import Presences
 from node.roles import cheats, inference, trainer, validator
 from node.roles.engine_client import chosen, vllm_installed
+from node.roles.holder_progress import HolderProgress
 from node.roles.role_manager import Lives, RoleManager
 from node.roles.rollout_pool import Pool
 from node.roles.term_watch import ElectorPart
@@ -127,7 +131,10 @@ class Parts:
         self.evaluations = Evaluations()
         self.failed_audits: Counter[bytes] = Counter()
         self.roles = RoleManager(node, self.own, self.presences, self._lives() if lives is None else lives)
-        self.elector = ElectorPart(node, self.sync, self.presences)
+        tickets = TicketHeap(node.log.replica)
+        self.seeker = TicketSeeker(node, tickets)
+        progress = HolderProgress(node, self.own, self.pool, self.blobs)
+        self.elector = ElectorPart(node, self.sync, self.presences, tickets, progress)
         self.pulls = Pulls(node, self.weights)
         self.stop = stop
         self.control = ControlSocket(self)
@@ -146,6 +153,7 @@ class Parts:
         network, tokens = self.node.network, self.tokens
         self.sync.serve()
         network.on_connect(self.sync.soon)
+        network.prefer(self.node.log.ledger.member)
         joining.serve(network, self.node.directory.genesis() or b"")
         read = partial(partial, trio.to_thread.run_sync)
         serve_blobs(network, read(self.blobs.store.get_range), may_read=tokens.may_read)
@@ -156,6 +164,7 @@ class Parts:
         second_holder.serve(self.node, self.weights, self.blobs)
         twins.serve(network, self.presences)
         self.presences.listen()
+        self.seeker.listen()
 
     def services(self) -> dict[str, Service]:
         """What runs for as long as the node does, by the name that a failure is told under."""
@@ -167,8 +176,12 @@ class Parts:
             "comparing logs": self.sync.run,
             "writing metrics": partial(self.metrics.run, file, node.health),
             "feeding trackers": partial(tracking.run, node, own, self.metrics, weights, open_worker=open_worker),
+            "fetching what the genesis names": partial(keep_founding_files, node, self.blobs),
+            "looking at the hardware": partial(hardware.keep_claimed, own),
+            "asking for admission": self.seeker.run,
             "keeping the own feed": partial(own_feed.keep_joined, node),
             "watching the log's past": partial(own_feed.watch_history, node, self.sync.unserved),
+            "clearing out files": partial(blob_retention.keep_clear, node, self.blobs.store),
             "following weights": weights.run,
             "fetching on demand": self.pulls.run,
             "remembering peers": partial(peers_file.remember, node),

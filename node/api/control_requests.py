@@ -1,6 +1,7 @@
 """What can be asked for over the control socket: one JSON object a line, its operation under ``op``.
 
-The operations are ``node.api.control_socket``'s, ``status``'s, ``weight_requests``', ``amend_requests``' and
+The operations are ``node.api.control_socket``'s, ``status``'s, ``weight_requests``',
+``amend_requests``', ``invite_requests``' and
 ``recovery_requests``'. Bytes are hexadecimal digits.
 """
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Union
 import msgspec
 import trio
 
-from node.api import amend_requests, recovery_requests, status, weight_requests
+from node.api import amend_requests, invite_requests, recovery_requests, status, weight_requests
 from node.api.control_requests import Answer, Panel, Request
 from node.errors import UserError, innermost
 from protocol.errors import Error
@@ -54,6 +54,7 @@ class Stop(Request, tag="stop"):
 REQUESTS: Final[Sequence[type[Request]]] = (
     *(LeaveDomain, PauseAt, Stop, status.Status, status.Peers, status.Roles, status.Credits),
     *(weight_requests.ListWeights, weight_requests.CleanWeights, weight_requests.PullWeights),
+    invite_requests.PutInvitation,
     *(amend_requests.ShowAmendments, amend_requests.SignAmendment, amend_requests.SubmitAmendment),
     *(recovery_requests.ShowRecovery, recovery_requests.CloseFeed, recovery_requests.RebindFeed),
 )

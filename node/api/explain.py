@@ -26,6 +26,7 @@ def why(
     presences: Mapping[bytes, Presence],
     policy: Policy,
     grant: Grant,
+    standing: assignment.Standing,
     judges: assignment.Judges = assignment.anybody,
 ) -> str:
     """Why the node ``own`` has its role, in the terms of ``protocol.work.assignment``."""
@@ -45,7 +46,7 @@ def why(
             text = f"the other places among the {present} nodes present are taken, and all others infer"
         case _:
             text = "no place is free that it is willing to take" if willing else "it is not willing to take any"
-    wanted = assignment.assign(presences, policy, grant.trainer, judges).get(own, role)
+    wanted = assignment.assign(presences, policy, grant.trainer, standing, judges).get(own, role)
     if wanted == role:
         return text
     return f"{'' if role == 'none' else text + '; '}it becomes {wanted} as soon as that is settled"
@@ -61,7 +62,8 @@ def why_now(panel: Panel) -> str:
         return "it has not joined yet"
     if grant is None:
         return "the domain has no trainer yet"
-    return why(panel.own.role, node.id, panel.presences.live(), node.domain.policy, grant, node.log.ledger.may_validate)
+    judges, standing = node.log.ledger.may_validate, panel.presences.standing()
+    return why(panel.own.role, node.id, panel.presences.members(), node.domain.policy, grant, standing, judges)
 
 
 def waits_for(panel: Panel) -> list[str]:
@@ -73,9 +75,12 @@ def waits_for(panel: Panel) -> list[str]:
         height, claimed = len(log.replica.cuts), log.height_claimed
         return [log.waits_for(), *([f"the log to arrive: cut {height} of {claimed}"] if claimed > height else [])]
     if log.own_seq < 0:
+        replica = log.replica
+        if not replica.admissions.by(node.id, len(replica.cuts)):
+            return ["a cut that admits this node"]
         return ["the entry that it joins with"]
     if ledger.grant() is None:
-        present, asked = len(panel.presences.live()), node.domain.policy.min_nodes
+        present, asked = len(panel.presences.members()), node.domain.policy.min_nodes
         return [f"a first trainer: {present} nodes are present, {asked} are asked for"]
     newest, held = panel.weights.held.newest_number(), panel.weights.held.newest_held()
     number = -1 if held is None else weights_payload(held).number

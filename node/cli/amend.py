@@ -48,6 +48,8 @@ def add_to(actions: options.Parsers) -> None:
     make = options.add_command(steps, "make", _make, help="write an amendment into a new file")
     options.add_file(make, "file", help="the new file")
     make.add_argument("--elector", action="append", metavar="NODE", help="an elector; once each, all of them")
+    make.add_argument("--validator", action="append", metavar="NODE", help="a named validator; once each, all of them")
+    make.add_argument("--trainer", action="append", metavar="NODE", help="a named trainer, in their order, all of them")
     make.add_argument("--threshold", action="append", metavar="NAME=VALUE", default=[], help="a threshold that changes")
     sign = options.add_command(steps, "sign", _sign, help="have this node's elector sign the file; each number once")
     submit = options.add_command(steps, "submit", _submit, help="carry the signed file into the log")
@@ -57,9 +59,10 @@ def add_to(actions: options.Parsers) -> None:
 
 def _make(arguments: argparse.Namespace) -> int:
     now = _ask(arguments, "amend")
-    electors = [bytes.fromhex(elector) for elector in now["electors"]]
-    if arguments.elector:
-        electors = [_node(text) for text in arguments.elector]
+    electors, validators, trainers = (
+        [_node(text) for text in named] if named else None
+        for named in (arguments.elector, arguments.validator, arguments.trainer)
+    )
     values = dict(zip(NAMES, now["thresholds"], strict=True))
     for change in arguments.threshold:
         name, _, value = change.partition("=")
@@ -67,7 +70,9 @@ def _make(arguments: argparse.Namespace) -> int:
             raise UserError(f"--threshold {change}: unknown name", f"known are {', '.join(values)}")
         values[name] = micro(change, value)
     try:
-        made = Amendment.make(bytes.fromhex(now["domain"]), now["number"] + 1, electors, Thresholds(**values))
+        thresholds = Thresholds(**values) if arguments.threshold else None
+        domain, number = bytes.fromhex(now["domain"]), now["number"] + 1
+        made = Amendment.make(domain, number, electors, thresholds, validators=validators, trainers=trainers)
     except LocalError as error:
         raise UserError(f"such an amendment is not possible: {error}") from None
     write_new(arguments.file, _text(made, {}), mode=0o644)
@@ -127,11 +132,12 @@ def _node(text: str) -> bytes:
 
 
 def _lines(made: Amendment) -> list[str]:
-    thresholds = zip(NAMES, made.thresholds.to_value(), strict=True)
+    values = [] if made.thresholds is None else made.thresholds.to_value()
+    named = (("elector", made.electors), ("validator", made.validators), ("trainer", made.trainers))
     return [
         f"amendment {made.number} of domain {made.domain.hex()}",
-        *(f"elector     {elector.hex()}" for elector in made.electors),
-        *(f"{name} = {value / MILLION:g}" for name, value in thresholds),
+        *(f"{office:<11} {node.hex()}" for office, nodes in named for node in nodes or ()),
+        *(f"{name} = {value / MILLION:g}" for name, value in zip(NAMES, values, strict=False)),
     ]
 
 

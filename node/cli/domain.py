@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from node.cli import amend, options
+from node.cli import amend, invite, options
 from node.cli.options import Values
 from node.errors import UserError
 from node.store.durable_files import read_named, write_new
@@ -33,6 +33,7 @@ def add_to(commands: options.Parsers, phrase: str) -> None:
     show = options.add_command(actions, "show", _show, help="what a domain is", json=True)
     options.add_file(show, "file", nargs="?", help="a signed genesis")
     amend.add_to(actions)
+    invite.add_to(actions)
 
 
 def _create(arguments: argparse.Namespace) -> int:

@@ -93,6 +93,8 @@ def _keep(arguments: argparse.Namespace, directory: DataDirectory, wanted: Invit
     with directory.open_locked():
         _, made = furnish(arguments, directory)
         directory.save_genesis(offer.genesis)
+        if wanted.seed is not None:
+            directory.save_invitation(wanted.seed)
         peer = wanted.address.rpartition("/")[2]
         known = dict(directory.known_peers())
         known[peer] = tuple(dict.fromkeys([wanted.address, *known.get(peer, ())]))

@@ -105,7 +105,9 @@ class _Devnet:
             self.display.say(f"run folder {self.options.folder}")
             # Named, so that no stranger who joins can make itself a validator and judge its own work.
             honest = [m.directory.read_identity().node for m in self.members[: self.options.nodes]]
-            ours = replace(self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]))
+            ours = replace(
+                self.founding, validators=tuple(honest), electors=tuple(honest[:ELECTORS]), trainers=tuple(honest)
+            )
             await self.found(founder.directory, ours)
             nursery.start_soon(fleet.keep_reaping, self.members)  # from now on all other children are orphans
             await self._start(nursery, [founder])

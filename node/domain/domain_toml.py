@@ -44,7 +44,20 @@ from proofs.checks import FLOAT32_THRESHOLDS
 from protocol import codec
 from protocol.codec import Array, Int, Many, Text
 from protocol.constants import MILLION
-from protocol.domain import DTYPES, MAX_NAMED_VALIDATORS, Part, Policy, Recipe, Thresholds, Timings, default_timings
+from protocol.domain import (
+    DTYPES,
+    MAX_ELECTORS,
+    MAX_NAMED_TRAINERS,
+    MAX_NAMED_VALIDATORS,
+    Admission,
+    Part,
+    Policy,
+    Recipe,
+    Thresholds,
+    Timings,
+    default_admission,
+    default_timings,
+)
 from protocol.errors import PeerError
 from protocol.identity import node_id
 
@@ -119,8 +132,12 @@ SECTIONS: Final = {
         },
     ),
     "thresholds": Section(Thresholds, {f.name: (f.name, NUMBER) for f in fields(Thresholds)}),
+    "admission": Section(Admission, {f.name: (f.name, COUNT) for f in fields(Admission)}),
 }
-KEYS: Final = ("name", "model", "electors", "validators", "private", "calibration", "task", *SECTIONS)
+KEYS: Final = (
+    *("name", "model", "electors", "validators", "trainers", "private", "calibration", "task"),
+    *SECTIONS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +145,9 @@ class Founding:
     """What a new domain is to be.
 
     ``model`` is a Hugging Face folder, ``tasks`` a task table (``node.tasks.catalogue``), ``electors`` node ids, empty
-    for the creator alone, ``dtype`` what nodes generate in. ``private``: weights travel encrypted, between nodes that
-    joined. ``model_where`` is what a message about the model begins with, ``notes`` say what was left out of files.
+    for the creator alone, ``admission`` None for the default, ``dtype`` what nodes generate in. ``private``: weights
+    travel encrypted, between nodes that joined. ``model_where`` is what a message about the model begins with,
+    ``notes`` say what was left out of files.
     """
 
     name: str
@@ -143,6 +161,8 @@ class Founding:
     dtype: str = "float32"
     electors: tuple[bytes, ...] = ()
     validators: tuple[bytes, ...] = ()
+    trainers: tuple[bytes, ...] = ()
+    admission: Admission | None = None
     private: bool = False
     model_where: str = "the model"
     notes: tuple[str, ...] = ()
@@ -182,7 +202,9 @@ class _DomainReader:
         name, model = self._text("name"), self._text("model")
         if len(name) > 64 or not name.isascii() or not name.isprintable():
             raise self._error(("name",), "a name is 1 to 64 printable ASCII characters", "choose another")
-        electors, validators = self._nodes("electors", 64), self._nodes("validators", MAX_NAMED_VALIDATORS)
+        electors = tuple(sorted(self._nodes(("electors",), MAX_ELECTORS)))
+        validators = tuple(sorted(self._nodes(("validators",), MAX_NAMED_VALIDATORS)))
+        private = self._private()
         dtype, limits = self._calibration()
         policy = self._section("policy", new_policy(4, EARNED_REPUTATION if validators else 0))
         if not validators and policy.validator_reputation > 0:
@@ -199,7 +221,9 @@ class _DomainReader:
             model_where=self._where(("model",)),
             electors=electors,
             validators=validators,
-            private=self._private(),
+            trainers=self._nodes(("trainers",), MAX_NAMED_TRAINERS),
+            admission=self._section("admission", default_admission(devnet=False, private=private)),
+            private=private,
             tasks=tuple(row for row, _ in tasks),
             recipe=self._recipe(),
             timings=self._section("timings", default_timings(devnet=False)),
@@ -244,12 +268,14 @@ class _DomainReader:
             raise self._error(("calibration",), f"{path} holds a value that no domain can have", "calibrate again")
         return dtype, limits
 
-    def _nodes(self, key: str, most: int) -> tuple[bytes, ...]:
+    def _nodes(self, where: tuple[str, ...], most: int) -> tuple[bytes, ...]:
+        """The nodes that are listed there, in their order."""
+        (key,) = where
         value = self.table.get(key, [])
         if not isinstance(value, list) or len(value) > most:
-            raise self._error((key,), f"expected a list of at most {most} nodes", f'write {key} = ["12D3KooW…"]')
-        if key in self.table and key == "electors" and not value:
-            raise self._error((key,), "a domain needs an elector", "name one, or delete the line for the founder")
+            raise self._error(where, f"expected a list of at most {most} nodes", f'write {key} = ["12D3KooW…"]')
+        if key == "electors" and key in self.table and not value:
+            raise self._error(where, "a domain needs an elector", "name one, or delete the line for the founder")
         nodes = []
         for item in value:
             if isinstance(item, str) and re.fullmatch(r"[0-9a-fA-F]{64}", item):
@@ -259,11 +285,11 @@ class _DomainReader:
                 nodes.append(node_id(item if isinstance(item, str) else ""))
             except PeerError:
                 raise self._error(
-                    (key,), f"{item!r} is neither a peer id nor a node id", "farflung identity show tells both"
+                    where, f"{item!r} is neither a peer id nor a node id", "farflung identity show tells both"
                 ) from None
         if len(set(nodes)) != len(nodes):
-            raise self._error((key,), "a node is named twice", "name it once")
-        return tuple(sorted(nodes))
+            raise self._error(where, "a node is named twice", "name it once")
+        return tuple(nodes)
 
     def _tasks(self) -> list[tuple[dict[str, Any], list[str]]]:
         tasks = self.table.get("task", [])

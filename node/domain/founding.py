@@ -163,6 +163,8 @@ def _store(directory: DataDirectory, founding: Founding, model_files: ConvertedM
             private=founding.private,
             electors=founding.electors or (creator.node,),
             validators=founding.validators,
+            trainers=founding.trainers,
+            admission=founding.admission,
             model=model,
             tasks=tuple(_task(blobs, row) for row in founding.tasks),
             recipe=founding.recipe,

@@ -1,6 +1,7 @@
 """Looking at what a peer invites to, before anything of it is kept.
 
-1. An invitation is a peer's address, with ``?domain=<id>`` behind it where the domain must be a certain one.
+1. An invitation is a peer's address, with ``?domain=<id>`` behind it where the domain must be a certain one, and with
+   ``invite=<seed>`` where an invitation key lets its holder in (``protocol.log.admission``).
 2. A peer is asked with a key of its own, so that a peer learns nothing of the node and a running one is not disturbed.
 3. What a peer says is checked: the genesis by its creator's signature, the model's files by the hashes in it.
 """
@@ -38,10 +39,12 @@ MAX_SHAPE: Final = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A peer's multiaddr, and the id of the domain (32 bytes) that it must be of, where that was given."""
+    """A peer's multiaddr, and the id of the domain (32 bytes) that it must be of and the seed of the invitation key
+    (32 bytes), where those were given."""
 
     address: str
-    domain: bytes | None
+    domain: bytes | None = None
+    seed: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,23 @@ class DomainOffer:
 
 
 def parse(text: str) -> Invitation:
-    """Parse ``/ip4/…/tcp/…/p2p/…`` with or without ``?domain=<64 hex digits>``. Raises ``UserError``."""
+    """Parse ``/ip4/…/tcp/…/p2p/…``, with ``?domain=<64 hex digits>``, ``invite=<64 hex digits>`` or both joined by
+    ``&`` behind it. Raises ``UserError``."""
     address, mark, query = text.partition("?")
     if (problem := address_problem(address, peer=True)) is not None:
         raise UserError(problem, "expected an address such as /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…")
     if not mark:
-        return Invitation(address, None)
-    found = re.fullmatch(r"domain=([0-9a-fA-F]{64})", query)
-    if found is None:
-        raise UserError(f"the address ends in {mark + query!r}", "expected ?domain= and the 64 hex digits of its id")
-    return Invitation(address, bytes.fromhex(found[1]))
+        return Invitation(address)
+    found: dict[str, bytes] = {}
+    for part in query.split("&"):
+        match = re.fullmatch(r"(domain|invite)=([0-9a-fA-F]{64})", part)
+        if match is None or match[1] in found:
+            raise UserError(
+                f"the address ends in {mark + query!r}",
+                "expected ?domain= and the 64 hex digits of its id, then perhaps &invite= and 64 more",
+            )
+        found[match[1]] = bytes.fromhex(match[2])
+    return Invitation(address, found.get("domain"), found.get("invite"))
 
 
 async def inspect(invitation: Invitation, patience: float) -> DomainOffer:

@@ -22,9 +22,11 @@ from node.log.elector_answers import ElectorAnswers
 from node.log.other_electors import OtherElectors
 from node.log.replicated_log import LogService, Own
 from node.log.replication import LogSync
-from node.log.voter import META, Objection, Voter
+from node.log.ticket_heap import TicketHeap
+from node.log.voter import META, Blind, Voter, Watch
 from protocol.errors import Error, LocalError, PeerError
-from protocol.identity import Identity
+from protocol.identity import ABSENT, Identity, verify
+from protocol.log import absence
 from protocol.log import elector_state as rules
 from protocol.log.elector_state import ElectorState
 from protocol.log.proposal import choose, propose
@@ -53,6 +55,8 @@ logger = logging.getLogger(__name__)
 TRIES: Final = 3
 """Attempts of one turn, each in an epoch above what the others said they had reached."""
 REMEDY: Final = "delete the folder log in the data directory: peers give it back, and the elector abstains for a while"
+
+BLIND: Final = Blind()
 
 
 class NotGranted(Error):
@@ -171,6 +175,8 @@ class Elector:
             reports,
             self.voter.electors,
             replica.head_at,
+            tickets=self.voter.tickets.admissible(),
+            work=self._service.ledger,
         )
 
     def _next_epoch(self) -> int:
@@ -269,6 +275,30 @@ class Elector:
             await checkpoints.gather(certified.cut.id, {**cosignatures, self.voter.me: own})
         return certified if taken else None
 
+    # Absence
+
+    async def declare_absent(self, node: bytes) -> bool:
+        """Have a quorum say that a node is gone, and carry its word into the log; whether a quorum did.
+
+        Raises ``OSError`` where the disk refuses, ``NotReady`` where the own feed takes nothing.
+        """
+        voter, service = self.voter, self._service
+        electors, seen = voter.electors, service.replica.newest_cut_id
+        own = voter.sign_absence(node, seen)
+        if isinstance(own, str):
+            return False
+        message = absence.statement(service.domain.id, node, seen)
+        votes = await self._others.signatures(
+            "absent",
+            [node, seen],
+            lambda peer, signature: verify(peer, ABSENT, message, signature, "absent"),
+        )
+        votes[voter.me] = own
+        if len(votes) < quorum(len(electors)):
+            return False
+        await service.append(absence.make(service.domain.id, node, seen, votes), timeout=self._pace)
+        return True
+
     # Terms
 
     async def grant_term(self, trainer: bytes) -> CertifiedGrant:
@@ -329,10 +359,11 @@ async def open_elector(
     identity: Identity,
     sync: LogSync | None = None,
     *,
-    objection: Objection = lambda grant: "it does not watch the office",
+    watch: Watch = BLIND,
+    tickets: TicketHeap | None = None,
 ) -> Elector:
     """The elector whose state is in ``service``'s store; among several it needs ``sync`` to speak to the others.
-    ``objection`` is what ``Voter`` asks before it agrees to a grant.
+    ``watch`` is what ``Voter`` sees of the others, ``tickets`` are those of outsiders.
 
     Raises ``UserError`` where that state is damaged or cannot be read, ``LocalError`` where this node is no elector.
     """
@@ -346,7 +377,8 @@ async def open_elector(
         state = ElectorState() if data is None else ElectorState.decode(data)
     except (PeerError, OSError) as error:
         raise UserError(f"the stored state of the elector is damaged: {error}", REMEDY) from None
-    voter = Voter(service, identity, state, sync, objection)
+    heap = TicketHeap(service.replica) if tickets is None else tickets
+    voter = Voter(service, identity, state, sync, watch, heap)
     if sync is not None:
         ElectorAnswers(voter, sync)
     return Elector(voter)

@@ -55,6 +55,8 @@ class ElectorAnswers:
                     value = await self._on_prepared(peer, PreparedCut.parse(argument))
                 case "certified":
                     value = await self._on_certified(peer, argument)
+                case "absent":
+                    value = await self._on_absence(peer, *argument)
                 case _:
                     value = await self._on_grant(peer, Grant.parse(argument), firm=op == "grant")
         except OSError as error:
@@ -84,7 +86,8 @@ class ElectorAnswers:
             raise PeerError("proposal: it belongs to another domain")
         if (apart := await self._meet(peer, cut.height - 1, epoch)) is not None:
             return apart
-        if proposal.problem(self._voter.service.replica, cut, prepared=proof is not None) is not None:
+        replica, ledger = self._voter.service.replica, self._voter.service.ledger
+        if proposal.problem(replica, cut, prepared=proof is not None, work=ledger) is not None:
             await self._catch_up(peer)
         if not self._voter.turns.take(self._voter.place(peer), trio.current_time()):
             return "it is another elector's turn"
@@ -111,10 +114,15 @@ class ElectorAnswers:
         cut = CertifiedCut.parse(data, verify=False).cut
         return voter.service.checkpoints.cosign(voter.identity, cut.id)
 
+    async def _on_absence(self, peer: bytes, node: bytes, seen: bytes) -> Any:
+        if self._voter.service.replica.height(seen) is None:
+            await self._catch_up(peer)
+        return self._voter.sign_absence(node, seen)
+
     async def _on_grant(self, peer: bytes, grant: Grant, *, firm: bool) -> Any:
         if self._unfit(grant) is not None:
             await self._catch_up(peer)
-        problem = self._unfit(grant) or self._voter.objection(grant)
+        problem = self._unfit(grant) or self._voter.watch.objection(grant)
         if problem is not None:
             return problem
         if firm:

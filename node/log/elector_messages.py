@@ -12,6 +12,7 @@ prepared   a prepared cut                                                signatu
 certified  a certified cut                                               cosignature of its checkpoint, or nil
 would      a grant's body                                                nil: it would sign
 grant      a grant's body                                                signature
+absent     [node, cut]                                                   signature of its absence
 =========  ============================================================  =======================================
 
 The third field of ``propose`` are the votes of the prepared cut that justifies it. A signed ballot is one that the
@@ -53,6 +54,7 @@ _ARGUMENTS: Final[dict[str, Schema]] = {
     "certified": _CUT,
     "would": _GRANT,
     "grant": _GRANT,
+    "absent": Array((("node", codec.KEY), ("seen", codec.HASH))),
 }
 _REQUEST: Final = Array(
     (("format", Int(FORMAT, FORMAT)), ("op", Text(16, tuple(_ARGUMENTS))), ("argument", Anything()))
@@ -64,6 +66,7 @@ _VALUES: Final[dict[str, Schema]] = {
     "certified": Optional(Bytes(72)),
     "would": _NOTHING,
     "grant": codec.SIGNATURE,
+    "absent": codec.SIGNATURE,
 }
 
 

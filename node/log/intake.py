@@ -67,7 +67,7 @@ class Intake:
         checking: Checking = check_in_threads,
         bounds: RoomBounds = BOUNDS,
     ) -> None:
-        self.room = WaitingRoom(ledger.replica, bounds)
+        self.room = WaitingRoom(ledger, bounds)
         self._ledger = ledger
         self._replica = ledger.replica
         self._store = store

@@ -24,6 +24,7 @@ from protocol.credit.snapshot import Snapshot
 from protocol.domain import Domain
 from protocol.errors import Evidence, PeerError
 from protocol.log.branches import Outcome
+from protocol.log.entry import Entry
 from protocol.log.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -92,24 +93,25 @@ async def sum_up(ledger: Ledger, store: LogStore, entries: int = SNAPSHOT_ENTRIE
 async def _fill(ledger: Ledger, store: LogStore, position: int, most: int, first: Sequence[Item] = ()) -> None:
     """Hand over ``first`` and then what is stored after ``position``; what becomes final leaves memory on the way, with
     ``most`` entries of it at the latest."""
-    _take_stored(ledger.replica, first)
+    _take_stored(ledger, first)
     while True:
         batch, position = await store.read(position)
         if not batch:
             return
         await check_draws(ledger, batch, ledger.announced)
         for start in range(0, len(batch), OPENED_AT_ONCE):
-            _take_stored(ledger.replica, batch[start : start + OPENED_AT_ONCE])
+            _take_stored(ledger, batch[start : start + OPENED_AT_ONCE])
             await trio.lowlevel.checkpoint()
         ledger.note_final()
         if ledger.final_entries - ledger.forgotten >= most:
             ledger.forget()
 
 
-def _take_stored(replica: Replica, items: Sequence[Item]) -> None:
+def _take_stored(ledger: Ledger, items: Sequence[Item]) -> None:
     for item in items:
         try:
-            outcome = add(replica, item)
+            # What is stored was within its author's budget when it came, and that may have shrunk since.
+            outcome = ledger.replica.add_entry(item) if isinstance(item, Entry) else add(ledger, item)
         except Evidence:
             continue
         except PeerError as error:

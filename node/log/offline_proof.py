@@ -126,7 +126,7 @@ def _amendments(connection: sqlite3.Connection, domain: Domain, height: int) -> 
         for entry, feed in sorted(fresh, key=lambda item: item[0].id):
             payload = entry.payload
             if isinstance(payload, Amend) and payload.number == len(found) + 1 and _signed(domain, payload, electors):
-                electors = payload.electors
+                electors = electors if payload.electors is None else payload.electors
                 found.append(Covering.make(entry, feed, heads, CertifiedCut.parse(cut.encode())))
                 break
     return found

@@ -211,11 +211,11 @@ class _Checking:
         if cut.cut.height != height:
             self.problems.append(f"{what}: it is of height {cut.cut.height}")
         self._feed([(head.author, head.seq) for head in cut.cut.changes])
-        outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut))
+        outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut, self.ledger))
         if outcome is Outcome.MISSING_ENTRIES:
             # It may be on a branch of which a part lies above the row, or hang on entries that were labelled wrongly.
             self._feed([(head.author, LAST) for head in cut.cut.changes])
-            outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut))
+            outcome = _try(self.problems, f"cut {cut.cut.height}", partial(self.replica.add_cut, cut, self.ledger))
         if outcome is Outcome.ADDED:
             self._show(cut.cut.changes, cut)
         if outcome in (Outcome.ADDED, Outcome.KNOWN):
@@ -308,9 +308,9 @@ def _drain(replica: Replica, queue: list[Entry], problems: list[str]) -> list[En
         except PeerError as error:
             problems.append(f"{entry.author.hex()} entry {entry.seq}: {error}")
             continue
-        if outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
+        if outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR, Outcome.MISSING_GRANT):
             left.append(entry)
-            if outcome is Outcome.MISSING_ANCHOR or entry.seq > replica.next_for(entry.author):
+            if outcome is not Outcome.MISSING_PREV or entry.seq > replica.next_for(entry.author):
                 break
     return [*left, *waiting]
 

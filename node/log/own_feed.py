@@ -32,6 +32,9 @@ async def keep_joined(node: Node) -> None:
             node.health.warn("own head", f"nothing is appended: {node.log.waits_for()}")
             continue
         node.health.clear("own head")
+        if node.log.own_seq < 0 and not node.log.replica.admissions.by(node.id, len(node.log.replica.cuts)):
+            await node.log.wait_change(node.log.generation, PAUSE)
+            continue
         if node.log.own_seq < 0:
             recovery = commitment(node.directory.recovery_public())
             await node.log.append(Join(recovery, f"farflung/{__version__}", node.config.name))

@@ -106,6 +106,7 @@ class LogService:
         self.behind = False
         """Whether somebody showed an own entry that this node did not know: it was restored, or has a twin."""
         self.checkpoints = Checkpoints(replica, store)
+        self._level = False
         self._own_head = OwnHead(identity.node, replica.electors_at(len(replica.cuts) + 1), known, fresh=fresh)
         self._listeners: list[Callable[[LogNews], None]] = []
         self._changed = trio.Event()
@@ -161,6 +162,17 @@ class LogService:
         self._own_head.confirm(peer)
         self._confirm()
 
+    def on_level(self, peer: bytes) -> None:
+        """A round with ``peer`` left nothing that it holds and this node does not."""
+        if not self._level and self.ledger.member(peer):
+            self._level = True
+            self._notify(LogNews())
+
+    def level(self) -> bool:
+        """Whether this node's log was level with a member's since its start; nobody else has one before the first
+        cut that covers more than one feed, or where no other member is known."""
+        return self._level or all(author == self.identity.node for author in self.replica.heads)
+
     def waits_for(self) -> str:
         """Why ``ready`` is not set, for people."""
         return self._own_head.missing()
@@ -176,19 +188,24 @@ class LogService:
         ``NotReady`` after ``timeout`` seconds of that, ``OSError`` where the disk refuses, ``LocalError`` where the
         feed can never grow again.
         """
+        why = self.waits_for()
         try:
             with trio.fail_after(timeout):
                 while True:
+                    why = self.waits_for()
                     await self.ready.wait()
+                    why = "the log is busy"
                     seen = self.generation
                     async with self._lock:
-                        if self.ready.is_set() and self._room() >= len(payloads):
-                            # From here on it is done quickly and wholly, whatever happens to the caller.
-                            with trio.CancelScope(shield=True):
-                                return await self._append(payloads)
+                        if self.ready.is_set():
+                            found = self._made(payloads)
+                            if not isinstance(found, str):
+                                # From here on it is done quickly and wholly, whatever happens to the caller.
+                                with trio.CancelScope(shield=True):
+                                    return await self._append(found)
+                            why = found
                     await self.wait_change(seen, timeout)
         except trio.TooSlowError:
-            why = "too many entries wait for a cut" if self.ready.is_set() else self.waits_for()
             raise NotReady(f"no entry could be appended within {timeout:g} s: {why}") from None
 
     def over(self) -> str | None:
@@ -210,28 +227,32 @@ class LogService:
             with suppress(OSError):
                 await self.store.meta("domain")
 
-    def _room(self) -> int:
-        """How many more own entries may stand on the newest cut."""
-        anchor = self.replica.newest_cut_id
-        tail = self.replica.entries(self.identity.node, self.own_seq + 1 - MAX_ENTRIES_PER_ANCHOR)
-        return MAX_ENTRIES_PER_ANCHOR - sum(entry.anchor == anchor for entry in tail)
-
-    async def _append(self, payloads: Sequence[Making]) -> list[Entry]:
-        node = self.identity.node
+    def _made(self, payloads: Sequence[Making]) -> list[Entry] | str:
+        """The own feed's next entries, or why they cannot be appended yet."""
+        node, replica = self.identity.node, self.replica
         over = self.over()
         if over is not None:
             raise LocalError(over)
-        head = self.replica.heads.get(node)
+        if self.own_seq < 0 and not replica.admissions.by(node, len(replica.cuts)):
+            return "no cut admitted this node yet"
+        anchor = replica.newest_cut_id
+        tail = replica.entries(node, self.own_seq + 1 - MAX_ENTRIES_PER_ANCHOR)
+        if sum(entry.anchor == anchor for entry in tail) + len(payloads) > MAX_ENTRIES_PER_ANCHOR:
+            return "too many entries wait for a cut"
+        head = replica.heads.get(node)
         seq, prev = (0, NO_PREV) if head is None else (head.seq + 1, head.entry_id)
         made: list[Entry] = []
         for making in payloads:
             payload = making(made) if callable(making) else making
-            anchor = self.replica.newest_cut_id
             made.append(entries.make(self.identity, self.domain.id, seq, prev, anchor, payload))
             seq, prev = seq + 1, made[-1].id
+        obstacle = replica.obstacle(made, self.ledger)
+        return made if obstacle is None else str(obstacle.value)
+
+    async def _append(self, made: list[Entry]) -> list[Entry]:
         await self._store(made, exclusive={entry.id for entry in made})
         for entry in made:
-            if self.replica.add_entry(entry) is not Outcome.ADDED:
+            if add(self.ledger, entry) is not Outcome.ADDED:
                 raise LocalError(f"an own entry was not taken: {entry.kind} {entry.seq}")
         self._own_head.seen(made[-1].seq)
         self._notify(LogNews(tuple(made), own=True))
@@ -253,7 +274,7 @@ class LogService:
                 made.stored()
                 if item is None:
                     return None
-                if add(self.replica, item) is not Outcome.ADDED:
+                if add(self.ledger, item) is not Outcome.ADDED:
                     raise LocalError("an own cut or grant was not taken")
                 self._notify(LogNews((item,), own=True))
                 await self._keep(self.intake.room.deliver().items)

@@ -4,7 +4,7 @@
    while nothing else changes the log.
 2. It takes no part before its own feed is confirmed (``LogService.ready``) and q−1 others told it how far they are and
    whether they hold signatures of it that it does not know. Their questions it answers at once.
-3. Whether a term may be granted at all it asks ``objection``, the watch over the office.
+3. Whether a term may be granted at all, and whether somebody is gone, it asks its ``Watch``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from node.log.elector_messages import Reached, SignedBallot
 from node.log.replicated_log import LogNews, LogService, Own
 from node.log.replication import LogSync
+from node.log.ticket_heap import TicketHeap
 from protocol import identity as keys
+from protocol.constants import TICKET_CUTS
 from protocol.identity import Identity
+from protocol.log import absence, proposal, quorum
 from protocol.log import elector_state as rules
-from protocol.log import proposal, quorum
 from protocol.log.amendment import Amendment
 from protocol.log.elector_state import ElectorState, Version
 from protocol.log.heads import Head
@@ -34,12 +36,31 @@ logger = logging.getLogger(__name__)
 
 META: Final = "elector"
 
-Objection = Callable[[Grant], str | None]
+
+class Watch(Protocol):
+    """What an elector sees of the others, for its decisions."""
+
+    def objection(self, grant: Grant) -> str | None:
+        """Why the trainer's office should not be given as a grant says, None where it may."""
+
+    def hears(self, node: bytes) -> str | None:
+        """Why no word is given that a node is absent; None where nothing was heard of it for too long."""
+
+
+class Blind:
+    """The ``Watch`` of an elector that looks at nobody."""
+
+    def objection(self, grant: Grant) -> str | None:
+        return "it does not watch the office"
+
+    def hears(self, node: bytes) -> str | None:
+        return "it does not watch anybody"
 
 
 class Voter:
-    """One elector's state, for ``node.log.elector``. ``sync`` is None where it is the only elector. ``objection`` says
-    why the trainer's office should not be given as a grant says, None where it may."""
+    """One elector's state, for ``node.log.elector``. ``sync`` is None where it is the only elector. ``watch`` is
+    what it sees of the others; ``tickets`` are those of outsiders
+    who wait."""
 
     def __init__(
         self,
@@ -47,12 +68,14 @@ class Voter:
         identity: Identity,
         state: ElectorState,
         sync: LogSync | None,
-        objection: Objection,
+        watch: Watch,
+        tickets: TicketHeap,
     ) -> None:
         self.service = service
         self.identity = identity
         self.sync = sync
-        self.objection = objection
+        self.watch = watch
+        self.tickets = tickets
         self.floor = 0
         """An epoch that others are said to have reached."""
         self._in_force = self.electors
@@ -147,7 +170,9 @@ class Voter:
         def decide() -> ElectorState | str:
             lock = self.state.lock
             prepared = proof is not None or (lock is not None and lock.cut.id == cut.id)
-            problem = self.away() or proposal.problem(self.service.replica, cut, prepared=prepared)
+            problem = self.away() or proposal.problem(
+                self.service.replica, cut, prepared=prepared, work=self.service.ledger
+            )
             limit = self.turns.limit(trio.current_time())
             return problem or rules.vote(self.state, cut, epoch, proof, self.electors, self._versions(cut), limit=limit)
 
@@ -174,6 +199,17 @@ class Voter:
         pace = self.service.domain.timings.term_silence_ms / 1000
         return reach(self.known_term, trio.current_time() - self._granted_at, pace)
 
+    def sign_absence(self, node: bytes, seen: bytes) -> bytes | str:
+        """The own word that a node is absent as of a cut that is held, or why there is none."""
+        replica = self.service.replica
+        height = replica.height(seen)
+        problem = self.away() or self.watch.hears(node)
+        if problem is not None:
+            return problem
+        if height is None or height < len(replica.cuts) - TICKET_CUTS // 2:
+            return "that cut is not one of the newest"
+        return absence.sign(self.identity, self.service.domain.id, node, seen)[1]
+
     async def sign_amendment(self, amendment: Amendment) -> bytes | str:
         """The own signature of an amendment, or why there is none; its operator asks for it."""
         number = self.service.replica.amendments.number
@@ -189,7 +225,7 @@ class Voter:
 
     def holds_news(self) -> bool:
         """Whether there is something to cut."""
-        return self.state.lock is not None or bool(self._rows())
+        return self.state.lock is not None or bool(self.tickets.admissible()) or bool(self._rows())
 
     def _rows(self) -> list[Head]:
         ends: dict[bytes, int] = {}
@@ -197,7 +233,7 @@ class Voter:
             for entry in self.service.ledger.lineage():
                 if rules.barred(self.state, version_of(entry.payload)):
                     ends[entry.author] = min(entry.seq, ends.get(entry.author, entry.seq))
-        return self.service.replica.reportable(ends)
+        return self.service.replica.reportable(ends, self.service.ledger)
 
     def highest(self) -> Version:
         """The newest version of the lineage."""

@@ -20,13 +20,13 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from node.store.log_rows import Item
+from protocol.credit.ledger import Ledger
 from protocol.errors import Evidence, PeerError
 from protocol.log.branches import Outcome
 from protocol.log.entry import NO_PREV, Entry
 from protocol.log.fork_proof import ForkProof
 from protocol.log.heads import MAX_RANGE, RangeRequest
 from protocol.log.quorum import CertifiedCut, CertifiedGrant, check_quorum
-from protocol.log.replica import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,12 @@ T = TypeVar("T")
 
 ENTRY_COST: Final = 1000
 """What a waiting entry takes in memory beside its body."""
+
+ANY_CUT: Final = b""
+"""What an entry waits for that its author's budget does not pay for yet."""
+
+WAITS: Final = frozenset({Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR, Outcome.MISSING_GRANT, Outcome.OVER_BUDGET})
+"""With these outcomes an entry may be taken later: but one without its grant is dropped with this delivery."""
 
 CUTS_AT_ONCE: Final = 64
 """Waiting cuts whose entries are asked for together."""
@@ -56,13 +62,14 @@ class RoomBounds:
 BOUNDS: Final = RoomBounds()
 
 
-def add(replica: Replica, item: Item) -> Outcome:
-    """Hand any object to the replica; raises what its method raises."""
+def add(ledger: Ledger, item: Item) -> Outcome:
+    """Hand any object to the ledger's replica; raises what its method raises."""
+    replica = ledger.replica
     match item:
         case Entry():
-            return replica.add_entry(item)
+            return replica.add_entry(item, ledger)
         case CertifiedCut():
-            return replica.add_cut(item)
+            return replica.add_cut(item, ledger)
         case CertifiedGrant():
             return replica.add_grant(item)
         case ForkProof():
@@ -80,10 +87,11 @@ class Taken:
 
 
 class WaitingRoom:
-    """The waiting room before ``replica``."""
+    """The waiting room before the replica of ``ledger``."""
 
-    def __init__(self, replica: Replica, bounds: RoomBounds = BOUNDS) -> None:
-        self._replica = replica
+    def __init__(self, ledger: Ledger, bounds: RoomBounds = BOUNDS) -> None:
+        self._ledger = ledger
+        self._replica = ledger.replica
         self._bounds = bounds
         self._entries: dict[bytes, dict[int, Entry]] = {}
         self._count = 0
@@ -125,7 +133,7 @@ class WaitingRoom:
                     outcome = self._add(entry, taken)
                 if outcome is Outcome.ADDED:
                     taken.items.append(entry)
-                elif outcome in (Outcome.MISSING_PREV, Outcome.MISSING_ANCHOR):
+                elif outcome in WAITS:
                     self._put(entry, origin)
         for cut in cuts:
             if cut.cut.height <= len(self._replica.cuts):
@@ -250,16 +258,19 @@ class WaitingRoom:
             outcome = self._add(entry, taken)
             if outcome is Outcome.ADDED:
                 taken.items.append(entry)
-            elif outcome is Outcome.MISSING_ANCHOR:
-                self._anchored.setdefault(entry.anchor, set()).add(author)
+            elif outcome in (Outcome.MISSING_ANCHOR, Outcome.OVER_BUDGET):
+                # A budget grows with cuts: any of them may be the one.
+                awaited = entry.anchor if outcome is Outcome.MISSING_ANCHOR else ANY_CUT
+                self._anchored.setdefault(awaited, set()).add(author)
                 return
             elif outcome is Outcome.MISSING_PREV:
                 return
             self._remove(author, seq)
 
     def _wake(self, cut_id: bytes) -> None:
-        for author in self._anchored.pop(cut_id, ()):
-            self._ready.setdefault(author, False)
+        for awaited in (cut_id, ANY_CUT):
+            for author in self._anchored.pop(awaited, ()):
+                self._ready.setdefault(author, False)
 
     def _make_room(self, entries: Sequence[Entry], origin: bytes) -> None:
         for entry in reversed(entries):
@@ -345,7 +356,7 @@ class WaitingRoom:
     def _add(self, item: Item, taken: Taken) -> Outcome | None:
         """Hand one object over; None where it broke a rule, which is noted."""
         try:
-            return add(self._replica, item)
+            return add(self._ledger, item)
         except Evidence as evidence:
             # Nobody is to blame for showing it: the proof is kept, and it speaks against its author alone.
             logger.warning("%s", evidence)

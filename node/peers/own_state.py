@@ -36,6 +36,8 @@ class OwnState:
     """Multiaddresses of the data plane; none while nothing is served (bulk process)."""
     children: dict[str, int] = field(default_factory=dict)
     """Process ids of running children by what they do (whoever starts them)."""
+    gpu_mb: int = 0
+    """Graphics memory of this machine, in MiB (hardware)."""
     generating: bool = False
     """It writes rollouts (inference)."""
     tokens_generated: int = 0

@@ -1,7 +1,9 @@
 """The node's own presence, published by gossip, and the presences of others.
 
-The decision what a presence means is ``protocol.work.presence``'s and ``protocol.work.assignment``'; here it is sent,
-received, and its addresses are handed to the network.
+Whatever decides about others' work counts members, by what the log says of them (``Ledger.member``); the presence of
+anybody else is an address to dial, and at most ``MAX_STRANGERS`` of them are kept. The decision what a presence means
+is ``protocol.work.presence``'s and ``protocol.work.assignment``'; here it is sent, received, and its addresses are
+handed to the network.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from protocol.identity import peer_id
 from protocol.work.presence import MAX_ARRIVING, Presence, PresenceTable
 
 TOPIC = "presence"
+MAX_STRANGERS: Final = 512
 MAX_RECENT: Final = 64
 """Own presences that are remembered: of more intervals than a presence lives, at five an interval at most."""
 
@@ -35,6 +38,7 @@ class Presences:
         self._counter = 0
         self._interval = node.domain.timings.presence_ms / 1000
         self._table = PresenceTable(node.domain.id, self._interval)
+        self._strangers = PresenceTable(node.domain.id, self._interval, MAX_STRANGERS)
         self._signed: dict[bytes, bytes] = {}
         self._room = 16
         """How many signed presences are kept before those of nodes that are gone are sorted out."""
@@ -42,10 +46,22 @@ class Presences:
         self._first_peer_at: float | None = None
 
     def live(self) -> Mapping[bytes, Presence]:
-        """Presences that have not lapsed, our own among them, of nodes that can still append to their feeds."""
-        replica = self._node.log.replica
-        live = self._table.live(trio.current_time())
+        """Presences that have not lapsed, our own among them, of nodes that can still append to their feeds: strangers'
+        as well, so for dialling and for people only."""
+        replica, now = self._node.log.replica, trio.current_time()
+        live = {**self._strangers.live(now), **self._table.live(now)}
         return {node: presence for node, presence in live.items() if not replica.frozen(node)}
+
+    def members(self) -> Mapping[bytes, Presence]:
+        """Those of members."""
+        ledger = self._node.log.ledger
+        live = {**self._strangers.live(trio.current_time()), **self._table.live(trio.current_time())}
+        return {node: presence for node, presence in live.items() if ledger.member(node)}
+
+    def standing(self) -> dict[bytes, str]:
+        """The roles in office of the members who are present, by the log."""
+        ledger = self._node.log.ledger
+        return {node: ledger.standing_role(node) for node in self.members()}
 
     def signed(self, node: bytes) -> bytes:
         """The newest presence of ``node`` as it was signed; empty where there is none that has not lapsed."""
@@ -61,8 +77,8 @@ class Presences:
 
     def can_decide(self, validators: Collection[bytes]) -> bool:
         """Whether so many of these validators are here and at it that they can decide about a submission."""
-        present = self.live()
-        at_it = sum(validator in present and present[validator].role == "validator" for validator in validators)
+        present, ledger = self.members(), self._node.log.ledger
+        at_it = sum(validator in present and ledger.standing_role(validator) == "validator" for validator in validators)
         return at_it > min(len(validators), MAX_DUE_VALIDATORS) // 2
 
     def listen(self) -> None:
@@ -102,7 +118,7 @@ class Presences:
             arriving=tuple(own.arriving[:MAX_ARRIVING]),
             cpus=os.cpu_count() or 1,
             memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
-            gpu_mb=0,
+            gpu_mb=own.gpu_mb,
             tokens_per_second=own.tokens_per_second,
             bandwidth_kbps=0,
             load=int(load * 1_000_000),
@@ -110,7 +126,12 @@ class Presences:
         )
 
     def _update(self, presence: Presence, data: bytes) -> bool:
-        fresh = self._table.update(presence, trio.current_time())
+        known = presence.node in (self._node.id, *self._node.domain.named) or self._node.log.ledger.member(
+            presence.node
+        )
+        table, other = (self._table, self._strangers) if known else (self._strangers, self._table)
+        other.drop(presence.node)
+        fresh = table.update(presence, trio.current_time())
         if fresh:
             self._signed[presence.node] = data
             if len(self._signed) > self._room:
@@ -120,15 +141,11 @@ class Presences:
         return fresh
 
     async def _receive(self, origin: bytes, data: bytes) -> None:
-        try:
-            presence = Presence.parse(data)
-            if presence.domain != self._node.domain.id:
-                raise PeerError("a presence of another domain")
-            if presence.node != origin:
-                raise PeerError("a presence under another node's name")
-        except PeerError as error:
-            self._node.network.blame(origin, error)
-            return
+        presence = Presence.parse(data)
+        if presence.domain != self._node.domain.id:
+            raise PeerError("a presence of another domain")
+        if presence.node != origin:
+            raise PeerError("a presence under another node's name")
         if presence.node == self._node.id:
             return
         if self._update(presence, data):

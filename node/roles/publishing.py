@@ -22,9 +22,8 @@ from node.roles.inference import lengths
 from node.roles.rollout_pool import Gathered
 from node.roles.workbench import Workbench
 from node.store.durable_files import sync_directory
-from node.weights import delta_chain
+from node.weights import delta_chain, second_holder
 from node.weights.held import payload as weights_payload
-from node.weights.second_holder import give_to_second_holder
 from node.workers.child_messages import Trained
 from node.workers.child_process import Worker, WorkerError
 from protocol.constants import MILLION
@@ -34,6 +33,8 @@ from protocol.records import Blob, Step, StepBlob, Verdict, Weights
 from protocol.work.rollout import Response
 
 DELTA = "next.delta"
+LEAST_WAIT: Final = 2.0
+"""Seconds that a second holder has for a version at least, however short steps are."""
 MAX_REJECTED = 2**31 - 1
 """The most that a step entry can say; anybody may announce a great many responses."""
 LEARNER: Final = (
@@ -113,7 +114,10 @@ class Publication:
         bench.weights.held.expect(manifest, described.delta)
         await trio.to_thread.run_sync(bench.versions.adopt, data, self.whole)
         delta = await self._adopt_delta(described)
-        await give_to_second_holder(node, bench.presences, Blob(digest, len(data)), delta, manifest.size)
+        step_seconds = (made.train_ms + made.wait_ms) / 1000
+        within = max(LEAST_WAIT, second_holder.TOTAL * step_seconds)
+        described_by = Blob(digest, len(data))
+        await second_holder.give(node, bench.presences, described_by, delta, manifest.size, within)
         grant = node.log.ledger.grant()
         if grant is None or overtaken(bench, base):
             return None

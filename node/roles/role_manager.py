@@ -6,7 +6,8 @@ only.
 3. A role that fails, of whatever, is started again as any service is (``node.health.supervisor``). One that fails
    ``MAX_FAILURES`` times in a row is left to others for ``UNFIT`` seconds: meanwhile the node is not willing to hold
    it, and a trainer's term goes to another.
-4. A restarted node goes on with its standing role; the assignment may change that like any other role.
+4. A restarted node goes on with its standing role, once its log is level with the log of a member (or nobody else has
+   one); the assignment may change that like any other role.
 5. A node that is to leave ends its role and appends ``leave`` instead of another role. Its next start comes back.
 """
 
@@ -53,6 +54,7 @@ class RoleManager:
     async def run(self) -> None:
         """Follow the assignment for ever."""
         node = self._node
+        await self._catch_up()
         role = node.log.ledger.standing_role(node.id)
         while True:
             self._own.role = role
@@ -64,6 +66,13 @@ class RoleManager:
                 role = await self._next()
                 nursery.cancel_scope.cancel()
             node.health.clear(SERVICE.format(role))
+
+    async def _catch_up(self) -> None:
+        """Take no role before the own log is level with a member's: an old one says that one still holds an office."""
+        node = self._node
+        while not (node.log.ready.is_set() and node.log.level()):
+            self.turned_at = trio.current_time()
+            await node.log.wait_change(node.log.generation, self._interval)
 
     async def _next(self) -> str:
         """Wait until another role is this node's, and announce it."""
@@ -91,14 +100,24 @@ class RoleManager:
             if grant is None or not node.log.ready.is_set():
                 continue
             ledger = node.log.ledger
-            rows = assignment.assign(self._presences.live(), node.domain.policy, grant.trainer, ledger.may_validate)
+            present = self._presences.members()
+            standing = self._presences.standing()
+            rows = assignment.assign(present, node.domain.policy, grant.trainer, standing, ledger.may_validate)
             wanted = rows.get(node.id, "none")
             if wanted not in ("none", *own.willing()):
                 wanted = "none"
-            if not self._stability.stable(wanted, trio.current_time()) or wanted == own.role:
+            if not self._stability.stable(wanted, trio.current_time()):
                 continue
-            if await self._append(Role(wanted), f"the role {wanted} cannot be taken"):
+            if wanted == own.role and (ledger.standing_role(node.id) == wanted or not self._may_return()):
+                continue
+            # Where others declared this node absent, the same role is taken again, and its life goes on.
+            if await self._append(Role(wanted), f"the role {wanted} cannot be taken") and wanted != own.role:
                 return wanted
+
+    def _may_return(self) -> bool:
+        """Whether a role entry on the newest cut would count."""
+        log = self._node.log
+        return len(log.replica.cuts) >= log.ledger.returns_at(self._node.id)
 
     async def _append(self, record: Role | Leave, problem: str) -> bool:
         """Whether the log took it; ``problem`` says what is the matter where it did not."""

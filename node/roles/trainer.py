@@ -214,7 +214,7 @@ class _Life:
             [author for author in ledger.authors() if ledger.standing_role(author, cut) == "validator"]
         ):
             return "too few are here who are due to audit"
-        infers = {n for n, p in bench.presences.live().items() if p.role == "inference"}
+        infers = {n for n, role in bench.presences.standing().items() if role == "inference"}
         if not any(ledger.may_infer(n, base.id) for n in infers) and any(ledger.joined_at(n, cut) for n in infers):
             return "nobody here may generate with"
         number, batches = weights_payload(base).number, min(BACKLOG, self._recipe.async_level + 1)

@@ -51,10 +51,11 @@ class HoldersOf:
         alike = {e.id for e in node.log.ledger.lineage() if payload(e).manifest == manifest} | {entry.id}
         connected = node.network.peers
         found: dict[bytes, Holding] = {}
-        for peer, presence in self._means.presences.live().items():
+        standing = self._means.presences.standing()
+        for peer, presence in self._means.presences.members().items():
             if peer not in connected or peer == node.id:
                 continue
-            relays = presence.role == "relay"
+            relays = standing.get(peer) == "relay"
             if alike.intersection(presence.versions):
                 found[peer] = Holding(preference=RELAY if relays else OTHER)
             elif alike.intersection(presence.arriving) or peer in self._offers.get(entry.id, ()):
@@ -73,11 +74,11 @@ class HoldersOf:
 
     def relays(self) -> set[bytes]:
         """All relays that are present."""
-        return {node for node, presence in self._means.presences.live().items() if presence.role == "relay"}
+        return {node for node, role in self._means.presences.standing().items() if role == "relay"}
 
     def dropped(self, entry: Entry) -> bool:
         """Whether no other node says any more that it has a version."""
-        others = self._means.presences.live().items()
+        others = self._means.presences.members().items()
         return not any(entry.id in presence.versions for node, presence in others if node != self._node.id)
 
     def lagging(self) -> list[bytes]:
@@ -87,7 +88,7 @@ class HoldersOf:
             return []
         return [
             peer
-            for peer, presence in self._means.presences.live().items()
+            for peer, presence in self._means.presences.members().items()
             if peer in self._node.network.peers
             and newest.id not in presence.versions
             and newest.id not in presence.arriving

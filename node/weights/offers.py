@@ -38,8 +38,7 @@ def serve(node: Node, weights: WeightsService, presences: Presences) -> None:
     async def handler(peer: bytes, request: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
         (version,) = codec.parse(request, REQUEST, max_bytes=MAX_REQUEST, what="offer")
-        presence = presences.live().get(peer)
-        if presence is None or presence.role != "relay":
+        if presences.standing().get(peer) != "relay":
             raise Refused("only relays offer versions")
         weights.holders_of.on_offer(peer, version)
         return b""

@@ -4,8 +4,9 @@
    it published would otherwise leave the lineage on bytes that nobody has.
 2. A node takes what the trainer in office entrusts to it, of the size that the model has, one version at a time. The
    newest that was entrusted is kept until another one is.
-3. One node is asked; where it refuses, or is silent for a while, another one as well. Where nobody takes it in time the
-   version is published all the same, with a warning: it is better than none.
+3. Members are asked, of different roles by turns, in an order that the version draws. One is asked; where it refuses,
+   or is silent for a while, another one as well. Where nobody takes it within ``TOTAL`` of the time that a step took
+   lately the version is published all the same, with a warning: it is better than none.
 4. With a version comes its delta, where it has one. The other node takes the version by it where that is quicker, and
    holds the delta too: others will ask for it.
 
@@ -15,6 +16,9 @@ nil, its size or 0]``; the answer is empty once the version is whole, verified a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from itertools import zip_longest
 from typing import Final
 
 import trio
@@ -52,6 +56,9 @@ CANDIDATES: Final = 3
 
 HEAD_START: Final = 0.125
 """The share of its time after which a node that has not answered gets company: one that is silent holds up nobody."""
+
+TOTAL: Final = 0.8
+"""The share of a step's time that a publication waits for it at most."""
 
 ORDER: Final = ("relay", "validator", "inference", "none")
 
@@ -99,16 +106,37 @@ def serve(node: Node, weights: WeightsService, blobs: BlobExchange) -> None:
     node.network.serve(PROTOCOL, handler, max_request=MAX_REQUEST)
 
 
-async def give_to_second_holder(
-    node: Node, presences: Presences, manifest: Blob, delta: Blob | None, size: int
-) -> None:
-    """Return once another node holds this version of ``size`` bytes, or nobody near takes it."""
-    live = presences.live()
-    others = [n for n in node.network.peers if n in live and live[n].role in ORDER]
-    others.sort(key=lambda n: (ORDER.index(live[n].role), n))
+def drawn(standing: Mapping[bytes, str], version: bytes) -> list[bytes]:
+    """The members to ask, the first one first: one of each role by turns, those of a role in an order that the version
+    draws, so that nobody knows long before which of them it will be."""
+    lots = {role: [node for node, held in standing.items() if held == role] for role in ORDER}
+    for nodes in lots.values():
+        nodes.sort(key=lambda node: sha256(version + node).digest())
+    return [node for turn in zip_longest(*lots.values()) for node in turn if node is not None]
+
+
+async def give(node: Node, presences: Presences, manifest: Blob, delta: Blob | None, size: int, within: float) -> None:
+    """Return once another node holds this version of ``size`` bytes, nobody near takes it, or ``within`` seconds
+    passed."""
+    connected = set(node.network.peers)
+    others = [n for n in drawn(presences.standing(), manifest.hash) if n in connected and n != node.id]
     change = [None, 0] if delta is None else delta.to_value()
     request = codec.encode([*manifest.to_value(), *change])
-    patience, reasons, taken = _patience(size), ["nobody is connected"], False
+    patience, reasons, taken = min(_patience(size), within), ["nobody is connected"], False
+    with trio.move_on_after(within):
+        taken = await _ask_in_turn(node, others[:CANDIDATES], request, patience, reasons)
+    if taken:
+        node.health.clear("entrusting")
+    else:
+        node.health.warn("entrusting", f"no other node holds the newest version yet: {reasons[-1]}")
+    await trio.lowlevel.checkpoint()
+
+
+async def _ask_in_turn(
+    node: Node, others: Sequence[bytes], request: bytes, patience: float, reasons: list[str]
+) -> bool:
+    """Whether one of ``others`` took the version; ``reasons`` receives why one did not."""
+    taken = False
     async with trio.open_nursery() as nursery:
 
         async def ask(other: bytes, over: trio.Event) -> None:
@@ -122,16 +150,12 @@ async def give_to_second_holder(
                 taken = True
                 nursery.cancel_scope.cancel()
 
-        for other in others[:CANDIDATES]:
+        for other in others:
             over = trio.Event()
             nursery.start_soon(ask, other, over)
             with trio.move_on_after(patience * HEAD_START):
                 await over.wait()
-    if taken:
-        node.health.clear("entrusting")
-    else:
-        node.health.warn("entrusting", f"no other node holds the newest version yet: {reasons[-1]}")
-    await trio.lowlevel.checkpoint()
+    return taken
 
 
 def _patience(size: int) -> float:

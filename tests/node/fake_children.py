@@ -48,13 +48,13 @@ from node.workers.child_process import WorkerError
 from node.workers.frames import Answer, ChildRequest
 from proofs.checks import GroupReplay
 from protocol.constants import MILLION
-from protocol.domain import Model, Policy, Recipe, Task, default_timings, make_genesis
+from protocol.domain import Admission, Model, Policy, Recipe, Task, default_timings, make_genesis
 from protocol.records import Blob
 from protocol.taskset import TaskSet
 from protocol.weights.manifest import Manifest
 from protocol.work.rollout import Submission, pack
 from tests.node.fake_bulk import FakeBulkChild
-from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, key
+from tests.protocol.builders import GENEROUS, MEMBERS, POLICY, RECIPE, THRESHOLDS, key
 
 TENSORS: list[TensorRow] = [("weights", "F32", (4, 4))]
 CONFIG, TOKENIZER = b'{"model_type": "llama"}', b'{"model": "words"}'
@@ -78,7 +78,12 @@ WHOLE_0 = np.linspace(-1, 1, 16, dtype="<f4").tobytes()
 
 
 def genesis(
-    recipe: Recipe = RECIPE, policy: Policy = POLICY, *, devnet: bool = True, electors: tuple[str, ...] = ("elector",)
+    recipe: Recipe = RECIPE,
+    policy: Policy = POLICY,
+    *,
+    devnet: bool = True,
+    electors: tuple[str, ...] = ("elector",),
+    admission: Admission = GENEROUS,
 ) -> bytes:
     """A signed genesis by "elector" whose model is version 0 above."""
     manifest = manifest_of(WHOLE_0)
@@ -89,6 +94,8 @@ def genesis(
         devnet=devnet,
         electors=tuple(key(elector).node for elector in electors),
         validators=(),
+        trainers=tuple(key(member).node for member in MEMBERS),
+        admission=admission,
         model=Model(
             architecture="llama",
             config=Blob(hash_bytes(CONFIG), len(CONFIG)),

@@ -79,6 +79,9 @@ class NodePort(Port):
     def on_connect(self, callback: Callable[[bytes], None]) -> None:
         self._on_connect.append(callback)
 
+    def prefer(self, preferred: Callable[[bytes], bool]) -> None:
+        """Every peer has a place here."""
+
     def join(self) -> None:
         """Be there for others from now on, and they for it."""
         self.network.ports[self.node] = self

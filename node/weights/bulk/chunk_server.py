@@ -28,7 +28,7 @@ from node.weights.bulk import bearer_tokens, http_messages
 from node.weights.bulk.holder_connection import timeval
 from node.weights.bulk.http_messages import Answer, Asked, HttpRequest
 from node.weights.bulk.pinned_tls import Doorkeeper
-from node.weights.bulk.serving_limits import Gate, ServingLimits, Ticket
+from node.weights.bulk.serving_limits import Gate, ServingLimits, ServingPlace
 from protocol.errors import Error, PeerError
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class ChunkServer:
             if ticket is not None:
                 self.gate.leave(ticket)
 
-    def _serve(self, connection: socket.socket, ticket: Ticket) -> None:
+    def _serve(self, connection: socket.socket, ticket: ServingPlace) -> None:
         try:
             if self._doorkeeper is None:
                 self._converse(_Plain(connection, self._patience.stall), ticket)
@@ -226,7 +226,7 @@ class ChunkServer:
             return None
         return _Secure(secured, peer, self._patience.stall)
 
-    def _converse(self, stream: _Plain | _Secure, ticket: Ticket) -> None:
+    def _converse(self, stream: _Plain | _Secure, ticket: ServingPlace) -> None:
         wire = http_messages.Wire()
         first = time.monotonic() + self._patience.stranger
         while True:
@@ -254,7 +254,9 @@ class ChunkServer:
                 _linger(stream)
                 return
 
-    def _answer(self, request: HttpRequest, peer: bytes | None, ticket: Ticket) -> tuple[BulkObject | None, Answer]:
+    def _answer(
+        self, request: HttpRequest, peer: bytes | None, ticket: ServingPlace
+    ) -> tuple[BulkObject | None, Answer]:
         asked = http_messages.parse_target(request.target)
         if request.method not in (b"GET", b"HEAD"):
             return None, http_messages.problem(405, "only GET and HEAD", (b"Allow", b"GET, HEAD"))
@@ -278,7 +280,7 @@ class ChunkServer:
         headers = (http_messages.NO_STORE, (b"Content-Type", b"application/octet-stream"))
         return held, Answer(200, headers, self._bitmap(asked, held))
 
-    def _grant(self, token: str, ticket: Ticket) -> bearer_tokens.TokenGrant:
+    def _grant(self, token: str, ticket: ServingPlace) -> bearer_tokens.TokenGrant:
         """What the token says; that of the request before is known."""
         now = time.monotonic()
         if ticket.seen is not None and ticket.seen[0] == token and now < ticket.seen[1].until:
@@ -297,7 +299,7 @@ class ChunkServer:
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
         return held.bitmap() + self._coming(asked.digest)
 
-    def _send(self, stream: _Plain | _Secure, held: BulkObject, offset: int, count: int, ticket: Ticket) -> None:
+    def _send(self, stream: _Plain | _Secure, held: BulkObject, offset: int, count: int, ticket: ServingPlace) -> None:
         piece = self.gate.piece
         while count:
             sent = stream.send_file(held.fd, offset, min(count, piece))

@@ -76,7 +76,7 @@ class _Peer:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class ServingPlace:
     """One connection's place in the books. Made by ``Gate.enter``."""
 
     host: bytes
@@ -104,7 +104,7 @@ class Gate:
         self.piece = max(16 << 10, min(min(rates) // 10, 1 << 20)) if rates else 1 << 30
         """Bytes to send before asking how long to pause."""
 
-    def enter(self, host: bytes) -> Ticket | None:
+    def enter(self, host: bytes) -> ServingPlace | None:
         """A place for a new connection from ``host``; None where there is none."""
         with self._lock:
             limits = self.limits
@@ -118,14 +118,14 @@ class Gate:
                 return None
             self._strangers[host] += 1
             self._hosts[host] += 1
-            return Ticket(host)
+            return ServingPlace(host)
 
     @property
     def count(self) -> int:
         """Open connections."""
         return self._hosts.total()
 
-    def claim(self, ticket: Ticket, node: bytes) -> bool:
+    def claim(self, ticket: ServingPlace, node: bytes) -> bool:
         """The connection's request is ``node``'s; False where that node is over a limit."""
         with self._lock:
             peer = self.peers.pop(node, None)
@@ -143,19 +143,19 @@ class Gate:
                 ticket.node = node
         return not peer.requests.take(1, ahead=False)
 
-    def pause(self, ticket: Ticket, amount: int) -> float:
+    def pause(self, ticket: ServingPlace, amount: int) -> float:
         """Seconds to wait after ``amount`` bytes were sent over the connection."""
         with self._lock:
             peer = self.peers.get(ticket.node or b"")
         return max(self._bucket.take(amount), 0.0 if peer is None else peer.bucket.take(amount))
 
-    def _release(self, ticket: Ticket) -> None:
+    def _release(self, ticket: ServingPlace) -> None:
         if ticket.node is None:
             self._strangers -= Counter([ticket.host])
         else:
             self.peers[ticket.node].connections -= 1
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: ServingPlace) -> None:
         """The connection is closed."""
         with self._lock:
             self._hosts -= Counter([ticket.host])

@@ -183,6 +183,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "recovery": {"commitment": "00"},
     "close": {"target": "00", "recovery": "00", "signature": "00"},
     "rebind": {"target": "00", "recovery": "00", "signature": "00"},
+    "invite": {"key": "00", "uses": 1, "cuts": 1},
 }
 """Each operation, with arguments of its form."""
 

@@ -34,6 +34,11 @@ def presence(name: str, role: str, willing: tuple[str, ...] = WILLING) -> Presen
     return Presence(DOMAIN, node, 1, 1, name, role, willing, ("/ip4/127.0.0.1/tcp/1",), (), (), (), 1, 1, 0, 0, 0, 0, 0)
 
 
+def standing(heard: dict[bytes, Presence]) -> dict[bytes, str]:
+    """The log says of everybody what its presence says."""
+    return {node: row.role for node, row in heard.items()}
+
+
 @pytest.mark.parametrize(
     ("name", "role", "said"),
     [
@@ -50,15 +55,15 @@ def test_why_a_node_has_its_role(name: str, role: str, said: str) -> None:
     heard = {row.node: row for row in present}
     policy = Policy(4, 1, 0, 1, 0, 0, 1_000_000)
     grant = Grant(DOMAIN, 7, key("a").node, DOMAIN, 0, 0, DOMAIN, b"")
-    assert why(role, key(name).node, heard, policy, grant) == said
+    assert why(role, key(name).node, heard, policy, grant, standing(heard)) == said
 
 
 def test_a_change_of_role_is_announced() -> None:
     heard = {row.node: row for row in (presence("a", "trainer"), presence("b", "none"), presence("c", "inference"))}
     grant = Grant(DOMAIN, 1, key("a").node, DOMAIN, 0, 0, DOMAIN, b"")
-    assert why("none", key("b").node, heard, POLICY, grant).startswith("it becomes ")
+    assert why("none", key("b").node, heard, POLICY, grant, standing(heard)).startswith("it becomes ")
     unwilling = {**heard, key("b").node: presence("b", "none", ())}
-    assert why("none", key("b").node, unwilling, POLICY, grant) == "it is not willing to take any"
+    assert why("none", key("b").node, unwilling, POLICY, grant, standing(unwilling)) == "it is not willing to take any"
 
 
 def test_every_reason_has_words_and_a_later_versions_is_shown_as_it_is() -> None:

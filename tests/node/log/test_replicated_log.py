@@ -56,6 +56,7 @@ async def test_append_stores_before_it_tells() -> None:
 async def test_a_later_payload_can_name_an_earlier_entry() -> None:
     service = await start()
     await service.append(JOIN)
+    await service.intake.receive(grants=[grant_for(DOMAIN, 1, ELECTOR.node).encode()])
     step = Step(1, 1, digest("base"), digest("blob"), 10, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0)
 
     def weights(made: list[Entry]) -> Weights:
@@ -183,7 +184,7 @@ async def test_big_deliveries_are_verified_in_a_thread() -> None:
 
 async def test_the_waiting_room_is_bounded() -> None:
     service = LogService(ELECTOR, Replica(DOMAIN), Disk(), fresh=True, bounds=RoomBounds(entries=10))
-    writers = [Writer(f"w{index}", DOMAIN.id) for index in range(6)]
+    writers = [Writer(f"w{index}", DOMAIN.id) for index in range(1, 7)]
     for writer in writers:
         for _ in range(3):
             writer.append(Role("relay"))
@@ -308,8 +309,12 @@ async def test_a_cut_waits_for_the_grant_of_a_version_that_it_covers() -> None:
     received = await service.intake.receive(entries=[entry.encode() for entry in writer.entries], cuts=[cut.encode()])
     assert received.waiting
     assert not service.replica.cuts
-    received = await service.intake.receive(grants=[grant.encode()])
-    assert received.added == 2
+    # Until then nothing of the version stays in memory: it is fetched again.
+    assert service.replica.next_for(writer.node) == 1
+    received = await service.intake.receive(
+        grants=[grant.encode()], entries=[entry.encode() for entry in writer.entries]
+    )
+    assert received.added == 3
     assert list(service.replica.cuts) == [cut]
 
 

@@ -9,6 +9,7 @@ import pytest
 from node.log.replicated_log import LogService
 from node.log.signature_check import Check, check
 from node.log.waiting_room import RoomBounds, WaitingRoom, add
+from protocol.credit.ledger import Ledger
 from protocol.log.entry import Entry
 from protocol.log.heads import RangeRequest
 from protocol.log.quorum import CertifiedCut
@@ -40,7 +41,7 @@ def history(names: tuple[str, ...], cuts: int) -> tuple[list[Entry], list[Certif
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_chain_of_cuts_and_entries_falls_into_place(backwards: bool) -> None:
     entries, cuts, source = history(("a", "b", "c"), 40)
-    room = WaitingRoom(replica := Replica(DOMAIN))
+    room = WaitingRoom(Ledger(replica := Replica(DOMAIN)))
     order = 1 if not backwards else -1
     first = room.deliver(entries[::order], origin=A)
     rest = room.deliver(cuts=cuts[::order], origin=A)
@@ -49,7 +50,7 @@ def test_a_chain_of_cuts_and_entries_falls_into_place(backwards: bool) -> None:
     assert len(replica.cuts) == 40
     assert not room.waits(entries, cuts)
     # What was taken stands in an order in which it can be taken again.
-    again = Replica(DOMAIN)
+    again = Ledger(Replica(DOMAIN))
     for item in [*first.items, *rest.items]:
         assert add(again, item)
 
@@ -61,7 +62,7 @@ def starts(wanted: list[RangeRequest]) -> dict[bytes, int]:
 
 def test_one_peers_waiting_entries_are_bounded() -> None:
     entries, cuts, _ = history(("a", "b"), 30)
-    room = WaitingRoom(replica := Replica(DOMAIN), RoomBounds(peer_bytes=5 * 1300))
+    room = WaitingRoom(Ledger(replica := Replica(DOMAIN)), RoomBounds(peer_bytes=5 * 1300))
     room.deliver([entry for entry in entries if entry.author == key("a").node], origin=A)
     room.deliver([entry for entry in entries if entry.author == key("b").node], origin=B)
     kept = {name: sum(room.holds(e) for e in entries if e.author == key(name).node) for name in ("a", "b")}
@@ -82,13 +83,13 @@ def test_no_more_is_asked_for_than_there_is_room_for() -> None:
         room.deliver(cuts=cuts)
         return sum(one.last_seq - one.first_seq + 1 for one in room.missing_for_cuts())
 
-    assert asked(WaitingRoom(Replica(DOMAIN))) == 3 * 40
-    assert 15 < asked(WaitingRoom(Replica(DOMAIN), RoomBounds(entries=30))) <= 18
+    assert asked(WaitingRoom(Ledger(Replica(DOMAIN)))) == 3 * 40
+    assert 15 < asked(WaitingRoom(Ledger(Replica(DOMAIN)), RoomBounds(entries=30))) <= 18
 
 
 def test_what_waits_is_not_asked_for_again_unless_it_leads_nowhere() -> None:
     entries, cuts, _ = history(("a", "b"), 10)
-    room = WaitingRoom(Replica(DOMAIN))
+    room = WaitingRoom(Ledger(Replica(DOMAIN)))
     room.deliver(cuts=cuts)
     of_a = [entry for entry in entries if entry.author == key("a").node]
     room.deliver(of_a[:7], origin=A)  # the first is taken, the others wait for cuts that cover b's as well
@@ -100,7 +101,7 @@ def test_what_waits_is_not_asked_for_again_unless_it_leads_nowhere() -> None:
     # What does not follow what is held may be rubbish, and is no reason not to ask.
     other = Writer("a", DOMAIN.id)
     stray = other.append(Role("trainer"))
-    room = WaitingRoom(Replica(DOMAIN))
+    room = WaitingRoom(Ledger(Replica(DOMAIN)))
     room.deliver(cuts=cuts)
     room.deliver([other.append(Role("relay"))], origin=A)
     assert stray.seq == 1
@@ -109,7 +110,7 @@ def test_what_waits_is_not_asked_for_again_unless_it_leads_nowhere() -> None:
 
 def test_cuts_are_asked_for_in_their_order() -> None:
     _, cuts, _ = history(("a", "b"), 10)
-    room = WaitingRoom(Replica(DOMAIN))
+    room = WaitingRoom(Ledger(Replica(DOMAIN)))
     room.deliver(cuts=cuts)
     wanted = room.missing_for_cuts(most=6)
     assert [(one.first_seq, one.last_seq) for one in wanted] == [(0, 0), (0, 0), (1, 1), (1, 1), (2, 2), (2, 2)]
@@ -117,7 +118,7 @@ def test_cuts_are_asked_for_in_their_order() -> None:
 
 def test_what_comes_in_the_order_of_cuts_does_not_wait() -> None:
     entries, cuts, source = history(("a", "b"), 10)
-    room = WaitingRoom(replica := Replica(DOMAIN))
+    room = WaitingRoom(Ledger(replica := Replica(DOMAIN)))
     room.deliver(cuts=cuts)
     taken = room.deliver(sorted(entries, key=lambda entry: entry.seq), origin=A)
     assert len(taken.items) == len(entries) + len(cuts)

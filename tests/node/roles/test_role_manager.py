@@ -75,7 +75,7 @@ async def test_a_lossy_network_trains_as_well(
         await trained(cluster, 2, 300)
 
 
-@pytest.mark.parametrize("role", ["trainer", "relay", "inference"])
+@pytest.mark.parametrize("role", ["trainer", "relay", "inference", "validator"])
 async def test_a_node_that_is_gone_for_good_is_replaced(
     role: str, tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -74,7 +74,7 @@ async def test_nobody_willing_is_told(tmp_path: Path, faults: Faults, autojump_c
     async with open_cluster(tmp_path, faults) as cluster:
         elector = await watched(cluster, "a", "b", willing=("inference",))
         await trio.sleep(3)
-        assert elector.node.health.warnings["term"] == "no node that is present is willing to train"
+        assert elector.node.health.warnings["term"] == "no member that is present is willing to train and may"
         newcomer = await cluster.node("c")
         newcomer.nursery.start_soon(newcomer.presences.run)
         await trio.sleep(2)

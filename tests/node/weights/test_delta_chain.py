@@ -220,7 +220,7 @@ async def test_the_second_holder_takes_a_delta_with_the_version(
         change, manifest = cluster.make_delta(trainer, raw(1), first), cluster.adopt(trainer, raw(1))
         await trio.sleep(2)
         version = Blob(manifest.digest, len(manifest.encode()))
-        await second_holder.give_to_second_holder(trainer.node, trainer.presences, version, change, manifest.size)
+        await second_holder.give(trainer.node, trainer.presences, version, change, manifest.size, 60.0)
         assert "entrusting" not in trainer.node.health.warnings
         assert receiver.versions.complete(manifest.digest)
         assert receiver.versions.complete(change.hash)

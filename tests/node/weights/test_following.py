@@ -10,11 +10,12 @@ import pytest
 import trio
 import trio.testing
 
+from node.log.replicated_log import NotReady
 from node.net.blob_exchange import CHUNK_PROTOCOL
 from node.net.requests import Unreachable
 from protocol.constants import KEPT_VERSIONS
 from protocol.errors import PeerError
-from protocol.log.entry import Entry
+from protocol.log.entry import Entry, make
 from protocol.records import Weights
 from protocol.weights.holders import Holding
 from protocol.weights.manifest import Manifest
@@ -309,8 +310,11 @@ async def test_a_version_of_no_trainer_in_office_is_refused(
         size = len(manifest.encode())
         for term in (1, 2):
             made = Weights(term, 1, version.id, manifest.digest, size, manifest.whole, manifest.size, None)
-            (entry,) = await usurper.node.log.append(made)
-            await cluster.agree()
+            with pytest.raises(NotReady, match="the grant of a version is missing"):
+                await usurper.node.log.append(made, timeout=5)
+            head = running.node.log.replica.heads[usurper.id]
+            anchor = running.node.log.replica.newest_cut_id
+            entry = make(usurper.node.identity, cluster.domain.id, head.seq + 1, head.entry_id, anchor, made)
             with pytest.raises(PeerError, match="another than the trainer whose term counts"):
                 await running.weights.hold(entry, timeout=10)
         assert running.node.log.ledger.newest_weights() == version

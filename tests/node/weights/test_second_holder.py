@@ -12,7 +12,8 @@ from node.config import WILLING
 from node.log.replicated_log import LogNews
 from node.net.requests import Refused
 from node.store.hashing import hash_bytes
-from node.weights.second_holder import MAX_REQUEST, PATIENCE, PROTOCOL, give_to_second_holder
+from node.weights import second_holder
+from node.weights.second_holder import MAX_REQUEST, PATIENCE, PROTOCOL
 from protocol import codec
 from protocol.log.entry import Entry
 from protocol.records import Blob, Weights
@@ -34,11 +35,10 @@ async def stage(cluster: Cluster) -> Running:
     return trainer
 
 
-async def give(running: Running, raw: bytes = RAW) -> None:
+async def give(running: Running, raw: bytes = RAW, within: float = 60.0) -> None:
     manifest = manifest_of(raw)
-    await give_to_second_holder(
-        running.node, running.presences, Blob(manifest.digest, len(manifest.encode())), None, len(raw)
-    )
+    described = Blob(manifest.digest, len(manifest.encode()))
+    await second_holder.give(running.node, running.presences, described, None, len(raw), within)
 
 
 def holders(cluster: Cluster) -> set[str]:
@@ -122,9 +122,8 @@ async def test_a_version_of_another_size_is_refused(
         trainer = await stage(cluster)
         longer = Manifest.of_file([("weights", "F32", (8, 4))], RAW + RAW, 1)
         trainer.blobs.put(longer.encode())
-        await give_to_second_holder(
-            trainer.node, trainer.presences, Blob(longer.digest, len(longer.encode())), None, 64
-        )
+        described = Blob(longer.digest, len(longer.encode()))
+        await second_holder.give(trainer.node, trainer.presences, described, None, 64, 60.0)
         assert "another size" in trainer.node.health.warnings["entrusting"]
         assert longer.digest not in cluster.running["r"].versions.held()
 
