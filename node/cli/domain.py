@@ -80,6 +80,8 @@ def _tell_founded(founded: Values) -> None:
     # Without an address its port is chosen when it runs.
     later = f"an address out of farflung status, once it runs, with ?domain={domain}"
     print(f"give others:   {founded['join'] or later}")
+    if founded["admission"]["mode"] == "invited":
+        options.note("only the invited get in: once it runs, farflung domain invite prints an address that lets one in")
     if not founded["validators"]:
         options.note("nobody is named a validator, so anybody may validate; name some for a domain of strangers")
 
@@ -117,6 +119,7 @@ def describe(domain: Domain) -> Values:
         "private": bool(domain.private),
         "electors": [node.hex() for node in domain.electors],
         "validators": [node.hex() for node in domain.validators],
+        "trainers": [node.hex() for node in domain.trainers],
         "model": {
             "architecture": domain.model.architecture,
             "compute_dtype": domain.model.compute_dtype,
@@ -155,6 +158,8 @@ def text(described: Values) -> str:
         f"signed by   {fingerprint(bytes.fromhex(described['creator']))}",
         *(f"elector     {node}" for node in described["electors"]),
         *(f"validator   {node}" for node in described["validators"]),
+        *(f"trainer     {node}" for node in described["trainers"]),
+        f"admission   {described['admission']['mode']}",
         f"model       {model['architecture']}, {model['compute_dtype']}, weights {model['whole'][:16]}…",
     ]
     for task in described["tasks"]:

@@ -18,7 +18,7 @@ from node.store.data_directory import DataDirectory
 from protocol.credit.ledger import Ledger
 from protocol.log.entry import Entry
 from protocol.log.quorum import CertifiedCut
-from protocol.records import KINDS, Close, Rebind, Record, Rollout, Step, Verdict, Weights
+from protocol.records import KINDS, Absent, Amend, Close, Invite, Rebind, Record, Rollout, Step, Verdict, Weights
 
 
 def add_to(commands: options.Parsers, phrase: str) -> None:
@@ -174,6 +174,12 @@ def _words(payload: Record, numbers: dict[bytes, int]) -> str:
             return f"{payload.rollout.hex()[:8]} {payload.outcome}: {words(payload.reason)}"
         case Step():
             return f"makes version {payload.number}: reward {payload.reward / 1e6:.3f}, {payload.accepted} accepted"
+        case Absent():
+            return f"{len(payload.votes)} electors hear nothing of {payload.node.hex()[:8]}"
+        case Amend():
+            return f"amendment {payload.number}, signed by {len(payload.votes)}"
+        case Invite():
+            return f"lets in {payload.uses} by {payload.key.hex()[:8]}, up to cut {payload.expires}"
         case Close():
             return f"closes {payload.target.hex()[:8]}"
         case Rebind():

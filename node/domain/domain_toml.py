@@ -222,7 +222,7 @@ class _DomainReader:
             electors=electors,
             validators=validators,
             trainers=self._nodes(("trainers",), MAX_NAMED_TRAINERS),
-            admission=self._section("admission", default_admission(devnet=False, private=private)),
+            admission=self._admission(private),
             private=private,
             tasks=tuple(row for row, _ in tasks),
             recipe=self._recipe(),
@@ -267,6 +267,12 @@ class _DomainReader:
         if dtype not in DTYPES or not codec.fits(limits.to_value(), Array(Thresholds.SCHEMA)):
             raise self._error(("calibration",), f"{path} holds a value that no domain can have", "calibrate again")
         return dtype, limits
+
+    def _admission(self, private: bool) -> Admission | None:
+        """None where the file does not say it: then it follows from whether the domain is private."""
+        if "admission" not in self.table:
+            return None
+        return self._section("admission", default_admission(devnet=False, private=private))
 
     def _nodes(self, where: tuple[str, ...], most: int) -> tuple[bytes, ...]:
         """The nodes that are listed there, in their order."""

@@ -48,6 +48,7 @@ class AbsenceWatch:
                     continue
                 try:
                     if await elector.declare_absent(gone):
+                        self._heard[gone] = trio.current_time()  # said once; the next cut will show it
                         node.logger.info("declared absent: %s", gone.hex()[:8])
                 except (Error, OSError) as error:
                     node.health.warn("absence", f"nobody can be declared absent: {error}")
