@@ -131,9 +131,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with ExitStack() as stack:
         stack.enter_context(running(folder / "founder.log", "run", "--data-dir", str(founder)))
         wait(lambda: ask(founder, "status"), "the founder")
+        invited = json.loads(run("domain", "invite", "--uses", "2", "--data-dir", str(founder), "--json"))
+        assert "&invite=" in invited["addresses"][0]
         for name, role in (("judge", "validator"), ("maker", "inference")):
             options = ("--name", name, "--willing", role, "--listen", "/ip4/127.0.0.1/tcp/0")
-            join = ("join", f"{made['address']}?domain={made['id']}", "--yes", "--data-dir", str(folder / name))
+            join = ("join", invited["addresses"][0], "--yes", "--data-dir", str(folder / name))
             stack.enter_context(running(folder / f"{name}.log", *join, *options))
         wait(lambda: all(ask(folder / name, "status").get("version", -1) >= 0 for name in NAMES), "version 0")
         yield World(folder, made["address"], port, parse_genesis((founder / "genesis").read_bytes()))

@@ -20,16 +20,13 @@ def watch(running: Running) -> HolderProgress:
     return HolderProgress(running.node, running.own, running.pool, running.parts.blobs)
 
 
-async def batch(cluster: Cluster, *, stored: bool) -> None:
-    """A full batch is accepted and final."""
+async def promised(cluster: Cluster) -> None:
+    """A full batch is accepted and final, and nobody has its files."""
     version = cluster.running["t"].node.log.ledger.newest_weights()
     assert version is not None
     for first in range(0, 2 * RECIPE.groups_per_step, 2):
-        entry = await announce(cluster, "j", version, first)
-        assert isinstance(entry.payload, Rollout)
-        await judge(cluster, entry)
+        await judge(cluster, await announce(cluster, "j", version, first))
     await cluster.cut()
-    assert stored is False or cluster.running["j"].blobs is not None
 
 
 async def test_nobody_is_idle_whose_batch_nobody_can_fetch(
@@ -39,7 +36,7 @@ async def test_nobody_is_idle_whose_batch_nobody_can_fetch(
     async with open_cluster(tmp_path, faults) as cluster:
         await stage(cluster)
         progress = watch(cluster.running["elector"])
-        await batch(cluster, stored=False)
+        await promised(cluster)
         patience = cluster.domain.timings.patience_ms / 1000
         for _ in range(3):
             await progress.look()
