@@ -22,7 +22,7 @@ from node.context import Node
 from node.net.blob_exchange import BlobExchange
 from node.net.requests import Unreachable
 from node.peers.presences import Presences
-from protocol.constants import GATHER_FACTOR, MAX_STEP_BLOB_BYTES
+from protocol.constants import GATHER_FACTOR, KEPT_VERSIONS, MAX_STEP_BLOB_BYTES
 from protocol.domain import Recipe
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
@@ -61,7 +61,8 @@ class Pool:
         self._blobs = blobs
         self._presences = presences
         self._known_steps: set[bytes] = set()
-        self._consumed: set[bytes] = set()
+        # What steps used, with the number of the version that the newest of them made.
+        self._consumed: dict[bytes, int] = {}
         self._taken: set[bytes] = set()
         self._next_decision = 0
         self._generation = 0
@@ -81,9 +82,13 @@ class Pool:
 
     def add_step(self, step: Entry, blob: StepBlob) -> None:
         """A step of our own: nothing to fetch."""
+        assert isinstance(step.payload, Step)
         self._known_steps.add(step.id)
         used = {rollout for rollout, _ in blob.submissions}
-        self._consumed |= used
+        number, level = step.payload.number, self._node.domain.recipe.async_level
+        self._consumed |= dict.fromkeys(used, number)
+        # Older ones are of versions that nobody may use any more.
+        self._consumed = {one: made for one, made in self._consumed.items() if made >= number - level - KEPT_VERSIONS}
         self._taken -= used
 
     async def update(self) -> None:
@@ -94,7 +99,9 @@ class Pool:
         self._read_decisions()
         # Older ones cannot have used what is still of use.
         level = self._node.domain.recipe.async_level
-        for step in self._node.log.ledger.steps()[-level - 2 :]:
+        recent = self._node.log.ledger.steps()[-level - 2 :]
+        self._known_steps &= {step.id for step in recent}
+        for step in recent:
             if step.id not in self._known_steps:
                 await self._read_step(step)
 
