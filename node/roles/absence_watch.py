@@ -42,8 +42,11 @@ class AbsenceWatch:
                 self._heard.clear()  # what was missed meanwhile says nothing of others
                 continue
             for gone in self._silent():
+                heard = self._heard.get(gone)
+                if heard is None or voter.away() is not None:
+                    continue  # while another was asked about, things changed
                 turn = (voter.place(voter.me) + gone[0]) % len(voter.electors)
-                waited = trio.current_time() - self._heard[gone] - self._silence
+                waited = trio.current_time() - heard - self._silence
                 if waited < turn * TURN * self._interval:
                     continue
                 try:

@@ -43,7 +43,7 @@ class HolderProgress:
         self._came_at = trio.current_time()
         self._times: deque[float] = deque(maxlen=INTERVALS)
         self._again = False
-        self._term = 0
+        self._trainer: bytes | None = None
         self._since: float | None = None
         self._fetched: set[bytes] = set()
 
@@ -69,8 +69,8 @@ class HolderProgress:
             return
         if newest.id != self._newest:
             self._note_version(newest)
-        if grant.term != self._term:
-            self._term, self._since = grant.term, None
+        if grant.trainer != self._trainer:  # a term that is renewed gives nobody more time
+            self._trainer, self._since = grant.trainer, None
         if self._since is None and await self._full(newest):
             self._since = trio.current_time()
 

@@ -84,6 +84,7 @@ class TermWatch:
         renewed = (
             holder is not None
             and grant.trainer == holder.trainer
+            and not self._progress.idle()
             and now >= self._since + self._silence - slack
             and grant.base == (grant.domain if newest is None else newest.id)
         )

@@ -61,7 +61,9 @@ class _Track:
 
     def set(self, height: int, value: Any) -> None:
         if self.heights and self.heights[-1] == height:
-            self.values[-1] = value
+            # Begun anew without what the same cut said before: a row never repeats the one below it.
+            del self.heights[-1], self.values[-1]
+            self.set(height, value)
         elif not self.values or self.values[-1] != value:
             self.heights.append(height)
             self.values.append(value)

@@ -355,9 +355,9 @@ class Ledger:
         return 0 if tally is None else tally.accepted + min(tally.pending, MAX_UNJUDGED)
 
     def judges(self, author: bytes) -> bool:
-        """Whether it stands as a validator by the newest cut."""
+        """Whether it is a validator of versions that anchor on the newest cut."""
         self.note_final()
-        return self._history.role(author, self._cuts) == "validator"
+        return author in self.audience(self._cuts)
 
     def may_infer(self, author: bytes, weights_id: bytes) -> bool:
         """Whether submissions of this author and version count."""

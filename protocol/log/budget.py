@@ -1,7 +1,7 @@
 """What a key may add to everybody's log: a budget that grows with its work, so that fresh keys are no burden.
 
-1. Of an author's entries all count, except ``weights`` and ``step`` of a term that was granted to it and ``verdict``
-   while it stands as a validator. With the cut that covers them they are spent.
+1. Of an author's entries all count, except ``weights`` and ``step`` of its own settled term (``protocol.log.grants``)
+   and ``verdict`` while it stands as a validator. With the cut that covers them they are spent.
 2. With a cut an author may have spent the ``budget`` of the genesis, ``BUDGET_PER_SUBMISSION`` for each of its accepted
    submissions and each of up to ``MAX_UNJUDGED`` that nobody judged yet, and one for every ``BUDGET_CUTS`` cuts since
    it was admitted (for an elector in force every ``ELECTOR_BUDGET_CUTS``): all as of the cut before, which all replicas
@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from protocol.constants import BUDGET_CUTS, BUDGET_PER_SUBMISSION, ELECTOR_BUDGET_CUTS
 from protocol.log.entry import Entry
-from protocol.log.quorum import CertifiedGrant
+from protocol.log.grants import Terms
 from protocol.records import Step, Verdict, Weights
 
 
@@ -66,22 +66,22 @@ class Budgets:
             self.spent[author] += costs
 
 
-def costs(entry: Entry, grants: Mapping[int, CertifiedGrant], work: Work) -> int:
+def costs(entry: Entry, terms: Terms, work: Work) -> int:
     """What an entry counts: 0 where rule 1 makes an exception."""
     match entry.payload:
         case Weights(term=term) | Step(term=term):
-            granted = grants.get(term)
-            return int(granted is None or granted.grant.trainer != entry.author)
+            # A settled term follows from cuts alone; a grant may come before or after one.
+            return int(term not in terms.settled or terms.grants[term].grant.trainer != entry.author)
         case Verdict():
             return int(not work.judges(entry.author))
     return 1
 
 
-def affordable(entries: Iterable[Entry], left: int, grants: Mapping[int, CertifiedGrant], work: Work) -> int:
+def affordable(entries: Iterable[Entry], left: int, terms: Terms, work: Work) -> int:
     """How many of these entries, in their order, ``left`` pays for."""
     count = 0
     for entry in entries:
-        left -= costs(entry, grants, work)
+        left -= costs(entry, terms, work)
         if left < 0:
             break
         count += 1

@@ -95,7 +95,7 @@ class Replica(Branches):
         if self.next_for(author) - first + len(entries) <= left:
             return None
         waiting = [*self.entries(author, first), *entries]
-        afforded = affordable(waiting, left, self.grants, work)
+        afforded = affordable(waiting, left, self.terms, work)
         return None if afforded == len(waiting) else Outcome.OVER_BUDGET
 
     def _left(self, author: bytes, work: Work) -> int:
@@ -147,7 +147,7 @@ class Replica(Branches):
         covered: list[Entry] = []
         for head in cut.changes:
             new = self._chains[head.author].slice(self.certified_head(head.author) + 1, head.seq)
-            self.budgets.cover(head.author, sum(costs(entry, self.grants, work) for entry in new))
+            self.budgets.cover(head.author, sum(costs(entry, self.terms, work) for entry in new))
             covered += new
         amends = [entry for entry in covered if isinstance(entry.payload, Amend)]
         versions = [(entry, self._rules_of(entry)) for entry in self.versions_in(cut)]
@@ -224,7 +224,7 @@ class Replica(Branches):
             if self._ungranted(chain, -1 if old is None else old.seq) <= head.seq:
                 return Outcome.MISSING_GRANT
             new = chain.slice(0 if old is None else old.seq + 1, head.seq)
-            if affordable(new, self._left(head.author, work), self.grants, work) < len(new):
+            if affordable(new, self._left(head.author, work), self.terms, work) < len(new):
                 raise PeerError("cut: it covers more of a feed than its author's budget pays for")
         return Outcome.ADDED
 
@@ -276,7 +276,7 @@ class Replica(Branches):
             end = self._ungranted(self._chains[author], certified) - 1
             if head.seq > certified:
                 waiting = self.entries(author, certified + 1)
-                end = min(end, certified + affordable(waiting, self._left(author, work), self.grants, work))
+                end = min(end, certified + affordable(waiting, self._left(author, work), self.terms, work))
             if ends is not None and author in ends:
                 end = min(end, ends[author] - 1)
             shown = head if head.seq <= end else self.head_at(author, end)

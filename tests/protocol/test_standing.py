@@ -15,7 +15,7 @@ from protocol.credit.sequential_test import CONVICTS, NEWCOMER, gain
 from protocol.errors import PeerError
 from protocol.log.entry import Entry
 from protocol.log.replica import Replica
-from protocol.records import Verdict, parse_payload
+from protocol.records import Role, Verdict, parse_payload
 from tests.protocol.builders import POLICY, RECIPE, THRESHOLDS, Story, digest, feed_all, status_of
 
 SHARED = replace(POLICY, audit_share=0)
@@ -157,3 +157,18 @@ def test_only_the_newest_changes_are_kept() -> None:
     assert kept.standing(b"b", 3) == NEWCOMER
     kept.judge(b"c", 7, replace(NEWCOMER, tier=1))
     assert (kept.standing(b"c", 6), kept.standing(b"c", 7).tier) == (NEWCOMER, 1)
+
+
+def test_two_roles_in_one_cut_are_the_same_after_a_snapshot() -> None:
+    """A role laid down and taken again within a cut changed nothing, for who ran on and for who was restarted."""
+    story = Story()
+    story.cut()
+    before = story.ledger.to_value()[0]
+    story.say("v1", Role("none"))
+    story.say("v1", Role("validator"))
+    story.cut()
+    past = story.ledger.to_value()[0]
+    again = history.History.from_value(past)
+    assert again.to_value() == past == before
+    since = again.stands_since(story.node("v1"))
+    assert since == history.History.from_value(before).stands_since(story.node("v1"))

@@ -8,6 +8,7 @@ from protocol.constants import BUDGET_CUTS, BUDGET_PER_SUBMISSION, ELECTOR_BUDGE
 from protocol.errors import PeerError
 from protocol.log.branches import Outcome
 from protocol.log.budget import UNBOUNDED, Budgets, affordable, costs
+from protocol.log.grants import Terms
 from protocol.log.proposal import NEWCOMERS, propose
 from protocol.records import Role, Step
 from protocol.rules import Admission
@@ -80,11 +81,21 @@ def test_a_trainers_versions_and_a_validators_verdicts_cost_nothing() -> None:
         told.train()
         told.judge("v1", rollout)
         told.cut()
-    assert told.replica.budgets.spent[told.node("trainer")] == 2
+    # Its join, its role, and version 0, before which nothing said that the term came to something.
+    assert told.replica.budgets.spent[told.node("trainer")] == 3
     assert told.replica.budgets.spent[told.node("v1")] == 2
     step = Step(7, 1, digest("base"), digest("blob"), 90, 0, 0, 0, 2, 8, 0, 8, 40, 9, 1, 1, 0)
-    assert costs(told.say("trainer", step), told.replica.grants, told.ledger) == 1
-    assert costs(told.judge("i1", rollout), told.replica.grants, told.ledger) == 1
+    assert costs(told.say("trainer", step), told.replica.terms, told.ledger) == 1
+    assert costs(told.judge("i1", rollout), told.replica.terms, told.ledger) == 1
+
+
+def test_what_a_step_costs_follows_from_cuts_and_not_from_when_a_grant_came() -> None:
+    told = story()
+    step = Step(1, 1, told.newest.id, digest("blob"), 90, 0, 0, 0, 2, 8, 0, 8, 40, 9, 1, 1, 0)
+    early = told.say("trainer", step)
+    assert costs(early, told.replica.terms, told.ledger) == 1  # the grant is held, and no cut says so
+    told.cut()
+    assert costs(early, told.replica.terms, told.ledger) == 0
 
 
 def test_time_gives_one_entry_now_and_then() -> None:
@@ -153,5 +164,5 @@ def test_the_affordable_ones_are_the_first_ones() -> None:
     told = story()
     entries = told.writers["i1"].entries
     for most in range(4):
-        assert affordable(entries, most, {}, told.ledger) == min(most, len(entries))
-    assert affordable(entries, 2**30, {}, UNBOUNDED) == len(entries)
+        assert affordable(entries, most, Terms(), told.ledger) == min(most, len(entries))
+    assert affordable(entries, 2**30, Terms(), UNBOUNDED) == len(entries)
