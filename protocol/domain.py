@@ -109,6 +109,12 @@ class Domain(Fields):
         object.__setattr__(self, "id", sha256(ID_CONTEXT + self.body).digest())
 
     @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The blobs that the genesis names: whoever takes part needs them."""
+        model = self.model
+        return (model.config, model.tokenizer, model.manifest, *(blob for task in self.tasks for blob in task.blobs))
+
+    @property
     def named(self) -> frozenset[bytes]:
         """Everybody whom the genesis names: members from the beginning."""
         return frozenset((self.creator, *self.electors, *self.validators, *self.trainers))

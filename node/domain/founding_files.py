@@ -12,7 +12,6 @@ import trio
 from node.context import Node
 from node.net.blob_exchange import BlobExchange
 from node.net.requests import Unreachable
-from protocol.domain import Domain
 from protocol.errors import PeerError
 from protocol.records import Blob
 
@@ -20,15 +19,9 @@ PAUSE: Final = 5.0
 LONGEST: Final = 300.0
 
 
-def named(domain: Domain) -> tuple[Blob, ...]:
-    """The blobs that a genesis names."""
-    model = domain.model
-    return (model.config, model.tokenizer, model.manifest, *(blob for task in domain.tasks for blob in task.blobs))
-
-
 async def keep_founding_files(node: Node, blobs: BlobExchange) -> None:
     """Fetch what is not here yet; a warning says what nobody gives."""
-    missing, pause = list(named(node.domain)), PAUSE
+    missing, pause = list(node.domain.blobs), PAUSE
     while missing:
         left: list[Blob] = []
         for blob in missing:

@@ -50,9 +50,7 @@ def uses(ledger: Ledger) -> BlobUses:
     entry = ledger.newest_weights()
     newest = -1 if entry is None else ledger.version_number(entry.id) or 0
     oldest = newest + 1 - max(KEPT_VERSIONS, level + 2)
-    model = domain.model
-    named = [model.manifest, model.config, model.tokenizer, *(blob for task in domain.tasks for blob in task.blobs)]
-    needed = {blob.hash for blob in named}
+    needed = {blob.hash for blob in domain.blobs}
     versions = max(newest - oldest, MAX_CHAIN) + 1
     for entry in [*ledger.lineage()[-versions:], *ledger.steps()[-versions:]]:
         match entry.payload:

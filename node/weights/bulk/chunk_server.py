@@ -173,35 +173,35 @@ class ChunkServer:
 
     def begin(self, connection: socket.socket, remote: str) -> None:
         """Serve one accepted connection, on a thread of its own."""
-        ticket = None
+        place = None
         try:
             own = str(connection.getsockname()[0])
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             host = bearer_tokens.host_of(remote, [own.removeprefix("::ffff:")])
             if host != bearer_tokens.LOCAL:
                 prefer_bbr(connection)
-            ticket = self.gate.enter(host)
-            if ticket is None:
+            place = self.gate.enter(host)
+            if place is None:
                 if self._doorkeeper is None:
                     connection.send(_FULL, socket.MSG_DONTWAIT)
                 connection.close()
                 return
-            threading.Thread(target=self._serve, args=(connection, ticket), daemon=True, name="bulk-serve").start()
+            threading.Thread(target=self._serve, args=(connection, place), daemon=True, name="bulk-serve").start()
         except (OSError, ValueError, RuntimeError) as error:  # gone already, or no thread to be had
             log.debug("bulk: a connection failed: %s", error)
             connection.close()
-            if ticket is not None:
-                self.gate.leave(ticket)
+            if place is not None:
+                self.gate.leave(place)
 
-    def _serve(self, connection: socket.socket, ticket: ServingPlace) -> None:
+    def _serve(self, connection: socket.socket, place: ServingPlace) -> None:
         try:
             if self._doorkeeper is None:
-                self._converse(_Plain(connection, self._patience.stall), ticket)
+                self._converse(_Plain(connection, self._patience.stall), place)
             else:
                 secured = self._handshake(connection, self._doorkeeper)
                 if secured is not None:
                     connection = secured.socket
-                    self._converse(secured, ticket)
+                    self._converse(secured, place)
         except (OSError, EOFError) as error:
             log.debug("bulk: a connection ended: %r", error)
         except Exception:
@@ -209,7 +209,7 @@ class ChunkServer:
         finally:
             with suppress(OSError):
                 connection.close()
-            self.gate.leave(ticket)
+            self.gate.leave(place)
 
     def _handshake(self, connection: socket.socket, doorkeeper: Doorkeeper) -> _Secure | None:
         connection.settimeout(self._patience.stranger)
@@ -226,7 +226,7 @@ class ChunkServer:
             return None
         return _Secure(secured, peer, self._patience.stall)
 
-    def _converse(self, stream: _Plain | _Secure, ticket: ServingPlace) -> None:
+    def _converse(self, stream: _Plain | _Secure, place: ServingPlace) -> None:
         wire = http_messages.Wire()
         first = time.monotonic() + self._patience.stranger
         while True:
@@ -236,7 +236,7 @@ class ChunkServer:
                 if not wire.begun:
                     begun = now
                 until = begun + self._patience.head if wire.begun else now + self._patience.idle
-                left = min(until, first if ticket.node is None else until) - now
+                left = min(until, first if place.node is None else until) - now
                 if left <= 0:
                     return
                 wire.feed(stream.receive(left))
@@ -244,31 +244,31 @@ class ChunkServer:
                 stream.send(wire.head(request, method=b"GET"), more=False)
                 _linger(stream)
                 return
-            held, answer = self._answer(request, stream.peer, ticket)
+            held, answer = self._answer(request, stream.peer, place)
             body = answer.count if request.method != b"HEAD" and answer.status != 304 else 0
             stream.send(wire.head(answer, method=request.method), more=body > 0)
             if body:
                 assert held is not None
-                self._send(stream, held, answer.offset, body, ticket)
+                self._send(stream, held, answer.offset, body, place)
             if answer.last or not wire.again():
                 _linger(stream)
                 return
 
     def _answer(
-        self, request: HttpRequest, peer: bytes | None, ticket: ServingPlace
+        self, request: HttpRequest, peer: bytes | None, place: ServingPlace
     ) -> tuple[BulkObject | None, Answer]:
         asked = http_messages.parse_target(request.target)
         if request.method not in (b"GET", b"HEAD"):
             return None, http_messages.problem(405, "only GET and HEAD", (b"Allow", b"GET, HEAD"))
         try:
-            grant = self._grant(request.token, ticket)
+            grant = self._grant(request.token, place)
             if peer is not None and grant.node != peer:
                 raise PeerError("the token is another peer's")
-            if not grant.good_from(ticket.host):
+            if not grant.good_from(place.host):
                 raise PeerError("the token is another host's")
         except PeerError as error:
             return None, http_messages.problem(401, str(error), (b"WWW-Authenticate", b"Bearer"))
-        if not self.gate.claim(ticket, grant.node):
+        if not self.gate.claim(place, grant.node):
             return None, http_messages.problem(429, "over a limit", (b"Retry-After", b"2"))
         if asked is None:
             return None, http_messages.problem(404, "nothing is here", last=False)
@@ -280,13 +280,13 @@ class ChunkServer:
         headers = (http_messages.NO_STORE, (b"Content-Type", b"application/octet-stream"))
         return held, Answer(200, headers, self._bitmap(asked, held))
 
-    def _grant(self, token: str, ticket: ServingPlace) -> bearer_tokens.TokenGrant:
+    def _grant(self, token: str, place: ServingPlace) -> bearer_tokens.TokenGrant:
         """What the token says; that of the request before is known."""
         now = time.monotonic()
-        if ticket.seen is not None and ticket.seen[0] == token and now < ticket.seen[1].until:
-            return ticket.seen[1]
+        if place.seen is not None and place.seen[0] == token and now < place.seen[1].until:
+            return place.seen[1]
         grant = bearer_tokens.check(self._secret, token, now)
-        ticket.seen = (token, grant)
+        place.seen = (token, grant)
         return grant
 
     def _bitmap(self, asked: Asked, held: BulkObject) -> bytes:
@@ -299,7 +299,7 @@ class ChunkServer:
             time.sleep(max(0.0, min(GATHER, until - time.monotonic())))
         return held.bitmap() + self._coming(asked.digest)
 
-    def _send(self, stream: _Plain | _Secure, held: BulkObject, offset: int, count: int, ticket: ServingPlace) -> None:
+    def _send(self, stream: _Plain | _Secure, held: BulkObject, offset: int, count: int, place: ServingPlace) -> None:
         piece = self.gate.piece
         while count:
             sent = stream.send_file(held.fd, offset, min(count, piece))
@@ -308,7 +308,7 @@ class ChunkServer:
             self.sent += sent
             offset += sent
             count -= sent
-            if (pause := self.gate.pause(ticket, sent)) > 0:
+            if (pause := self.gate.pause(place, sent)) > 0:
                 time.sleep(pause)
 
 

@@ -125,7 +125,7 @@ class Gate:
         """Open connections."""
         return self._hosts.total()
 
-    def claim(self, ticket: ServingPlace, node: bytes) -> bool:
+    def claim(self, place: ServingPlace, node: bytes) -> bool:
         """The connection's request is ``node``'s; False where that node is over a limit."""
         with self._lock:
             peer = self.peers.pop(node, None)
@@ -135,31 +135,31 @@ class Gate:
                 requests = Bucket(REQUESTS, REQUESTS * _PATIENCE, self._clock)
                 peer = _Peer(Bucket(rate, rate * BURST, self._clock), requests)
             self.peers[node] = peer
-            if ticket.node != node:
+            if place.node != node:
                 if not self.limits.proxied and peer.connections >= self.limits.of_peer:
                     return False
-                self._release(ticket)
+                self._release(place)
                 peer.connections += 1
-                ticket.node = node
+                place.node = node
         return not peer.requests.take(1, ahead=False)
 
-    def pause(self, ticket: ServingPlace, amount: int) -> float:
+    def pause(self, place: ServingPlace, amount: int) -> float:
         """Seconds to wait after ``amount`` bytes were sent over the connection."""
         with self._lock:
-            peer = self.peers.get(ticket.node or b"")
+            peer = self.peers.get(place.node or b"")
         return max(self._bucket.take(amount), 0.0 if peer is None else peer.bucket.take(amount))
 
-    def _release(self, ticket: ServingPlace) -> None:
-        if ticket.node is None:
-            self._strangers -= Counter([ticket.host])
+    def _release(self, place: ServingPlace) -> None:
+        if place.node is None:
+            self._strangers -= Counter([place.host])
         else:
-            self.peers[ticket.node].connections -= 1
+            self.peers[place.node].connections -= 1
 
-    def leave(self, ticket: ServingPlace) -> None:
+    def leave(self, place: ServingPlace) -> None:
         """The connection is closed."""
         with self._lock:
-            self._hosts -= Counter([ticket.host])
-            self._release(ticket)
+            self._hosts -= Counter([place.host])
+            self._release(place)
 
     def _prune(self) -> None:
         if len(self.peers) >= self._max_peers:

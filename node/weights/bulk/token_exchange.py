@@ -100,9 +100,7 @@ class TokenExchange:
         the rest (manifests, submissions) tells of the weights and what they do."""
         if self.may_have(peer):
             return True
-        model, tasks = self._node.domain.model, self._node.domain.tasks
-        blobs = [model.manifest, model.config, model.tokenizer, *(blob for task in tasks for blob in task.blobs)]
-        return any(blob.hash == digest for blob in blobs)
+        return any(blob.hash == digest for blob in self._node.domain.blobs)
 
     async def _answer(self, peer: bytes, request: bytes) -> bytes:
         bulk = self._bulk

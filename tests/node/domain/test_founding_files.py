@@ -6,7 +6,6 @@ from pathlib import Path
 
 import trio.testing
 
-from node.domain import founding_files
 from tests.node.fake_children import Faults
 from tests.node.fakes import open_cluster
 
@@ -20,7 +19,7 @@ async def test_every_member_fetches_what_the_genesis_names_and_gives_it_to_other
         await cluster.node("elector")
         early = await cluster.node("a")
         early.keep(SERVICE)
-        wanted = founding_files.named(cluster.domain)
+        wanted = cluster.domain.blobs
         assert len(wanted) == 5
         await cluster.until(lambda: all(early.blobs.has(blob.hash) for blob in wanted))
         await cluster.agree()
