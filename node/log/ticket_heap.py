@@ -1,7 +1,8 @@
 """The tickets of outsiders that wait for a cut to admit them (``protocol.log.admission``).
 
 1. Of each node the newest ticket that is better counts: more work, or an invitation.
-2. At most ``MAX_TICKETS`` wait. Invitations and the most work stay; so whoever floods the rest out pays for it.
+2. At most ``MAX_TICKETS`` wait, and of one invitation as many as it has uses left. Invitations and the most work stay;
+   so whoever floods the rest out pays for it.
 3. The work is checked once, when a ticket comes, off the loop: a hash takes a millisecond.
 """
 
@@ -43,6 +44,9 @@ class TicketHeap:
         if known is not None and known[1] == ticket:
             return True
         if ticket.invitation is not None:
+            others = sum(one.invitation == ticket.invitation for _, one in self._waiting.values())
+            if known is None and others >= self._replica.admissions.invitations[ticket.invitation].uses:
+                return False
             work = INVITED
         elif self._replica.admissions.work <= 1:
             work = 1

@@ -100,6 +100,7 @@ class WaitingRoom:
         self._bytes: Counter[bytes] = Counter()
         # Authors whose next entry waits for a cut, by the cut's id.
         self._anchored: dict[bytes, set[bytes]] = {}
+        self._woken_at = 0
         # Authors whose entries are to be tried; True: all of them, and not only the next one.
         self._ready: dict[bytes, bool] = {}
         self._cuts: dict[int, CertifiedCut] = {}
@@ -268,7 +269,11 @@ class WaitingRoom:
             self._remove(author, seq)
 
     def _wake(self, cut_id: bytes) -> None:
-        for awaited in (cut_id, ANY_CUT):
+        height = len(self._replica.cuts)
+        # What its author's budget does not pay for is tried again once a cut, not with each delivery.
+        wakes = (cut_id,) if height == self._woken_at else (cut_id, ANY_CUT)
+        self._woken_at = height
+        for awaited in wakes:
             for author in self._anchored.pop(awaited, ()):
                 self._ready.setdefault(author, False)
 

@@ -48,15 +48,17 @@ class Presences:
     def live(self) -> Mapping[bytes, Presence]:
         """Presences that have not lapsed, our own among them, of nodes that can still append to their feeds: strangers'
         as well, so for dialling and for people only."""
-        replica, now = self._node.log.replica, trio.current_time()
-        live = {**self._strangers.live(now), **self._table.live(now)}
-        return {node: presence for node, presence in live.items() if not replica.frozen(node)}
+        replica = self._node.log.replica
+        return {node: presence for node, presence in self._heard().items() if not replica.frozen(node)}
 
     def members(self) -> Mapping[bytes, Presence]:
         """Those of members."""
         ledger = self._node.log.ledger
-        live = {**self._strangers.live(trio.current_time()), **self._table.live(trio.current_time())}
-        return {node: presence for node, presence in live.items() if ledger.member(node)}
+        return {node: presence for node, presence in self._heard().items() if ledger.member(node)}
+
+    def _heard(self) -> dict[bytes, Presence]:
+        now = trio.current_time()
+        return {**self._strangers.live(now), **self._table.live(now)}
 
     def standing(self) -> dict[bytes, str]:
         """The roles in office of the members who are present, by the log."""
@@ -72,7 +74,7 @@ class Presences:
         return presence in self._recent
 
     def founded_for(self) -> float:
-        """Seconds since the first other node was heard; negative before that."""
+        """Seconds since the first other member was heard; negative before that."""
         return -1.0 if self._first_peer_at is None else trio.current_time() - self._first_peer_at
 
     def can_decide(self, validators: Collection[bytes]) -> bool:
@@ -149,7 +151,7 @@ class Presences:
         if presence.node == self._node.id:
             return
         if self._update(presence, data):
-            if self._first_peer_at is None:
+            if self._first_peer_at is None and self._node.log.ledger.member(origin):
                 self._first_peer_at = trio.current_time()
             named = [a if "/p2p/" in a else f"{a}/p2p/{peer_id(origin)}" for a in presence.addresses]
             self._node.network.learn(origin, named)

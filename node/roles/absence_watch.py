@@ -1,7 +1,8 @@
 """An elector's watch over everybody who holds an office: who is silent for too long is declared absent.
 
-1. Whoever stands for a role by the log is heard by its presences; so is every elector. Time counts from when this
-   elector began to watch: one that was away itself accuses nobody.
+1. Whoever stands in one of the ``OFFICES`` by the log is heard by its presences. Time counts from when this elector
+   began to watch: one that was away itself accuses nobody. Who infers keeps nothing from others by being silent, and an
+   elector that is gone is replaced by an amendment.
 2. After ``term_silence_ms`` of silence electors ask each other, one after the other in an order that the node's id
    gives. Each agrees to what it heard itself: so no elector alone, and no line that fails one of them, ends a standing.
 3. A trainer's office is the business of ``node.roles.term_watch`` as well.
@@ -17,6 +18,8 @@ from node.context import Node
 from node.log.elector import Elector
 from node.peers.presences import Presences
 from protocol.errors import Error
+
+OFFICES: Final = ("trainer", "validator", "relay")
 
 TURN: Final = 4
 """Presence intervals that the next elector waits for the one before to ask."""
@@ -61,7 +64,7 @@ class AbsenceWatch:
     def look(self) -> None:
         """Take notice of who is heard."""
         ledger, now = self._node.log.ledger, trio.current_time()
-        watched = {author for author in ledger.authors() if ledger.standing_role(author) != "none"}
+        watched = {author for author in ledger.authors() if ledger.standing_role(author) in OFFICES}
         present = self._presences.members()
         before = self._heard
         self._heard = {node: now if node in present else before.get(node, now) for node in watched - {self._node.id}}

@@ -328,7 +328,9 @@ class Ledger:
         """Whether a term may be granted to this member: it is named, or its accepted work gives it standing."""
         if not self.member(author):
             return False
-        if author in self.domain.named or author in self.replica.amendments.trainers_at(len(self.replica.cuts) + 1):
+        rules, height = self.replica.amendments, len(self.replica.cuts) + 1
+        offices = (rules.electors_at, rules.validators_at, rules.trainers_at)
+        if author == self.domain.creator or any(author in named(height) for named in offices):
             return True
         account = self.accounts(final=True).get(author)
         asked = max(self.domain.policy.validator_reputation, reputation(0, 0))

@@ -81,7 +81,7 @@ def propose(
             if own is not None:
                 chosen[author] = Head(author, own.seq, own.entry_id, own.feed_root, int(frozen))
     moved = sorted(author for author, head in chosen.items() if moves(certified.get(author), head))
-    moved = _within_reason(moved, chosen, certified, work)
+    moved = within_reason(moved, chosen, certified, work)
     if not moved and not tickets:
         return None
     # What does not fit waits for the next cut.
@@ -90,7 +90,7 @@ def propose(
     return Cut.make(domain, height, prev, root, changes.values(), tickets)
 
 
-def _within_reason(
+def within_reason(
     moved: Sequence[bytes], chosen: Mapping[bytes, Head], certified: Mapping[bytes, Head], work: Work
 ) -> list[bytes]:
     """Of these authors, ascending, all who did work, and others as far as rule 2 goes."""
@@ -102,10 +102,11 @@ def _within_reason(
     room = NEWCOMERS
     waits = set()
     for author in sorted(new, key=lambda author: (new[author], author)):
-        if new[author] > room:
+        # The smallest goes however much it is, or a domain of large budgets would cover some of its feeds never.
+        if new[author] > room < NEWCOMERS:
             waits.add(author)
         else:
-            room -= new[author]
+            room = max(room - new[author], 0)
     return [author for author in moved if author not in waits]
 
 

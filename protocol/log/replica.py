@@ -302,11 +302,6 @@ class Replica(Branches):
         before = self._before.get(cut.id)
         return self.certified_head(author) + 1 if before is None else before[author]
 
-    def granted(self, author: bytes, seq: int) -> bool:
-        """Whether a cut may cover the author's visible entries up to ``seq``: the grants of its versions are held."""
-        chain = self._chains.get(author)
-        return chain is None or self._ungranted(chain, self.certified_head(author)) > seq
-
     def missing_for_head(self, head: Head) -> RangeRequest | None:
         """What to ask for so that a cut with this row can be taken, at most ``MAX_RANGE`` entries; None where they are
         held."""

@@ -78,6 +78,13 @@ def test_what_is_made_reads_as_itself() -> None:
     assert domain.validators == (key("v").node,)
     assert domain.model == MODEL
     assert domain.tasks == tasks
+    assert set(domain.blobs) == {
+        MODEL.config,
+        MODEL.tokenizer,
+        MODEL.manifest,
+        Blob(digest("data"), 77),
+        tasks[1].items,
+    }
     assert domain.recipe == RECIPE
     assert domain.timings == default_timings(False)
     assert domain.policy == POLICY

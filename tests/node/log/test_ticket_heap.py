@@ -19,7 +19,7 @@ from protocol.records import Invite
 from protocol.rules import Admission
 from tests.node.fake_children import Faults, genesis
 from tests.node.fakes import Cluster, open_cluster
-from tests.protocol.builders import key, small_domain
+from tests.protocol.builders import Writer, key, small_domain
 
 OUTSIDER = "zoe"
 
@@ -108,3 +108,14 @@ async def test_an_invitation_lets_in_where_work_does_not(
         stranger.directory.save_invitation(key("invitation").seed)
         await cluster.until(lambda: elector.ledger.member(key(OUTSIDER).node))
         await cluster.until(lambda: "admission" not in stranger.health.warnings)
+
+
+async def test_one_invitation_has_as_many_places_as_it_has_uses() -> None:
+    waiting, replica = heap(Admission("invited", 0, 8))
+    writer = Writer("elector", replica.domain.id)
+    writer.append(Invite(key("invitation").node, 2, 1000))
+    replica.admissions.cover(1, [], writer.entries, replica.domain.electors)
+    tickets = [Ticket.invited(replica.domain.id, key("invitation"), key(f"s{n}").node) for n in range(5)]
+    assert [await waiting.offer(ticket) for ticket in tickets] == [True, True, False, False, False]
+    assert await waiting.offer(tickets[0])
+    assert len(waiting.admissible()) == 2

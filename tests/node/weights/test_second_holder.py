@@ -88,6 +88,23 @@ async def test_one_that_is_silent_holds_up_nobody(
         assert trainer.node.health.warnings == {}
 
 
+async def test_silent_ones_cost_a_publication_no_more_than_its_share_of_a_step(
+    tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def silent(peer: bytes, request: bytes) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with open_cluster(tmp_path, faults) as cluster:
+        trainer = await stage(cluster)
+        for name in ("r", "v", "i", "elector"):
+            cluster.running[name].port.serve(PROTOCOL, silent, max_request=MAX_REQUEST)
+        began = trio.current_time()
+        await give(trainer, within=3.0)
+        assert trio.current_time() - began <= 3.0
+        assert "no other node holds" in trainer.node.health.warnings["entrusting"]
+
+
 async def test_where_nobody_takes_it_the_trainer_goes_on_with_a_warning(
     tmp_path: Path, faults: Faults, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -241,7 +241,7 @@ def test_what_was_admitted_survives_a_snapshot() -> None:
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_an_honest_newcomer_gets_in_under_a_flood(seed: int) -> None:
-    """10,000 strangers, each with the hashes of one newcomer: it is admitted within 200 cuts (of eight chances the
+    """10,000 strangers, each with the hashes of one newcomer: it is admitted within 200 cuts (of four chances the
     slowest took 177; that of the mean is 10,000 / 32 / 2)."""
     domain = small_domain(admission=Admission("open", 256, 32))
     rules, chance = Admissions(domain), Random(seed)

@@ -9,7 +9,8 @@ from protocol.errors import PeerError
 from protocol.log.branches import Outcome
 from protocol.log.budget import UNBOUNDED, Budgets, affordable, costs
 from protocol.log.grants import Terms
-from protocol.log.proposal import NEWCOMERS, propose
+from protocol.log.heads import Head
+from protocol.log.proposal import NEWCOMERS, propose, within_reason
 from protocol.records import Role, Step
 from protocol.rules import Admission
 from tests.protocol.builders import Story, cut_for, digest
@@ -166,3 +167,11 @@ def test_the_affordable_ones_are_the_first_ones() -> None:
     for most in range(4):
         assert affordable(entries, most, Terms(), told.ledger) == min(most, len(entries))
     assert affordable(entries, 2**30, Terms(), UNBOUNDED) == len(entries)
+
+
+def test_a_feed_larger_than_what_newcomers_share_is_covered_alone() -> None:
+    """A domain may give budgets beyond ``NEWCOMERS``; the smallest of what waits goes all the same."""
+    told = Story()
+    sizes = {"w1": 9000, "w2": 7000}
+    chosen = {told.node(name): Head(told.node(name), size, digest(name), digest(name)) for name, size in sizes.items()}
+    assert within_reason(sorted(chosen), chosen, {}, told.ledger) == [told.node("w2")]

@@ -219,8 +219,6 @@ def test_versions_of_granted_terms_only_are_taken_and_covered() -> None:
     for entry in writer.entries[2:]:
         assert replica.add_entry(entry)
     assert replica.reportable() == replica.uncovered()
-    assert replica.granted(writer.node, 3)
-    assert replica.granted(key("b").node, 9)
     blind = filled(*writer.entries[:2])
     cut = cut_for(replica, "elector")
     assert blind.judge_cut(cut.cut) is Outcome.MISSING_ENTRIES

@@ -296,8 +296,7 @@ async def test_strangers_read_what_the_genesis_names(tmp_path: Path, private: in
     member, stranger = identity(2).node, identity(3).node
     some = Some(tmp_path, identity(1), network=SimpleNamespace(), private=private, joined=[member])
     named = [SimpleNamespace(hash=bytes([n]) * 32) for n in range(5)]
-    some.domain.model = SimpleNamespace(manifest=named[0], config=named[1], tokenizer=named[2])
-    some.domain.tasks = [SimpleNamespace(blobs=()), SimpleNamespace(blobs=named[3:])]
+    some.domain.blobs = named
     tokens = some.tokens
     assert all(tokens.may_read(node, blob.hash) for blob in named for node in (member, stranger))
     assert tokens.may_read(member, b"?" * 32)
